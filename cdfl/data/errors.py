@@ -1,0 +1,2 @@
+class DataError(ValueError):
+    """Data that cannot be used. The message says what came, what was expected and what to do."""
