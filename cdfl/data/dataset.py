@@ -87,7 +87,7 @@ def _channels_first(name: str, images: np.ndarray) -> Tensor:
         images = images[..., None]
     if images.ndim != 4:
         raise DataError(f"{name}: images must be (N, H, W) or (N, H, W, C), got {images.shape}")
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    return torch.from_numpy(np.require(images.transpose(0, 3, 1, 2), requirements=["C", "W"]))
 
 
 def _check_images(name: str, train: Tensor, test: Tensor) -> None:

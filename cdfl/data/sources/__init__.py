@@ -1,11 +1,11 @@
-"""Published datasets by name."""
+"""Published datasets by name, and a user's own by path.
 
-from pathlib import Path
+They live in one data folder, `FOLDER/<name>/<published file>`: the argument `data_dir`, else the environment
+variable `CDFL_DATA`, else `~/.cache/cdfl`. Nothing is downloaded unless `fetch` is called (`cdfl data fetch NAME`).
+"""
 
-from cdfl.data.dataset import Dataset
-from cdfl.data.sources.digits import read_digits
+from cdfl.data.sources.catalogue import SOURCES
+from cdfl.data.sources.library import Report, check, data_folder, fetch, find_folder, load_source
+from cdfl.data.sources.source import RemoteFile, Source
 
-
-def load_source(name: str, data_dir: Path | None = None) -> Dataset:
-    """Read a source."""
-    return read_digits()
+__all__ = ["SOURCES", "RemoteFile", "Report", "Source", "check", "data_folder", "fetch", "find_folder", "load_source"]

@@ -1,0 +1,82 @@
+"""`cdfl data`: which datasets there are, fetch them, check them, look at them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cdfl.data import DataError, data_folder
+from cdfl.data.sources import SOURCES, check, fetch, find_folder
+from cdfl.scenarios import load_scenario
+
+app = typer.Typer(help="List, fetch, check and look at datasets.", no_args_is_help=True)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder with the datasets. Default: $CDFL_DATA, else ~/.cache/cdfl."),
+]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None) -> None:
+    """List the datasets, and where each one comes from."""
+    root = data_folder(data_dir)
+    table = Table("name", "what", "train", "test", "here", "from", title=f"datasets in {root}")
+    for source in SOURCES.values():
+        here = source.bundled or find_folder(source, root) is not None
+        origin = "scikit-learn" if source.bundled else "fetch" if source.files else "by hand"
+        counts = f"{source.num_train:,}", f"{source.num_test:,}"
+        table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
+    Console().print(table)
+
+
+@app.command("fetch")
+def fetch_(name: str, data_dir: DataDir = None) -> None:
+    """Download a dataset, with its published checksum, into the data folder."""
+    try:
+        folder = fetch(name, data_dir, progress=True)
+    except DataError as error:
+        _fail(error)
+    Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
+
+
+@app.command("check")
+def check_(name: str, data_dir: DataDir = None) -> None:
+    """Read a dataset; compare its checksums and numbers of images with the published ones."""
+    try:
+        report = check(name, data_dir)
+    except DataError as error:
+        _fail(error)
+    console = Console()
+    for line in report.lines:
+        console.print(line, soft_wrap=True)
+    console.print(f"{name}: {'ok' if report.ok else 'not as published'}")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command("sheet")
+def sheet(
+    scenario: str,
+    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: SCENARIO.png.")] = None,
+    columns: Annotated[int, typer.Option(min=1, help="Images of each cluster.")] = 10,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw a contact sheet of a scenario: some images of each cluster."""
+    from cdfl.data.sheet import save_sheet
+
+    try:
+        found = load_scenario(scenario)
+        federation = found.federation(data_dir=data_dir)
+    except DataError as error:
+        _fail(error)
+    path = out or Path(f"{found.name}.png")
+    save_sheet(federation, path, columns)
+    Console().print(str(path), soft_wrap=True)
+
+
+def _fail(error: DataError) -> None:
+    Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True)
+    raise typer.Exit(1)

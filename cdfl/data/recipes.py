@@ -1,0 +1,185 @@
+"""How K clusters are made of datasets: what a scenario names before any image is read.
+
+A source is the name of a published dataset, or the path of a user's own: an `.npz` file or a folder of class
+folders (see `cdfl.data.sources`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from cdfl.data.clusters import Cluster
+from cdfl.data.dataset import Dataset
+from cdfl.data.errors import DataError
+from cdfl.data.randomness import generator
+from cdfl.data.rotate import rotate
+from cdfl.data.shift import reshape, shift
+
+Load = Callable[[str], Dataset]  # reads a source
+
+
+class Clusters(Protocol):
+    """A recipe."""
+
+    @property
+    def num_clusters(self) -> int:
+        """How many clusters it makes."""
+        ...
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Read the sources and make the clusters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """The paper's clusters: cluster i is the source turned by i * 360 / K degrees.
+
+    Right angles cost nothing. Angles that differ by a right angle share one copy, so K = 6 holds three, not six.
+    """
+
+    source: str
+    num_clusters: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.num_clusters)
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Read the source, and turn it where the angle is not a right one."""
+        base = load(self.source)
+        if self.num_clusters > 1 and base.input_shape[1] != base.input_shape[2]:
+            raise DataError(f"{base.name}: rotation needs square images, got {base.input_shape} (C, H, W); crop them")
+        bases: dict[Fraction, Dataset] = {Fraction(0): base}
+        clusters = []
+        for i in range(self.num_clusters):
+            degrees = Fraction(360 * i, self.num_clusters)
+            turns, rest = divmod(degrees, 90)
+            if rest not in bases:
+                bases[rest] = _change(base, f"{float(rest):g}°", partial(rotate, degrees=float(rest)))
+            clusters.append(Cluster(f"{float(degrees):g}°", bases[rest], turns))
+        return clusters
+
+
+@dataclass(frozen=True)
+class Domains:
+    """One cluster for each source; "mnist+usps" joins two. `shape` (C, H, W) is what all images are fitted to."""
+
+    sources: tuple[str, ...]
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_one(len(self.sources))
+
+    @property
+    def num_clusters(self) -> int:
+        """One for each source."""
+        return len(self.sources)
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Read every source, fit it to the shape, and join those that belong together."""
+        return [
+            Cluster(source, join(source, [self._fit(load(name)) for name in source.split("+")]))
+            for source in self.sources
+        ]
+
+    def _fit(self, dataset: Dataset) -> Dataset:
+        return dataset if self.shape is None else _change(dataset, "", partial(reshape, shape=self.shape))
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """One cluster for each dataset that a program already holds in memory."""
+
+    datasets: tuple[Dataset, ...]
+
+    def __post_init__(self) -> None:
+        _at_least_one(len(self.datasets))
+
+    @property
+    def num_clusters(self) -> int:
+        """One for each dataset."""
+        return len(self.datasets)
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Nothing is read: they are here."""
+        return [Cluster(dataset.name, dataset) for dataset in self.datasets]
+
+
+@dataclass(frozen=True)
+class LabelPermutations:
+    """The same images, other meanings: cluster 0 keeps its labels, each other one has them permuted by chance."""
+
+    source: str
+    num_clusters: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.num_clusters)
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Read the source and draw the permutations."""
+        base = load(self.source)
+        clusters = [Cluster("labels 0", base)]
+        for i in range(1, self.num_clusters):
+            permuted = generator(self.seed, "labels", i).permutation(base.num_classes)
+            clusters.append(Cluster(f"labels {i}", base, label_map=torch.from_numpy(permuted)))
+        return clusters
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The same images, other cameras: one cluster for each of "none", "brightness FACTOR", "blur SIGMA"."""
+
+    source: str
+    shifts: tuple[str, ...] = ("none", "brightness 0.4", "brightness 1.8", "blur 1.5")
+
+    def __post_init__(self) -> None:
+        _at_least_one(len(self.shifts))
+
+    @property
+    def num_clusters(self) -> int:
+        """One for each shift."""
+        return len(self.shifts)
+
+    def build(self, load: Load) -> list[Cluster]:
+        """Read the source and change it."""
+        base = load(self.source)
+        return [
+            Cluster(name, base if name == "none" else _change(base, name, partial(shift, description=name)))
+            for name in self.shifts
+        ]
+
+
+def join(name: str, datasets: list[Dataset]) -> Dataset:
+    """One dataset of several with the same shape."""
+    if len(datasets) == 1:
+        return datasets[0]
+    shapes = [dataset.input_shape for dataset in datasets]
+    if len(set(shapes)) > 1:
+        raise DataError(f"{name} joins images of different sizes {shapes} (C, H, W); give the recipe a shape")
+    return Dataset(
+        name,
+        torch.cat([dataset.train_images for dataset in datasets]),
+        torch.cat([dataset.train_labels for dataset in datasets]),
+        torch.cat([dataset.test_images for dataset in datasets]),
+        torch.cat([dataset.test_labels for dataset in datasets]),
+        max(dataset.num_classes for dataset in datasets),
+    )
+
+
+def _change(dataset: Dataset, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Dataset:
+    return replace(
+        dataset,
+        name=f"{dataset.name} {name}".strip(),
+        train_images=change(dataset.train_images),
+        test_images=change(dataset.test_images),
+    )
+
+
+def _at_least_one(num_clusters: int) -> None:
+    if num_clusters < 1:
+        raise ValueError(f"{num_clusters} clusters; expected at least 1")

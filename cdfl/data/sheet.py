@@ -1,0 +1,56 @@
+"""A contact sheet: what the clusters of a federation look like, one row each."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from cdfl.data.federation import Federation
+
+TILE = 64  # pixels of one image in the picture, at least
+GAP = 4
+TITLE = 96  # width of the column with the clusters' names
+
+
+def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
+    """Draw one proxy image of each of `columns` classes, the same ones in every row; names on the left."""
+    _, height, width = federation.input_shape
+    scale = max(1, round(TILE / max(height, width)))  # whole, so that pixels stay squares
+    step_y, step_x = height * scale + GAP, width * scale + GAP
+    sheet = Image.new("RGB", (TITLE + columns * step_x, GAP + federation.num_clusters * step_y), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
+    for k, cluster in enumerate(federation.clusters):
+        images, labels = federation.proxy(k)
+        top = GAP + k * step_y
+        pen.text((GAP, top + step_y // 2), cluster.name.replace(" ", "\n"), "black", font, anchor="lm")
+        for column, at in enumerate(_one_of_each(_base_labels(federation, k), columns)):
+            tile = Image.fromarray(_rgb(images[at].permute(1, 2, 0).cpu().numpy()))
+            left = TITLE + column * step_x
+            sheet.paste(tile.resize((width * scale, height * scale), Image.Resampling.NEAREST), (left, top))
+            if cluster.label_map is not None:
+                pen.text((left + 3, top), str(int(labels[at])), "white", font, stroke_width=2, stroke_fill="black")
+    return sheet
+
+
+def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
+    """Write the sheet as a small PNG: 256 colours are enough to see what a cluster is."""
+    sheet = contact_sheet(federation, columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def _base_labels(federation: Federation, k: int) -> np.ndarray:
+    """Labels before any permutation, so that all rows show the same images."""
+    labels: np.ndarray = federation.clusters[k].dataset.test_labels.cpu().numpy()[federation.splits[k].proxy]
+    return labels
+
+
+def _one_of_each(labels: np.ndarray, columns: int) -> list[int]:
+    """Positions of the first image of each of the first classes; more images where classes are few."""
+    first = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:columns]]
+    others = [at for at in range(len(labels)) if at not in set(first)]
+    return (first + others)[:columns]
+
+
+def _rgb(image: np.ndarray) -> np.ndarray:
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image

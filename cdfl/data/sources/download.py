@@ -1,0 +1,48 @@
+"""Download what has a published address and checksum. A file appears complete and checked, or not at all."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cdfl.data.errors import DataError
+from cdfl.data.sources.source import RemoteFile, Source
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def download(source: Source, folder: Path, progress: bool = False) -> Iterator[Path]:
+    """Bring every file of a source into the folder; those that are there and intact stay."""
+    if not source.files:
+        raise DataError(f"{source.name} has no address to download from; put {source.by_hand} into {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be made ({error.strerror}); choose another one with --data-dir") from error
+    for file in source.files:
+        path = folder / file.name
+        if not path.is_file() or md5_of(path) != file.md5:
+            _download(source.name, file, folder, progress)
+        yield path
+
+
+def _download(name: str, file: RemoteFile, folder: Path, progress: bool) -> None:
+    import pooch
+
+    pooch.get_logger().setLevel("ERROR")  # we report ourselves, in one sentence
+    failures = []
+    for url in file.urls:
+        try:
+            # pooch writes to a temporary file, compares the checksum and only then moves it into place.
+            downloader = pooch.HTTPDownloader(progressbar=progress, timeout=60)
+            pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=downloader)
+        except ValueError:
+            failures.append(f"{url} did not give the published bytes (MD5 {file.md5}): truncated or changed")
+        except OSError as error:  # what requests raises is an OSError, too
+            failures.append(f"{url} cannot be read ({type(error).__name__})")
+        else:
+            return
+    raise DataError(f"{name}: {'; '.join(failures)}. Nothing was kept; try again, or put {file.name} into {folder}")

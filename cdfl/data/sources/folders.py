@@ -1,0 +1,138 @@
+"""Images in class folders: MiniImageNet as people pass it on, and a user's own images.
+
+Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` with the same classes in both, and Ravi and Larochelle's
+`images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one `.zip` or `.tar` archive of it.
+"""
+
+import csv
+import io
+import tarfile
+import zipfile
+from collections import defaultdict
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from cdfl.data.dataset import Dataset
+from cdfl.data.errors import DataError
+from cdfl.data.randomness import generator
+from cdfl.data.sources.source import reading
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
+
+Files = dict[PurePosixPath, bytes]
+Classes = dict[str, list[bytes]]
+
+
+def mini_imagenet(folder: Path) -> Dataset:
+    """All 100 classes at 84x84; each class is divided 480 / 120 unless the folders say otherwise."""
+    archives = sorted(path for path in folder.iterdir() if path.name.endswith(ARCHIVES))
+    return read_folder("mini-imagenet", archives[0] if archives else folder, side=84)
+
+
+def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
+    """Read class folders; with `side`, every image is resized to that square."""
+    files = _read_files(path)
+    train, test = _halves(path, files)
+    classes = sorted(train.keys() | test.keys())
+    if side is None:
+        _check_sizes(path, [train, test])
+    halves = []
+    for half in (train, test):
+        images = [_decode(path, raw, side) for label in classes for raw in half.get(label, [])]
+        labels = [at for at, label in enumerate(classes) for _ in half.get(label, [])]
+        halves.append((np.stack(images) if images else np.zeros((0, 1, 1, 3), np.uint8), np.array(labels, np.int64)))
+    return Dataset.from_arrays(name, halves[0], halves[1], len(classes))
+
+
+def _read_files(path: Path) -> Files:
+    """Every image and table below `path`, still encoded, by its place relative to the tree's root."""
+    files: Files = {}
+    with reading(path):
+        if path.name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                files = {PurePosixPath(n): archive.read(n) for n in archive.namelist() if _wanted(n)}
+        elif path.name.endswith(ARCHIVES):
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    file = tar.extractfile(member) if _wanted(member.name) else None
+                    if file is not None:
+                        files[PurePosixPath(member.name)] = file.read()
+        else:
+            for found in path.rglob("*"):
+                if _wanted(found.name) and found.is_file():
+                    files[PurePosixPath(found.relative_to(path).as_posix())] = found.read_bytes()
+    if not any(file.name.lower().endswith(ENDINGS) for file in files):
+        raise DataError(f"{path} has no images; expected CLASS/*.jpg, or train/CLASS/*.jpg and test/CLASS/*.jpg")
+    return files
+
+
+def _wanted(name: str) -> bool:
+    return name.lower().endswith((*ENDINGS, ".csv")) and not PurePosixPath(name).name.startswith(".")
+
+
+def _halves(path: Path, files: Files) -> tuple[Classes, Classes]:
+    images = {file: raw for file, raw in sorted(files.items()) if not file.name.endswith(".csv")}
+    tables = [raw for file, raw in sorted(files.items()) if file.name in ("train.csv", "val.csv", "test.csv")]
+    if tables:
+        label_of = {
+            row["filename"]: row["label"] for raw in tables for row in csv.DictReader(io.StringIO(raw.decode()))
+        }
+        named = {file.name: raw for file, raw in images.items()}
+        lost = sorted(label_of.keys() - named.keys())
+        if lost:
+            raise DataError(f"{path}: {lost[0]} is in the tables but not among the images ({len(lost)} are missing)")
+        return _divide([(label_of[file], raw) for file, raw in named.items() if file in label_of])
+    halves: dict[str, Classes] = {"train": defaultdict(list), "test": defaultdict(list)}
+    flat = []
+    for file, raw in images.items():
+        if len(file.parts) < 2:
+            raise DataError(f"{path}: {file} is in no class folder; expected CLASS/{file.name}")
+        flat.append((file.parts[-2], raw))
+        if len(file.parts) > 2 and file.parts[-3] in halves:
+            halves[file.parts[-3]][file.parts[-2]].append(raw)
+    given = sum(len(part) for half in halves.values() for part in half.values())
+    # The few-shot split has other classes in train than in test; for classification all are pooled.
+    if given == len(images) and halves["train"].keys() == halves["test"].keys():
+        return halves["train"], halves["test"]
+    return _divide(flat)
+
+
+def _divide(labelled: list[tuple[str, bytes]]) -> tuple[Classes, Classes]:
+    """A fixed fifth of each class for the test half."""
+    by_class: Classes = defaultdict(list)
+    for label, raw in labelled:
+        by_class[label].append(raw)
+    train: Classes = {}
+    test: Classes = {}
+    for label, images in by_class.items():
+        order = generator(0, f"folder {label}").permutation(len(images))
+        cut = max(1, round(TEST_SHARE * len(images)))
+        test[label] = [images[i] for i in sorted(order[:cut])]
+        train[label] = [images[i] for i in sorted(order[cut:])]
+    return train, test
+
+
+def _decode(path: Path, raw: bytes, side: int | None) -> np.ndarray:
+    from PIL import Image
+
+    with reading(path), Image.open(io.BytesIO(raw)) as image:
+        rgb = image.convert("RGB")
+        if side is not None and rgb.size != (side, side):
+            rgb = rgb.resize((side, side), Image.Resampling.BILINEAR)
+        return np.asarray(rgb)
+
+
+def _check_sizes(path: Path, halves: list[Classes]) -> None:
+    from PIL import Image
+
+    sizes = set()
+    for half in halves:
+        for raw in (raw for images in half.values() for raw in images):
+            with reading(path), Image.open(io.BytesIO(raw)) as image:
+                sizes.add(image.size)
+    if len(sizes) > 1:
+        few = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
+        raise DataError(f"{path}: images of different sizes ({few}); resize them to one size first")

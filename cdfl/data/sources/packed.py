@@ -1,0 +1,83 @@
+"""Datasets packed into few files: `data.npz`, or mosaics of many images beside `labels.npz`.
+
+`data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is
+also the simplest form for a user's own dataset. In a mosaic, images stand in the order of the labels, row by row
+from the top left, in tiles of `PITCH` pixels whose upper left `SIDE` pixels are the image.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from cdfl.data.dataset import Dataset, Half
+from cdfl.data.errors import DataError
+from cdfl.data.sources.source import reading
+
+HALVES: tuple[Half, Half] = ("train", "test")
+TILES = {"cifar-10": (32, 32), "svhn": (32, 32), "mini-imagenet": (84, 96)}  # SIDE, PITCH
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether the folder holds a packed dataset."""
+    return (folder / "data.npz").is_file() or (folder / "labels.npz").is_file()
+
+
+def read_packed(name: str, folder: Path, num_classes: int) -> Dataset:
+    """Read a folder of packed files."""
+    if (folder / "data.npz").is_file():
+        return read_npz(name, folder / "data.npz", num_classes)
+    labels = _arrays(folder / "labels.npz", ("train_labels", "test_labels"))
+    if name not in TILES:
+        raise DataError(f"{folder}: the mosaics of {name} have an unknown tile size; expected data.npz")
+    train, test = (
+        (_mosaics(folder, half, *TILES[name], len(labels[f"{half}_labels"])), labels[f"{half}_labels"])
+        for half in ("train", "test")
+    )
+    return Dataset.from_arrays(name, train, test, num_classes)
+
+
+def read_npz(name: str, path: Path, num_classes: int | None = None) -> Dataset:
+    """Read a dataset from one `.npz` file."""
+    found = _arrays(path, ARRAYS)
+    train, test = ((found[f"{half}_images"], found[f"{half}_labels"]) for half in ("train", "test"))
+    return Dataset.from_arrays(name, train, test, num_classes)
+
+
+def write_npz(path: Path, dataset: Dataset) -> None:
+    """Store a dataset; the file appears complete or not at all."""
+    halves = {half: dataset.half(half) for half in HALVES}
+    arrays = {f"{half}_images": images.permute(0, 2, 3, 1).numpy() for half, (images, _) in halves.items()}
+    arrays |= {f"{half}_labels": labels.numpy() for half, (_, labels) in halves.items()}
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    with reading(path), np.load(path, allow_pickle=False) as file:
+        missing = [name for name in names if name not in file.files]
+        if missing:
+            raise DataError(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(names)}")
+        return {name: file[name] for name in names}
+
+
+def _mosaics(folder: Path, half: str, side: int, pitch: int, count: int) -> np.ndarray:
+    from PIL import Image
+
+    parts = []
+    for path in sorted((*folder.glob(f"{half}-*.jpg"), *folder.glob(f"{half}-*.webp"))):
+        with reading(path), Image.open(path) as image:
+            if image.width % pitch or image.height % pitch:
+                raise DataError(f"{path} is {image.width}x{image.height}; expected whole tiles of {pitch}x{pitch}")
+            pixels = np.asarray(image.convert("RGB"))
+        tiles = pixels.reshape(-1, pitch, pixels.shape[1] // pitch, pitch, 3).swapaxes(1, 2)
+        parts.append(tiles.reshape(-1, pitch, pitch, 3)[:, :side, :side])
+    found = sum(map(len, parts))
+    if found < count:
+        raise DataError(f"{folder} has {count} {half} labels but only {found} images; is a mosaic missing?")
+    return np.concatenate(parts)[:count]

@@ -1,0 +1,54 @@
+"""What is known about a published dataset, and the one way in which reading it fails."""
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tarfile import TarError
+
+from cdfl.data.dataset import Dataset
+from cdfl.data.errors import DataError
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to download: the same bytes at each of its addresses."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset: what it is, where it comes from, how it is read."""
+
+    name: str
+    summary: str
+    num_train: int
+    num_test: int
+    num_classes: int
+    read: Callable[[Path], Dataset]  # from the folder that holds its files
+    published: str  # who publishes the addresses and checksums below, or the files
+    files: tuple[RemoteFile, ...] = ()
+    by_hand: str = ""  # what to put into the folder, where there is nothing to download from
+    other_folders: tuple[str, ...] = ()  # further names under which its folder is found
+    bundled: bool = False  # comes with a library: needs no folder
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what readers throw at broken files into one sentence."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; `cdfl data list` shows what each dataset needs") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error, TarError, zipfile.BadZipFile, ValueError, OSError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path} is truncated or corrupted ({error or type(error).__name__}); delete it and fetch it again"
+        ) from error

@@ -1,0 +1,32 @@
+"""Named experiments, and a user's own.
+
+>>> scenario = load_scenario("fashion-mnist-4")
+>>> scenario.num_clients, scenario.num_uploads, scenario.model
+(80, 2000, 'cnn')
+"""
+
+from pathlib import Path
+
+from cdfl.data import DataError
+from cdfl.scenarios.catalogue import SCENARIOS
+from cdfl.scenarios.files import read_scenario
+from cdfl.scenarios.scenario import Scenario
+
+
+def load_scenario(name_or_path: str) -> Scenario:
+    """Find a scenario by its name, or read a user's own `.toml` or `.py` file."""
+    if name_or_path in SCENARIOS:
+        return SCENARIOS[name_or_path]
+    if name_or_path.endswith((".toml", ".py")):
+        return read_scenario(Path(name_or_path).expanduser())
+    raise DataError(
+        f"there is no scenario {name_or_path!r}; `cdfl scenarios` lists them, and a .toml or .py file is one, too"
+    )
+
+
+def list_scenarios() -> list[Scenario]:
+    """All scenarios that have a name."""
+    return list(SCENARIOS.values())
+
+
+__all__ = ["SCENARIOS", "Scenario", "list_scenarios", "load_scenario"]

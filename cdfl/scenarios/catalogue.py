@@ -1,0 +1,104 @@
+"""The scenarios that have a name.
+
+Numbers of clients and uploads are the paper's (section 5.1, Setup): 20 clients a cluster; 25 uploads a client on
+FashionMNIST, 20 on CIFAR-100 and MiniImageNet; 100 clients with 40 uploads each for digit recognition.
+"""
+
+from dataclasses import replace
+
+from cdfl.data import (
+    Dirichlet,
+    Domains,
+    Drift,
+    Gradual,
+    LabelPermutations,
+    Newcomer,
+    Rotations,
+    Seasons,
+    Shifts,
+    Sizes,
+    Static,
+    Sudden,
+)
+from cdfl.scenarios.scenario import Scenario
+
+# How the paper trains ResNet-18 (appendix A); its CNN uses Adam, which is the default.
+RESNET = {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 5e-4, "momentum": 0.9}
+IN_TABLE_1 = (2, 3, 4, 6)  # numbers of clusters; the runs with one are in the appendix only
+
+
+def _rotated(source: str, title: str, num_clusters: int, uploads_each: int, model: str) -> Scenario:
+    name, num_clients = f"{source}-{num_clusters}", 20 * num_clusters
+    return Scenario(
+        name=name,
+        summary=f"{title} in {num_clusters} rotations" if num_clusters > 1 else f"{title}, one cluster",
+        clusters=Rotations(source, num_clusters),
+        model=model,
+        num_clients=num_clients,
+        num_uploads=uploads_each * num_clients,
+        paper_row=name if num_clusters in IN_TABLE_1 and source != "cifar-10" and source != "mnist" else None,
+        hyperparams=RESNET if model == "resnet18" else {},
+    )
+
+
+FASHION = [_rotated("fashion-mnist", "FashionMNIST", k, 25, "cnn") for k in (1, *IN_TABLE_1)]
+CIFAR = [_rotated("cifar-100", "CIFAR-100", k, 20, "resnet18") for k in (1, *IN_TABLE_1)]
+MINI = [_rotated("mini-imagenet", "MiniImageNet-100", k, 20, "resnet18") for k in IN_TABLE_1]
+FASHION_4, CIFAR_4 = FASHION[3], CIFAR[3]
+
+DIGIT_RECOGNITION = Scenario(
+    name="digit-recognition",
+    summary="digits from hand, house and licence plate, as 32x32 colour images",
+    clusters=Domains(("mnist+usps", "svhn", "ccpd"), shape=(3, 32, 32)),
+    model="cnn",
+    num_clients=100,
+    num_uploads=4000,
+    paper_row="digit-recognition",
+)
+
+# Appendix, "More Ablation Studies": 4 clusters, 100 clients, 2,000 and 1,000 global epochs.
+ABLATIONS = [
+    replace(FASHION_4, name="fashion-mnist-4-ablation", summary="FashionMNIST in the size of the paper's ablations",
+            num_clients=100, num_uploads=2000),
+    replace(CIFAR_4, name="cifar-100-4-ablation", summary="CIFAR-100 in the size of the paper's ablations",
+            num_clients=100, num_uploads=1000),
+]  # fmt: skip
+
+DIGITS_4 = Scenario(
+    name="digits-4",
+    summary="8x8 digits inside scikit-learn in 4 rotations: no download, runs anywhere",
+    clusters=Rotations("digits", 4),
+    model="small-cnn",
+    num_clients=40,
+    num_uploads=600,
+    sizes=Sizes(low=20, high=80, test=100, pretraining=100, proxy=200),
+    hyperparams={"batch_size": 16},
+)
+
+
+def _drifting(base: Scenario, suffix: str, summary: str, drift: Drift) -> Scenario:
+    return replace(base, name=f"{base.name}-{suffix}", summary=summary, drift=drift, paper_row=None)
+
+
+OURS = [
+    DIGITS_4,
+    replace(DIGITS_4, name="digits-4-labels", summary="8x8 digits whose labels are permuted in each cluster",
+            clusters=LabelPermutations("digits", 4)),
+    _drifting(DIGITS_4, "static", "8x8 digits, mixtures that never change", Static()),
+    _drifting(DIGITS_4, "gradual", "8x8 digits, mixtures that slide from cluster to cluster", Gradual(period=5)),
+    _drifting(DIGITS_4, "sudden", "8x8 digits, the main cluster jumps every 5 updates", Sudden(every=5)),
+    _drifting(DIGITS_4, "seasons", "8x8 digits, each cluster has its season and comes back", Seasons(length=3)),
+    _drifting(DIGITS_4, "newcomer", "8x8 digits, the last cluster arrives late", Newcomer(at=5)),
+    _drifting(DIGITS_4, "dirichlet", "8x8 digits, mixtures without a main cluster", Dirichlet()),
+    _drifting(FASHION_4, "sudden", "FashionMNIST, the main cluster jumps every 10 updates", Sudden(every=10)),
+    replace(FASHION_4, name="fashion-mnist-4-labels", summary="FashionMNIST, labels permuted in each cluster",
+            clusters=LabelPermutations("fashion-mnist", 4), paper_row=None),
+    replace(FASHION_4, name="fashion-mnist-4-shifts", summary="FashionMNIST, dark, bright and blurred",
+            clusters=Shifts("fashion-mnist"), paper_row=None),
+    _rotated("mnist", "MNIST", 4, 25, "cnn"),
+    _rotated("cifar-10", "CIFAR-10", 4, 20, "resnet18"),
+]  # fmt: skip
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario for scenario in [*OURS, *FASHION, *CIFAR, *MINI, DIGIT_RECOGNITION, *ABLATIONS]
+}

@@ -1,0 +1,101 @@
+"""A user's own scenario: a `.toml` file, or a `.py` file that sets `scenario`.
+
+```toml
+name = "my-digits"
+model = "small-cnn"
+num_clients = 10
+num_uploads = 100
+
+[clusters]
+kind = "rotations"      # rotations, domains, labels or shifts
+source = "digits"       # a dataset's name, or the path of an .npz file or of a folder of class folders
+num_clusters = 2
+
+[drift]
+kind = "sudden"         # paper (the default), static, gradual, sudden, seasons, newcomer or dirichlet
+every = 3
+
+[sizes]
+low = 20
+high = 80
+```
+"""
+
+import runpy
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from cdfl.data import DRIFTS, SOURCES, DataError, Domains, LabelPermutations, Rotations, Shifts, Sizes
+from cdfl.scenarios.scenario import Scenario
+
+CLUSTERS: dict[str, type] = {
+    "rotations": Rotations,
+    "domains": Domains,
+    "labels": LabelPermutations,
+    "shifts": Shifts,
+}
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Read a scenario from its file."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; expected a .toml file, or a .py file that sets `scenario`")
+    if path.suffix == ".py":
+        found = runpy.run_path(str(path)).get("scenario")
+        if not isinstance(found, Scenario):
+            raise DataError(f"{path} must set `scenario` to a cdfl.scenarios.Scenario, got {type(found).__name__}")
+        return found
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no TOML file: {error}") from error
+    return _scenario(path, values)
+
+
+def _scenario(path: Path, values: dict[str, Any]) -> Scenario:
+    values = {"name": path.stem, "summary": f"from {path.name}", **values}
+    if "clusters" not in values:
+        raise DataError(
+            f'{path} needs a table [clusters], e.g. kind = "rotations", source = "digits", num_clusters = 4'
+        )
+    values["clusters"] = _beside(path, _part(path, "clusters", CLUSTERS, values["clusters"]))
+    if "drift" in values:
+        values["drift"] = _part(path, "drift", DRIFTS, values["drift"])
+    if "sizes" in values:
+        values["sizes"] = _make(path, "sizes", Sizes, values["sizes"])
+    made: Scenario = _make(path, "the file", Scenario, values)
+    return made
+
+
+def _part(path: Path, table: str, kinds: dict[str, type], values: dict[str, Any]) -> Any:
+    kind = values.get("kind")
+    if kind not in kinds:
+        raise DataError(f"{path}: [{table}] has kind {kind!r}; expected one of {', '.join(kinds)}")
+    return _make(path, f"[{table}]", kinds[kind], {key: value for key, value in values.items() if key != "kind"})
+
+
+def _make(path: Path, where: str, make: Callable[..., Any], values: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(make)] if is_dataclass(make) else []
+    for key in values:
+        if key not in known:
+            raise DataError(f"{path}: {where} has {key!r}; expected only {', '.join(known)}")
+    try:
+        return make(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: {where}: {error}") from error
+
+
+def _beside(path: Path, clusters: Any) -> Any:
+    """Paths in a file are relative to it, wherever the program runs."""
+
+    def place(source: str) -> str:
+        return "+".join(name if name in SOURCES else str(path.parent / name) for name in source.split("+"))
+
+    if isinstance(clusters, Domains):
+        return Domains(tuple(place(source) for source in clusters.sources), clusters.shape)
+    return type(clusters)(
+        **{f.name: getattr(clusters, f.name) for f in fields(clusters)} | {"source": place(clusters.source)}
+    )

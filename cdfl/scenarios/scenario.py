@@ -1,0 +1,44 @@
+"""What an experiment is, before a run adds an algorithm and a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_source
+from cdfl.models import MODELS
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Which clusters, how mixtures drift, which model, how many clients and uploads."""
+
+    name: str
+    summary: str
+    clusters: Clusters
+    model: str  # a name of cdfl.models
+    num_clients: int
+    num_uploads: int  # of all clients together
+    drift: Drift = field(default_factory=PaperDrift)
+    sizes: Sizes = field(default_factory=Sizes)
+    paper_row: str | None = None  # key of the paper's parameter table, where it has a row for this
+    hyperparams: Mapping[str, object] = field(default_factory=dict)  # overrides on the default preset
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"{self.name}: there is no model {self.model!r}; expected one of {', '.join(MODELS)}")
+        if self.num_clients < 1 or self.num_uploads < 1:
+            raise ValueError(
+                f"{self.name}: {self.num_clients} clients and {self.num_uploads} uploads; expected at least 1 of each"
+            )
+
+    @property
+    def num_clusters(self) -> int:
+        """K."""
+        return self.clusters.num_clusters
+
+    def federation(self, seed: int = 0, data_dir: Path | str | None = None) -> Federation:
+        """Read the data and split them between server and clients."""
+        clusters = self.clusters.build(lambda source: load_source(source, data_dir))
+        return Federation(clusters, self.drift, self.sizes, seed)
