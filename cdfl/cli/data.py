@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cdfl.cli.options import refuse
 from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
@@ -23,32 +25,31 @@ DataDir = Annotated[
 def list_(data_dir: DataDir = None) -> None:
     """List the datasets, and where each one comes from."""
     root = data_folder(data_dir)
-    table = Table("name", "what", "train", "test", "here", "from", title=f"datasets in {root}")
+    table = Table("name", "what", "train", "test", "here", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
     for source in SOURCES.values():
         here = source.bundled or find_folder(source, root) is not None
         origin = "scikit-learn" if source.bundled else "fetch" if source.files else "by hand"
         counts = f"{source.num_train:,}", f"{source.num_test:,}"
         table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print(f"data folder: {root}", soft_wrap=True)
 
 
 @app.command("fetch")
 def fetch_(name: str, data_dir: DataDir = None) -> None:
     """Download a dataset, with its published checksum, into the data folder."""
-    try:
+    with refuse(DataError):
         folder = fetch(name, data_dir, progress=True)
-    except DataError as error:
-        _fail(error)
     Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
 
 
 @app.command("check")
 def check_(name: str, data_dir: DataDir = None) -> None:
     """Read a dataset; compare its checksums and numbers of images with the published ones."""
-    try:
+    with refuse(DataError):
         report = check(name, data_dir)
-    except DataError as error:
-        _fail(error)
     console = Console()
     for line in report.lines:
         console.print(line, soft_wrap=True)
@@ -67,16 +68,8 @@ def sheet(
     """Draw a contact sheet of a scenario: some images of each cluster."""
     from cdfl.data.sheet import save_sheet
 
-    try:
+    with refuse(DataError):
         found = load_scenario(scenario)
-        federation = found.federation(data_dir=data_dir)
-    except DataError as error:
-        _fail(error)
-    path = out or Path(f"{found.name}.png")
-    save_sheet(federation, path, columns)
+        path = out or Path(f"{found.name}.png")
+        save_sheet(found.federation(data_dir=data_dir), path, columns)
     Console().print(str(path), soft_wrap=True)
-
-
-def _fail(error: DataError) -> None:
-    Console(stderr=True).print(f"[red]error:[/] {error}", soft_wrap=True)
-    raise typer.Exit(1)

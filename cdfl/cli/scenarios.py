@@ -1,5 +1,6 @@
 """`cdfl scenarios`: the experiments that have a name."""
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -9,22 +10,21 @@ from cdfl.scenarios import Scenario, list_scenarios
 
 
 def scenarios() -> None:
-    """List the scenarios: name, clusters, clients, uploads, model, and whether their data are here."""
-    table = Table("name", "what", "clusters", "clients", "uploads", "model", "data")
+    """List the scenarios: name, clusters (K), clients, uploads, and whether their data are here."""
+    table = Table("name", "K", "clients", "uploads", "data", "what", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
     for scenario in list_scenarios():
-        missing = [name for name in sources_of(scenario) if not _is_here(name)]
         table.add_row(
             scenario.name,
-            scenario.summary,
             str(scenario.num_clusters),
             str(scenario.num_clients),
             f"{scenario.num_uploads:,}",
-            scenario.model,
-            "here" if not missing else f"cdfl data fetch {missing[0]}",
+            "here" if all(_is_here(name) for name in sources_of(scenario)) else "-",
+            scenario.summary,
         )
     console = Console()
     console.print(table)
-    console.print("A .toml or .py file of your own is a scenario, too: see docs/data.md.")
+    console.print("Data not here: `cdfl data list`. A .toml or .py file of your own is a scenario, too: docs/data.md.")
 
 
 def sources_of(scenario: Scenario) -> list[str]:

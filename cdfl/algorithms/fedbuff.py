@@ -1,0 +1,77 @@
+"""FedBuff: one model for everybody, moved once a buffer of changes is full (Nguyen et al., 2022)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cdfl.algorithms.base import Algorithm, Assignment
+from cdfl.core import Evaluate, Hyperparams, Reply, Upload, staleness_factor
+
+
+@dataclass(frozen=True, eq=False)
+class BufferedState:
+    """The global model, and the sum of the changes that wait to be applied."""
+
+    model: Tensor  # (P,)
+    waiting: Tensor  # (P,)
+    count: int = 0
+    epoch: int = 0
+
+
+class FedBuff(Algorithm):
+    """Clients send changes; the server adds their mean, every `buffer_size` uploads.
+
+    The server's step is `base_rate * buffer_size`, at most 1: over a buffer the model then moves about as far as
+    FedAsync's would, so that the two can be compared at one setting.
+    """
+
+    name: ClassVar[str] = "fedbuff"
+    uses_proxy: ClassVar[bool] = False
+    estimates: ClassVar[bool] = False
+
+    def __init__(self, hyperparams: Hyperparams, buffer_size: int = 10) -> None:
+        super().__init__(hyperparams)
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size is {buffer_size}; expected a whole number, 1 or more")
+        self.buffer_size = buffer_size
+
+    def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
+        """Begin with the average of the pre-trained models and an empty buffer."""
+        model = cluster_models.mean(dim=0)
+        return BufferedState(model, torch.zeros_like(model))
+
+    def join(self, state: Any) -> Reply:
+        """Everybody gets the one model."""
+        return self._reply(state, state.epoch, moved=False)
+
+    def server_update(
+        self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
+    ) -> tuple[Any, Reply]:
+        """Add a change to the buffer; empty it into the model when it is full."""
+        epoch = state.epoch + 1
+        limit, staleness = self.hyperparams.max_staleness, epoch - upload.base_epoch
+        deprecated = limit is not None and staleness > limit
+        if deprecated:
+            state = replace(state, epoch=epoch)
+            return state, self._reply(state, upload.base_epoch, moved=False, deprecated=True)
+        weight = float(staleness_factor(torch.tensor(staleness), self.hyperparams))
+        waiting = state.waiting + weight * (upload.local_model - assignment.personal_model)
+        model, count = state.model, state.count + 1
+        full = count == self.buffer_size
+        if full:
+            step = min(1.0, self.hyperparams.base_rate * self.buffer_size)
+            model, waiting, count = model + step * waiting / count, torch.zeros_like(waiting), 0
+        state = BufferedState(model, waiting, count, epoch)
+        return state, self._reply(state, upload.base_epoch, moved=full)
+
+    def cluster_models(self, state: Any) -> Tensor:
+        """The one model."""
+        models: Tensor = state.model[None]
+        return models
+
+    def _reply(self, state: BufferedState, base_epoch: int, *, moved: bool, deprecated: bool = False) -> Reply:
+        rates = torch.full((1,), self.hyperparams.base_rate if moved else 0.0, dtype=torch.float64)
+        whole = torch.ones(1, dtype=torch.float64)
+        return Reply(state.model, state.epoch, whole, rates, state.epoch - base_epoch, deprecated)

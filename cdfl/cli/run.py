@@ -1,0 +1,80 @@
+"""`cdfl run`: one scenario, one algorithm, one seed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.cli.options import parse_settings, refuse
+from cdfl.cli.progress import watch
+from cdfl.record import Clusters, Finished, RunFolder
+from cdfl.sim.clock import TIME_MODELS
+from cdfl.sim.run import config_json, configure, run_events
+
+
+def run(
+    scenario: Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")],
+    algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(ALGORITHMS)}.")] = "cdfl",
+    seed: Annotated[int, typer.Option(help="Decides data, weights and order; same seed, same result.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; default: a new one in runs/.")] = None,
+    preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
+    time_model: Annotated[str, typer.Option(help=f"Who uploads when: {', '.join(TIME_MODELS)}.")] = "uniform",
+    uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")] = None,
+) -> None:
+    """Run a scenario: live progress, a short table, and a folder that holds everything."""
+    console = Console()
+    with refuse(ValueError, OSError):
+        config = configure(
+            scenario,
+            algorithm=algorithm,
+            preset=preset,
+            time_model=time_model,
+            seed=seed,
+            device=device,
+            num_uploads=uploads,
+            **parse_settings(setting or []),
+        )
+        folder = RunFolder.create(
+            out or _free_folder(f"{config.scenario.name}-{algorithm}-{seed}"), config_json(config)
+        )
+        events = watch(folder.keep(run_events(config, data_dir)), console)
+        start, end = None, None
+        for event in events:
+            if isinstance(event, Clusters) and event.epoch == 0:
+                start = event
+            if isinstance(event, Finished):
+                end = event
+    if start is not None and end is not None:
+        console.print(_table(config.scenario.name, algorithm, seed, start, end))
+    console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False)
+
+
+def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finished) -> Table:
+    table = Table(title=f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads", title_justify="left")
+    table.add_column("held-out accuracy", justify="left")
+    table.add_column("", justify="right")
+    table.add_row("clients, before their upload", f"{end.before:.3f}")
+    table.add_row("clients, after the reply", f"{end.after:.3f}")
+    table.add_row("clusters, at the start", f"{sum(start.accuracies) / len(start.accuracies):.3f}")
+    table.add_row("clusters, at the end", f"{end.cluster:.3f}", end_section=True)
+    if end.divergence is not None:
+        table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
+    table.add_row("uploads too stale to count", f"{end.deprecated:.1%}")
+    table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
+    return table
+
+
+def _free_folder(name: str) -> Path:
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path

@@ -1,0 +1,40 @@
+"""The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
+
+from cdfl.core.client import Loss, client_update, make_optimizer
+from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure
+from cdfl.core.flat import Layout, flatten, load
+from cdfl.core.hyperparams import Hyperparams
+from cdfl.core.presets import PAPER, paper
+from cdfl.core.pretrain import pretrain
+from cdfl.core.server import join, server_update
+from cdfl.core.state import Evaluate, Reply, ServerState, Upload, initial_state
+from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
+
+__all__ = [
+    "PAPER",
+    "Estimator",
+    "Evaluate",
+    "Hyperparams",
+    "Layout",
+    "Loss",
+    "Measures",
+    "Reply",
+    "ServerState",
+    "Upload",
+    "client_update",
+    "estimate_mixture",
+    "flatten",
+    "initial_state",
+    "join",
+    "load",
+    "make_optimizer",
+    "measure",
+    "paper",
+    "personalize",
+    "pretrain",
+    "reply_weights",
+    "server_update",
+    "staleness_factor",
+    "update_clusters",
+    "update_rates",
+]

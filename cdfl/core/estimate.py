@@ -1,0 +1,87 @@
+"""DistributionEstimation of Algorithm 2: a client's mixture, from one uploaded model."""
+
+import warnings
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from cdfl.core.hyperparams import Bar, Hyperparams
+from cdfl.core.state import Evaluate, ServerState, Upload, check_numbers, evaluated
+
+# A sum smaller than this part of its terms' sizes is rounding, not information.
+CANCELLED = 1e-6
+
+
+class Measures(NamedTuple):
+    """What the server can see of an upload, one number a cluster; float64, on the CPU."""
+
+    losses: Tensor  # (K,)  l_k  = F(v; D_k)
+    loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|
+    distances: Tensor  # (K,)  d2_k = ||v - w_k||
+
+
+class Estimator(Protocol):
+    """Anything that turns measures into a mixture; `estimate_mixture` is the paper's."""
+
+    def __call__(self, losses: Tensor, loss_gaps: Tensor, distances: Tensor, hyperparams: Hyperparams) -> Tensor:
+        """Estimate the mixture (K,); it sums to one."""
+        ...
+
+
+def measure(state: ServerState, upload: Upload, evaluate: Evaluate) -> Measures:
+    """Line 3 of DistributionEstimation: losses, loss gaps and distances of an upload."""
+    models = state.cluster_models  # (K, P)
+    trained = slice(0, state.num_parameters)
+    local_model = upload.local_model.to(models)
+    if upload.losses is None:
+        everywhere = local_model.expand_as(models), torch.arange(state.num_clusters)
+        losses = evaluated("the losses of the upload", evaluate, *everywhere)
+    else:
+        losses = upload.losses.double().cpu()
+        check_numbers("the losses of the upload", losses, state.num_clusters)
+    distances = (models[:, trained] - local_model[trained]).norm(dim=1)
+    return Measures(losses, (state.cluster_losses - losses).abs(), distances.double().cpu())
+
+
+def estimate_mixture(losses: Tensor, loss_gaps: Tensor, distances: Tensor, hyperparams: Hyperparams) -> Tensor:
+    """Estimate a client's mixture (K,) from three measures (K,) of its upload; smaller means more alike.
+
+    >>> import torch
+    >>> near, far = torch.tensor([0.2, 1.0]), torch.tensor([1.0, 1.0])
+    >>> estimate_mixture(near, near, far, Hyperparams(sharpness=(2.0,)))      # softmax of 2*(.875, .125)
+    tensor([0.8176, 0.1824], dtype=torch.float64)
+
+    Deviation: where the printed formula has no value (one cluster; all measures equal under a "min" bar; terms that
+    cancel) the measure says nothing, and counts the same for every cluster.
+    """
+    num_clusters = max(1, losses.numel())
+    check_numbers("losses", losses, num_clusters)
+    check_numbers("loss_gaps", loss_gaps, num_clusters)
+    check_numbers("distances", distances, num_clusters)
+    if num_clusters == 1:
+        return torch.ones(1, dtype=torch.float64)
+    raw = hyperparams.loss_weight * _likeness(losses, hyperparams.loss_bar, "loss_bar")
+    raw += hyperparams.gap_weight * _likeness(loss_gaps, hyperparams.gap_bar, "gap_bar")
+    raw += hyperparams.distance_weight * _likeness(distances, hyperparams.distance_bar, "distance_bar")
+    mixture = raw / (num_clusters - 1)
+    for factor in hyperparams.sharpness:
+        mixture = torch.softmax(mixture * factor, dim=0)
+    return mixture
+
+
+def _likeness(values: Tensor, bar: Bar, name: str) -> Tensor:
+    """The share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
+    values = values.double()
+    if bar != "min" and bool((values < bar).any()):
+        warnings.warn(  # always the same words, so that a run of many uploads shows them once
+            f"{name} is {bar:g}, above a value it is taken from: the printed formula may then rank clusters "
+            "upside down; 'min' never does",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    above = values - (values.min() if bar == "min" else bar)
+    total = above.sum()
+    if not total.abs() > CANCELLED * above.abs().sum():  # so written that a sum that overflowed counts as well
+        return torch.full_like(above, 1 - 1 / len(above))
+    return 1 - above / total

@@ -1,0 +1,86 @@
+"""A model as one vector, and back.
+
+The vector holds every parameter and, after them, every floating-point buffer that is saved with the model
+(batch-norm statistics). Both are mixed and averaged alike: statistics of a mixture are, to first order, the
+mixture of the statistics. Only the parameters count in distances and in the proximal term, because the
+scale of a running variance says nothing about how far apart two models are.
+Integer and boolean buffers (counters, masks) cannot be averaged: they do not travel, the receiver keeps its own.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a model lies in its vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    num_parameters: int  # entries of the vector that are trained; they come first
+    size: int  # P: length of the vector
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        """The layout of a model's vector.
+
+        >>> layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+        >>> layout.num_parameters, layout.size        # 3*2+2 + 2+2 parameters, 2+2 running statistics
+        (12, 16)
+        """
+        parameters = dict(model.named_parameters())
+        tensors = parameters | _float_buffers(model)
+        if not parameters:
+            raise ValueError(f"{type(model).__name__} has no parameters; there is nothing to learn")
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                raise ValueError(f"parameter {name} is {tensor.dtype}; only real floating-point ones can be mixed")
+        return cls(
+            names=tuple(tensors),
+            shapes=tuple(tensor.shape for tensor in tensors.values()),
+            num_parameters=sum(parameter.numel() for parameter in parameters.values()),
+            size=sum(tensor.numel() for tensor in tensors.values()),
+        )
+
+    def views(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The named tensors inside one vector (P,) or inside a stack of them (..., P); no copy is made."""
+        self.check(vectors)
+        pieces = vectors.split([prod(shape) for shape in self.shapes], dim=-1)
+        lead = vectors.shape[:-1]
+        return {
+            name: piece.view(lead + shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def check(self, vectors: Tensor) -> None:
+        """Refuse a vector that does not belong to this layout."""
+        if vectors.ndim == 0 or vectors.shape[-1] != self.size:
+            raise ValueError(
+                f"the model vector has shape {tuple(vectors.shape)}; expected {self.size} entries in its last "
+                "dimension: it belongs to another model"
+            )
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """A model's parameters and floating-point buffers as one new vector (P,).
+
+    >>> flatten(nn.Linear(3, 2)).shape
+    torch.Size([8])
+    """
+    tensors = dict(model.named_parameters()) | _float_buffers(model)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+
+
+def load(model: nn.Module, vector: Tensor) -> None:
+    """Write a vector (P,) into a model, in place."""
+    tensors = dict(model.named_parameters()) | _float_buffers(model)
+    with torch.no_grad():
+        for name, value in Layout.of(model).views(vector).items():
+            tensors[name].copy_(value)
+
+
+def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()}

@@ -1,0 +1,78 @@
+"""Named settings: the paper's, as printed, and ours, that work. Each value's source stands beside it."""
+
+from typing import Literal
+
+from cdfl.core.hyperparams import Bar, Hyperparams
+
+MIN: Literal["min"] = "min"
+
+
+def _paper(
+    c1: float,
+    c2: float,
+    sharpness: tuple[float, ...],
+    bars: tuple[Bar, Bar, Bar],
+    max_staleness: int,
+    network: Literal["cnn", "resnet18"],
+) -> Hyperparams:
+    cnn = network == "cnn"
+    return Hyperparams(
+        # Table "Distribution estimation and server updating parameters", appendix A
+        loss_weight=c1,
+        gap_weight=c2,
+        sharpness=sharpness,
+        loss_bar=bars[0],
+        gap_bar=bars[1],
+        distance_bar=bars[2],
+        rate_floor="mean",  # printed as "ave" in all 13 rows
+        # section 5.1, Setup: beta_0 = .025, a = 10, b = 5, rho = .1, tau_0 = number of clients
+        base_rate=0.025,
+        staleness_slope=10,
+        staleness_grace=5,
+        max_staleness=max_staleness,
+        proximal_strength=0.1,
+        # appendix A, below the model structures: batch size 128 for all; Adam for the CNN, SGD for ResNet-18
+        batch_size=128,
+        optimizer="adam" if cnn else "sgd",
+        learning_rate=0.01 if cnn else 0.1,
+        weight_decay=0.005 if cnn else 5e-4,
+        momentum=0.0 if cnn else 0.9,
+        # not printed; ours
+        local_epochs=5,
+        shared_epochs=0,
+        separate_epochs=10,
+    )
+
+
+_ALL_MIN: tuple[Bar, Bar, Bar] = (MIN, MIN, MIN)
+
+# The 13 rows of the parameter table; 20 clients a cluster, 100 for digit recognition (section 5.1).
+PAPER: dict[str, Hyperparams] = {
+    "fashion-mnist-2": _paper(0.5, 0.4, (3,), (8, 0, 0), 40, "cnn"),
+    "fashion-mnist-3": _paper(0.5, 0.25, (3,), (8, 0, 0), 60, "cnn"),
+    "fashion-mnist-4": _paper(0.5, 0.25, (7,), (8, 0, 0), 80, "cnn"),
+    "fashion-mnist-6": _paper(0.7, 0.2, (15,), (8, 0, 0), 120, "cnn"),
+    "cifar-100-2": _paper(0.5, 0.2, (1,), (40, 0, 0), 40, "resnet18"),
+    "cifar-100-3": _paper(0.5, 0.2, (10,), _ALL_MIN, 60, "resnet18"),
+    "cifar-100-4": _paper(0.5, 0.2, (10,), _ALL_MIN, 80, "resnet18"),
+    "cifar-100-6": _paper(0.5, 0.2, (10,), _ALL_MIN, 120, "resnet18"),
+    "mini-imagenet-2": _paper(0.5, 0.2, (1,), (70, 0, 0), 40, "resnet18"),
+    "mini-imagenet-3": _paper(0.5, 0.4, (7,), _ALL_MIN, 60, "resnet18"),
+    "mini-imagenet-4": _paper(0.6, 0.3, (15,), _ALL_MIN, 80, "resnet18"),
+    "mini-imagenet-6": _paper(0.6, 0.3, (10, 10), _ALL_MIN, 120, "resnet18"),
+    "digit-recognition": _paper(0.9, 0.0, (5,), _ALL_MIN, 100, "cnn"),
+}
+
+
+def paper(row: str) -> Hyperparams:
+    """The values the paper prints for one row of its tables.
+
+    >>> paper("mini-imagenet-6").sharpness
+    (10, 10)
+    >>> paper("mnist")
+    Traceback (most recent call last):
+    ValueError: the paper has no row 'mnist'; it has fashion-mnist-2, ...
+    """
+    if row not in PAPER:
+        raise ValueError(f"the paper has no row {row!r}; it has {', '.join(PAPER)}")
+    return PAPER[row]

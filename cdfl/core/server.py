@@ -1,0 +1,121 @@
+"""ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
+
+import torch
+from torch import Tensor
+
+from cdfl.core.estimate import Estimator, estimate_mixture, measure
+from cdfl.core.hyperparams import Hyperparams
+from cdfl.core.state import Evaluate, Reply, ServerState, Upload, evaluated
+from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
+
+
+def join(state: ServerState, hyperparams: Hyperparams, last_mixture: Tensor | None = None) -> Reply:
+    """A model for a client that uploads nothing: a newcomer gets the average, a known one its last mixture.
+
+    The epoch does not advance and no cluster moves.
+    """
+    return _reply_only(state, state.epoch, state.epoch, hyperparams, last_mixture, deprecated=False)
+
+
+def server_update(
+    state: ServerState,
+    upload: Upload,
+    hyperparams: Hyperparams,
+    evaluate: Evaluate,
+    last_mixture: Tensor | None = None,
+    estimate: Estimator = estimate_mixture,
+) -> tuple[ServerState, Reply]:
+    """Take one upload: estimate its mixture, move the clusters, answer with a personal model.
+
+    `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
+    too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
+    An upload that brings its own mixture is not estimated.
+    """
+    _check(state, upload)
+    epoch = state.epoch + 1
+    staleness = epoch - upload.base_epoch
+    if hyperparams.max_staleness is not None and staleness > hyperparams.max_staleness:
+        reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=True)
+        return state.replace(epoch=epoch), reply
+
+    if upload.mixture is None:
+        state = _look(state, evaluate)
+        mixture = _checked(estimate(*measure(state, upload, evaluate), hyperparams), state.num_clusters)
+    else:
+        mixture = _checked(upload.mixture, state.num_clusters)
+    rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
+    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates)
+    reply = Reply(
+        personal_model=personalize(cluster_models, reply_weights(mixture, hyperparams)),
+        epoch=epoch,
+        mixture=mixture,
+        rates=rates,
+        staleness=staleness,
+        deprecated=False,
+    )
+    state = state.replace(
+        cluster_models=cluster_models,
+        cluster_losses=torch.where(rates == 0, state.cluster_losses, torch.nan),
+        cluster_epochs=cluster_epochs,
+        epoch=epoch,
+    )
+    # Whoever sends mixtures along needs no losses of clusters: they wait until somebody does.
+    return (_look(state, evaluate) if upload.mixture is None else state), reply
+
+
+def _look(state: ServerState, evaluate: Evaluate) -> ServerState:
+    """A state that knows F(w_k; D_k) of every cluster: only those that moved since are evaluated."""
+    moved = state.cluster_losses.isnan().nonzero().flatten()  # (moved,)
+    if len(moved) == 0:
+        return state
+    models = state.cluster_models[moved.to(state.cluster_models.device)]
+    losses = evaluated(f"the losses of clusters {moved.tolist()}", evaluate, models, moved)
+    return state.replace(cluster_losses=state.cluster_losses.index_copy(0, moved, losses))
+
+
+def _reply_only(
+    state: ServerState,
+    epoch: int,
+    base_epoch: int,
+    hyperparams: Hyperparams,
+    last_mixture: Tensor | None,
+    *,
+    deprecated: bool,
+) -> Reply:
+    """A reply that moves no cluster."""
+    uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
+    mixture = uniform if last_mixture is None else _checked(last_mixture, state.num_clusters)
+    return Reply(
+        personal_model=personalize(state.cluster_models, reply_weights(mixture, hyperparams)),
+        epoch=epoch,
+        mixture=mixture,
+        rates=torch.zeros_like(uniform),
+        staleness=epoch - base_epoch,
+        deprecated=deprecated,
+    )
+
+
+def _check(state: ServerState, upload: Upload) -> None:
+    expected = tuple(state.cluster_models.shape[1:])
+    if tuple(upload.local_model.shape) != expected:
+        raise ValueError(
+            f"the uploaded model has shape {tuple(upload.local_model.shape)}; expected {expected}, as the clusters: "
+            "it belongs to another model"
+        )
+    if not bool(torch.isfinite(upload.local_model).all()):
+        raise ValueError("the uploaded model contains NaN or infinity; train again with a smaller learning_rate")
+    if not 0 <= upload.base_epoch <= state.epoch:
+        raise ValueError(
+            f"base_epoch is {upload.base_epoch}; expected 0 to {state.epoch}, the server's epoch: "
+            "it is the epoch of the last reply to this client"
+        )
+
+
+def _checked(mixture: Tensor, num_clusters: int) -> Tensor:
+    mixture = mixture.double().cpu()
+    if mixture.shape != (num_clusters,):
+        raise ValueError(f"the mixture has shape {tuple(mixture.shape)}; expected ({num_clusters},)")
+    fine = torch.isfinite(mixture).all() and (mixture >= 0).all() and (mixture.sum() - 1).abs() < 1e-6
+    if not bool(fine):
+        raise ValueError(f"the mixture is {mixture.tolist()}; expected shares of at least 0 that sum to one")
+    return mixture

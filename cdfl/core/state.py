@@ -1,0 +1,93 @@
+"""What the server holds, what a client sends, what it gets back. Frozen: a step makes new ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Losses of n models (n, P), each on the proxy set of the cluster named beside it (n,): the server's only look at data.
+Evaluate = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The server between two uploads.
+
+    What it remembers of each client (the last mixture) is not in here: whoever owns the state keeps that
+    in a table of its own and passes one entry with each upload, so no table is copied at every step.
+    """
+
+    cluster_models: Tensor  # (K, P)  w_k
+    cluster_losses: Tensor  # (K,)    F(w_k; D_k), of the models as they are now; NaN: not looked at since it moved
+    cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
+    epoch: int = 0  # t: one per upload
+    num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
+
+    @property
+    def num_clusters(self) -> int:
+        """K."""
+        return self.cluster_models.shape[0]
+
+    def replace(self, **changes: Any) -> "ServerState":
+        """A state with some parts exchanged."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What a client sends: the model it trained, and the epoch of the model it trained from."""
+
+    local_model: Tensor  # (P,)  v_m
+    base_epoch: int  # tau
+    client_id: str | int = ""
+    losses: Tensor | None = None  # (K,) F(v; D_k), where they were computed ahead of time, for many uploads at once
+    mixture: Tensor | None = None  # (K,) the client's own estimate; then the server makes none (FedSoft, oracle)
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What the client gets back, and what the server decided on the way."""
+
+    personal_model: Tensor  # (P,)  u_m
+    epoch: int  # t: the base epoch of the client's next upload
+    mixture: Tensor  # (K,)  alpha_hat, float64
+    rates: Tensor  # (K,)  beta_mk, float64; all zero for a deprecated upload
+    staleness: int  # t - tau
+    deprecated: bool  # the upload was older than max_staleness and moved nothing
+
+
+def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:
+    """The server at epoch 0, from pre-trained cluster models (K, P)."""
+    if cluster_models.ndim != 2 or 0 in cluster_models.shape:
+        raise ValueError(
+            f"cluster_models has shape {tuple(cluster_models.shape)}; expected (K, P) with at least one cluster"
+        )
+    if not bool(torch.isfinite(cluster_models).all()):
+        raise ValueError("cluster_models contains NaN or infinity; pre-train again, with a smaller learning_rate")
+    clusters = torch.arange(cluster_models.shape[0])
+    return ServerState(
+        cluster_models=cluster_models,
+        cluster_losses=evaluated("the losses of the cluster models", evaluate, cluster_models, clusters),
+        cluster_epochs=torch.zeros(len(clusters), dtype=torch.int64),
+        num_parameters=num_parameters,
+    )
+
+
+def evaluated(name: str, evaluate: Evaluate, models: Tensor, clusters: Tensor) -> Tensor:
+    """The losses of n models (n, P), each on the proxy set of the cluster beside it (n,): float64, checked."""
+    losses = evaluate(models, clusters).double().cpu()
+    check_numbers(name, losses, len(clusters))
+    return losses
+
+
+def check_numbers(name: str, values: Tensor, count: int) -> None:
+    """Refuse anything but `count` finite numbers."""
+    if values.shape != (count,):
+        raise ValueError(f"{name} has shape {tuple(values.shape)}; expected one number a cluster, ({count},)")
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(
+            f"{name}: {values.tolist()}; expected finite numbers: the upload or a cluster model has diverged, "
+            "drop it or train with a smaller learning_rate"
+        )

@@ -1,0 +1,80 @@
+"""UpdateRatioCompute of Algorithm 2, and what is done with the rates: moving clusters, mixing a reply."""
+
+import torch
+from torch import Tensor
+
+from cdfl.core.hyperparams import Hyperparams
+
+# Shares that differ from the floor by rounding alone are at the floor.
+ROUNDING = 1e-12
+
+
+def update_rates(
+    mixture: Tensor, epoch: int, base_epoch: int, cluster_epochs: Tensor, hyperparams: Hyperparams
+) -> tuple[Tensor, Tensor]:
+    """How far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
+
+    >>> fresh = Hyperparams(base_rate=0.5)
+    >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
+    (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
+    """
+    mixture = mixture.double()
+    moves = at_floor(mixture, hyperparams)
+    shares = torch.where(moves, mixture / mixture.max(), 0.0)  # beta_1k
+    moved_epochs = torch.where(moves, epoch, cluster_epochs)
+    tested = moved_epochs if hyperparams.cluster_epochs_set == "before" else cluster_epochs
+    fading = staleness_factor(tested - base_epoch, hyperparams)  # beta_2k
+    return hyperparams.base_rate * shares * fading, moved_epochs
+
+
+def staleness_factor(staleness: Tensor, hyperparams: Hyperparams) -> Tensor:
+    """beta_2k: 1 while an upload is fresh, falling with its staleness after that.
+
+    The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
+
+    >>> ages = torch.tensor([4, 5, 6])
+    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5))
+    tensor([1.0000, 0.1667, 0.1429], dtype=torch.float64)
+    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5, staleness_hinge="continuous"))
+    tensor([1.0000, 1.0000, 0.5000], dtype=torch.float64)
+    """
+    slope, grace = hyperparams.staleness_slope, hyperparams.staleness_grace
+    staleness = staleness.double()
+    counted = staleness if hyperparams.staleness_hinge == "paper" else staleness - grace
+    return torch.where(staleness < grace, 1.0, 1 / (slope * counted.clamp(min=0) + 1))
+
+
+def at_floor(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:
+    """Which clusters have a share of at least `rate_floor` (K,), and so move."""
+    floor = mixture.mean() if hyperparams.rate_floor == "mean" else hyperparams.rate_floor
+    return mixture >= floor - ROUNDING
+
+
+def update_clusters(cluster_models: Tensor, local_model: Tensor, rates: Tensor) -> Tensor:
+    """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
+
+    >>> update_clusters(torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0]))
+    tensor([[1.],
+            [8.]])
+    """
+    rates = rates.to(cluster_models)[:, None]
+    moved = (1 - rates) * cluster_models + rates * local_model.to(cluster_models)
+    return torch.where(rates == 0, cluster_models, moved)  # so that rate 0 keeps every bit, signed zeros too
+
+
+def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
+    """One model for one client: the clusters weighted by its mixture, u = sum_k alpha_k w_k (P,).
+
+    >>> personalize(torch.tensor([[0.0], [8.0]]), torch.tensor([0.75, 0.25]))
+    tensor([2.])
+    """
+    return mixture.to(cluster_models) @ cluster_models
+
+
+def reply_weights(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:
+    """The weights of the clusters in a reply: the mixture, or only its part that is at the floor (K,)."""
+    if hyperparams.reply_clusters == "all":
+        return mixture
+    kept = torch.where(at_floor(mixture, hyperparams), mixture, 0.0)
+    total = kept.sum()
+    return kept / total if total > 0 else mixture  # a floor above every share would leave no model to send

@@ -1,0 +1,151 @@
+"""What a run tells, and the folder it is kept in.
+
+A run yields events; the progress bar, the files, the tables and the plots are all readers of that one stream.
+"""
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins: what is run, on what."""
+
+    scenario: str
+    algorithm: str
+    seed: int
+    num_clients: int
+    num_clusters: int
+    num_uploads: int
+    model_bytes: int
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """One upload was taken and answered: one epoch of the server."""
+
+    epoch: int  # t
+    time: float  # virtual
+    client: int
+    update: int  # how many uploads this client had made before
+    samples: int
+    staleness: int
+    deprecated: bool
+    before: float  # accuracy of the uploaded model on the client's held-out data
+    after: float  # accuracy of the reply on the same data
+    true_mixture: list[float]
+    mixture: list[float] | None  # the estimate; None where the algorithm makes none
+    divergence: float | None  # KL of the estimate from the truth
+    rates: list[float]
+    bytes_up: int
+    bytes_down: int
+    client_flops: int  # passes through the network while training and, where the client does it, estimating
+    server_flops: int  # passes over the proxy sets
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """How good each cluster model is on held-out data of its own cluster."""
+
+    epoch: int
+    accuracies: list[float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run is over. Client accuracies are means over the last upload of every client."""
+
+    uploads: int
+    before: float
+    after: float
+    cluster: float
+    divergence: float | None
+    deprecated: float  # share of all uploads
+    staleness: dict[str, int]  # histogram: "0-7", "8-15", ... -> uploads
+    bytes_up: int
+    bytes_down: int
+    client_flops: int
+    server_flops: int
+
+
+Event = Started | Uploaded | Clusters | Finished
+_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Started, Uploaded, Clusters, Finished)}
+_E = TypeVar("_E", bound=Event)
+
+
+def to_json(event: Event) -> str:
+    """One line of an events file.
+
+    >>> to_json(Clusters(epoch=3, accuracies=[0.5, 0.75]))
+    '{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}'
+    """
+    return json.dumps({"event": type(event).__name__.lower(), **asdict(event)})
+
+
+def from_json(line: str) -> Event:
+    """The event of one line.
+
+    >>> from_json('{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}')
+    Clusters(epoch=3, accuracies=[0.5, 0.75])
+    """
+    values = json.loads(line)
+    kind = _KINDS.get(values.pop("event", None))
+    if kind is None or set(values) != {field.name for field in fields(kind)}:
+        raise ValueError(f"this line is no event of this version of cdfl: {line[:80]!r}")
+    event: Event = kind(**values)
+    return event
+
+
+def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:
+    """The events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+class RunFolder:
+    """A folder that holds one run: `config.json`, `versions.json`, `events.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
+        """A new folder; one that already holds a run is left alone."""
+        if (path / "events.jsonl").exists():
+            raise FileExistsError(f"{path} already holds a run; name another folder with --out, or delete it")
+        path.mkdir(parents=True, exist_ok=True)
+        _write_json(path / "config.json", config)
+        _write_json(path / "versions.json", versions())
+        return cls(path)
+
+    def keep(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Write events as they pass by."""
+        with (self.path / "events.jsonl").open("w", encoding="utf-8") as file:
+            for event in events:
+                file.write(to_json(event) + "\n")
+                file.flush()
+                yield event
+
+    def events(self) -> list[Event]:
+        """All events of the run so far."""
+        with (self.path / "events.jsonl").open(encoding="utf-8") as file:
+            return [from_json(line) for line in file]
+
+
+def versions() -> dict[str, str]:
+    """What a run ran on: versions and machine, no names or paths."""
+    found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    for package in ("cdfl", "torch", "numpy", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")

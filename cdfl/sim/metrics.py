@@ -1,0 +1,114 @@
+"""Numbers that say how a run went."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import log
+from statistics import fmean
+from typing import NamedTuple
+
+from cdfl.algorithms import Algorithm
+from cdfl.core import Reply
+from cdfl.data import Draw
+from cdfl.record import Clusters, Event, Finished, Uploaded, only
+from cdfl.sim.task import Task
+
+SMOOTHING = 1e-4
+
+
+class Job(NamedTuple):
+    """Which upload of which client, when, and over how many samples it was trained."""
+
+    time: float
+    client: int
+    update: int
+    trained: int
+
+
+def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float:
+    """KL(true || estimate), the estimate smoothed by 1e-4 and renormalised so that no share is zero.
+
+    >>> divergence([0.5, 0.5], [0.5, 0.5])
+    0.0
+    >>> round(divergence([1.0, 0.0], [0.5, 0.5]), 4)
+    0.6931
+    """
+    total = sum(mixture) + SMOOTHING * len(mixture)
+    smoothed = [(share + SMOOTHING) / total for share in mixture]
+    return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
+
+
+def describe(
+    task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Reply, before: float, after: float
+) -> Uploaded:
+    """The event of one upload, with its costs."""
+    num_clusters = task.federation.num_clusters
+    down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
+    # A training step costs about three forward passes: one forward, two backward.
+    client_passes = 3 * job.trained + (num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0)
+    server_passes = 0
+    if algorithm.uses_proxy and not reply.deprecated:
+        sizes = [len(targets) for _, targets in task.proxy_sets]
+        moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
+        server_passes = sum(sizes) + sum(moved)
+    true_mixture = draw.true_mixture.tolist()
+    mixture = reply.mixture.tolist() if algorithm.estimates else None
+    return Uploaded(
+        epoch=reply.epoch,
+        time=job.time,
+        client=job.client,
+        update=job.update,
+        samples=len(draw.train),
+        staleness=reply.staleness,
+        deprecated=reply.deprecated,
+        before=before,
+        after=after,
+        true_mixture=true_mixture,
+        mixture=mixture,
+        divergence=None if mixture is None else divergence(true_mixture, mixture),
+        rates=reply.rates.tolist(),
+        bytes_up=task.model_bytes if down else 0,
+        bytes_down=down * task.model_bytes,
+        client_flops=client_passes * task.forward_flops,
+        server_flops=server_passes * task.forward_flops,
+    )
+
+
+def summarize(events: Iterable[Event], num_clients: int) -> Finished:
+    """The end of a run in a few numbers, from its events.
+
+    Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
+    is the mean over clusters at the end.
+    """
+    events = list(events)
+    uploads = only(events, Uploaded)
+    last = list({event.client: event for event in uploads}.values())
+    clusters = only(events, Clusters)
+    divergences = [event.divergence for event in last if event.divergence is not None]
+    return Finished(
+        uploads=len(uploads),
+        before=_mean(event.before for event in last),
+        after=_mean(event.after for event in last),
+        cluster=_mean(clusters[-1].accuracies) if clusters else 0.0,
+        divergence=_mean(divergences) if divergences else None,
+        deprecated=_mean(float(event.deprecated) for event in uploads),
+        staleness=staleness_histogram((event.staleness for event in uploads), width=max(1, num_clients // 8)),
+        bytes_up=sum(event.bytes_up for event in uploads),
+        bytes_down=sum(event.bytes_down for event in uploads),
+        client_flops=sum(event.client_flops for event in uploads),
+        server_flops=sum(event.server_flops for event in uploads),
+    )
+
+
+def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
+    """How many uploads were how stale, in bins of equal width.
+
+    >>> staleness_histogram([1, 2, 2, 9], width=4)
+    {'0-3': 3, '8-11': 1}
+    """
+    bins = Counter(value // width for value in staleness)
+    return {f"{number * width}-{number * width + width - 1}": bins[number] for number in sorted(bins)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return fmean(values) if values else 0.0

@@ -1,0 +1,115 @@
+"""The learning problem of a run: data, network and loss, and what can be asked of them."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from cdfl.core import Hyperparams, Layout, pretrain
+from cdfl.core.batches import batch_plan
+from cdfl.data import Draw, Federation, Samples, to_input
+from cdfl.data.randomness import generator
+from cdfl.models import build
+from cdfl.scenarios import Scenario
+
+
+class Task:
+    """What plain and stacked simulation share; every answer here is computed one model at a time."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        federation: Federation,
+        hyperparams: Hyperparams,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.scenario = scenario
+        self.federation = federation
+        self.hyperparams = hyperparams
+        self.device = federation.device
+        self.dtype = dtype
+        self.seed = federation.seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._torch_seed("weights"))
+            self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_classes)
+        self.model.to(self.device, dtype)
+        self.layout = Layout.of(self.model)
+        self.proxy_sets = [self._ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
+        self.test_sets = [self._ready(*federation.test(k)) for k in range(federation.num_clusters)]
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of one model on its way."""
+        return self.layout.size * self.dtype.itemsize
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch; cross entropy, as in the paper."""
+        return cross_entropy(outputs, targets)
+
+    def pretrain(self) -> Tensor:
+        """The cluster models (K, P) at epoch 0."""
+        sets = [self._ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
+        shuffle = torch.Generator().manual_seed(self._torch_seed("pretraining"))
+        return pretrain(self.model, sets, self.loss, self.hyperparams, shuffle)
+
+    def plan(self, draw: Draw, client: int, update: int) -> Tensor:
+        """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, update)."""
+        shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, update))
+        return batch_plan(len(draw.train), self.hyperparams.batch_size, self.hyperparams.local_epochs, shuffle)
+
+    def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Images scaled for the network (n, C, H, W), and labels (n,)."""
+        return self._ready(*self.federation.fetch(samples))
+
+    def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """What a model (P,) says of inputs, without training it."""
+        self.model.eval()
+        with torch.no_grad():
+            outputs: Tensor = functional_call(self.model, self.layout.views(vector), (inputs,))
+        return outputs
+
+    def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
+        losses = []
+        for vector, cluster in zip(models, clusters.tolist(), strict=True):
+            inputs, targets = self.proxy_sets[cluster]
+            losses.append(cross_entropy(self.outputs(vector, inputs), targets))
+        return torch.stack(losses)
+
+    def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
+        """The loss of every model (K, P) on every sample, (n, K)."""
+        inputs, targets = self.inputs(samples)
+        return torch.stack(
+            [cross_entropy(self.outputs(vector, inputs), targets, reduction="none") for vector in models], dim=1
+        )
+
+    def accuracy(self, vector: Tensor, samples: Samples) -> float:
+        """The share of samples a model (P,) gets right."""
+        return self._score(vector, *self.inputs(samples))
+
+    def cluster_accuracies(self, models: Tensor) -> list[float]:
+        """How good each cluster's model is on held-out data of that cluster; one model may serve all."""
+        return [
+            self._score(models[min(k, len(models) - 1)], inputs, targets)
+            for k, (inputs, targets) in enumerate(self.test_sets)
+        ]
+
+    @cached_property
+    def forward_flops(self) -> int:
+        """Floating-point operations of one pass of one sample through the network."""
+        sample = torch.zeros(1, *self.federation.input_shape, device=self.device, dtype=self.dtype)
+        with FlopCounterMode(display=False) as counter:
+            self.outputs(torch.zeros(self.layout.size, device=self.device, dtype=self.dtype), sample)
+        return int(counter.get_total_flops())
+
+    def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> float:
+        return float((self.outputs(vector, inputs).argmax(dim=1) == targets).double().mean())
+
+    def _ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return to_input(images, self.dtype), labels
+
+    def _torch_seed(self, purpose: str, *key: int) -> int:
+        return int(generator(self.seed, purpose, *key).integers(2**63))
