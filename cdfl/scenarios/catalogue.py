@@ -48,7 +48,7 @@ FASHION_4, CIFAR_4 = FASHION[3], CIFAR[3]
 
 DIGIT_RECOGNITION = Scenario(
     name="digit-recognition",
-    summary="digits from hand, house and licence plate, as 32x32 colour images",
+    summary="hand, house and licence-plate digits",
     clusters=Domains(("mnist+usps", "svhn", "ccpd"), shape=(3, 32, 32)),
     model="cnn",
     num_clients=100,
@@ -58,15 +58,15 @@ DIGIT_RECOGNITION = Scenario(
 
 # Appendix, "More Ablation Studies": 4 clusters, 100 clients, 2,000 and 1,000 global epochs.
 ABLATIONS = [
-    replace(FASHION_4, name="fashion-mnist-4-ablation", summary="FashionMNIST in the size of the paper's ablations",
+    replace(FASHION_4, name="fashion-mnist-4-ablation", summary="FashionMNIST, ablation size",
             num_clients=100, num_uploads=2000),
-    replace(CIFAR_4, name="cifar-100-4-ablation", summary="CIFAR-100 in the size of the paper's ablations",
+    replace(CIFAR_4, name="cifar-100-4-ablation", summary="CIFAR-100, ablation size",
             num_clients=100, num_uploads=1000),
 ]  # fmt: skip
 
 DIGITS_4 = Scenario(
     name="digits-4",
-    summary="8x8 digits inside scikit-learn in 4 rotations: no download, runs anywhere",
+    summary="8x8 digits in 4 rotations, no download",
     clusters=Rotations("digits", 4),
     model="small-cnn",
     num_clients=40,
@@ -82,16 +82,16 @@ def _drifting(base: Scenario, suffix: str, summary: str, drift: Drift) -> Scenar
 
 OURS = [
     DIGITS_4,
-    replace(DIGITS_4, name="digits-4-labels", summary="8x8 digits whose labels are permuted in each cluster",
+    replace(DIGITS_4, name="digits-4-labels", summary="8x8 digits, labels differ by cluster",
             clusters=LabelPermutations("digits", 4)),
-    _drifting(DIGITS_4, "static", "8x8 digits, mixtures that never change", Static()),
-    _drifting(DIGITS_4, "gradual", "8x8 digits, mixtures that slide from cluster to cluster", Gradual(period=5)),
-    _drifting(DIGITS_4, "sudden", "8x8 digits, the main cluster jumps every 5 updates", Sudden(every=5)),
-    _drifting(DIGITS_4, "seasons", "8x8 digits, each cluster has its season and comes back", Seasons(length=3)),
+    _drifting(DIGITS_4, "static", "8x8 digits, no drift", Static()),
+    _drifting(DIGITS_4, "gradual", "8x8 digits, mixtures slide slowly", Gradual(period=5)),
+    _drifting(DIGITS_4, "sudden", "8x8 digits, main cluster jumps every 5 updates", Sudden(every=5)),
+    _drifting(DIGITS_4, "seasons", "8x8 digits, clusters come and return", Seasons(length=3)),
     _drifting(DIGITS_4, "newcomer", "8x8 digits, the last cluster arrives late", Newcomer(at=5)),
-    _drifting(DIGITS_4, "dirichlet", "8x8 digits, mixtures without a main cluster", Dirichlet()),
-    _drifting(FASHION_4, "sudden", "FashionMNIST, the main cluster jumps every 10 updates", Sudden(every=10)),
-    replace(FASHION_4, name="fashion-mnist-4-labels", summary="FashionMNIST, labels permuted in each cluster",
+    _drifting(DIGITS_4, "dirichlet", "8x8 digits, no main cluster", Dirichlet()),
+    _drifting(FASHION_4, "sudden", "FashionMNIST, main cluster jumps every 10 updates", Sudden(every=10)),
+    replace(FASHION_4, name="fashion-mnist-4-labels", summary="FashionMNIST, labels differ by cluster",
             clusters=LabelPermutations("fashion-mnist", 4), paper_row=None),
     replace(FASHION_4, name="fashion-mnist-4-shifts", summary="FashionMNIST, dark, bright and blurred",
             clusters=Shifts("fashion-mnist"), paper_row=None),
