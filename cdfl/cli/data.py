@@ -60,16 +60,17 @@ def check_(name: str, data_dir: DataDir = None) -> None:
 
 @app.command("sheet")
 def sheet(
-    scenario: str,
-    out: Annotated[Path | None, typer.Option(help="Picture to write. Default: SCENARIO.png.")] = None,
+    names: Annotated[list[str], typer.Argument(metavar="SCENARIO...", help="Names, or .toml or .py files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures, SCENARIO.png each.")] = Path(),
     columns: Annotated[int, typer.Option(min=1, help="Images of each cluster.")] = 10,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw a contact sheet of a scenario: some images of each cluster."""
+    """Draw a contact sheet of each scenario: some images of every cluster."""
     from cdfl.data.sheet import save_sheet
 
-    with refuse(DataError):
-        found = load_scenario(scenario)
-        path = out or Path(f"{found.name}.png")
-        save_sheet(found.federation(data_dir=data_dir), path, columns)
-    Console().print(str(path), soft_wrap=True)
+    for name in names:
+        with refuse(DataError):
+            scenario = load_scenario(name)
+            path = out / f"{scenario.name}.png"
+            save_sheet(scenario.federation(data_dir=data_dir), path, columns)
+        Console().print(str(path), soft_wrap=True)

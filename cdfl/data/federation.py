@@ -111,25 +111,27 @@ class Federation:
 
     def pretraining(self, cluster: int) -> tuple[Tensor, Tensor]:
         """Give the images on which the server trains a cluster's model before any client comes."""
-        return self._all("pretraining", cluster)
+        return self.fetch(self.all_samples("pretraining", cluster))
 
     def proxy(self, cluster: int) -> tuple[Tensor, Tensor]:
         """Give the images with which the server recognises a cluster (D_k in the paper)."""
-        return self._all("proxy", cluster)
+        return self.fetch(self.all_samples("proxy", cluster))
 
     def test(self, cluster: int) -> tuple[Tensor, Tensor]:
         """Give all images of a cluster from which clients' test sets are drawn."""
-        return self._all("test", cluster)
+        return self.fetch(self.all_samples("test", cluster))
 
     def to(self, device: torch.device | str) -> Federation:
         """Copy the images to another device; every draw and every pixel stay the same."""
-        moved = {id(cluster.dataset): cluster.dataset.to(device) for cluster in self.clusters}
+        held = {id(cluster.dataset): cluster.dataset for cluster in self.clusters}
+        moved = {key: dataset.to(device) for key, dataset in held.items()}  # shared images are moved once
         clusters = [cluster.on(moved[id(cluster.dataset)]) for cluster in self.clusters]
         return Federation(clusters, self.drift, self.sizes, self.seed)
 
-    def _all(self, split: str, cluster: int) -> tuple[Tensor, Tensor]:
+    def all_samples(self, split: str, cluster: int) -> Samples:
+        """Refer to every image of one split of a cluster."""
         index = np.arange(len(self.splits[cluster].part(split)))
-        return self.fetch(Samples(split, np.full_like(index, cluster), index))
+        return Samples(split, np.full_like(index, cluster), index)
 
     def _sample(self, rng: np.random.Generator, split: str, counts: np.ndarray) -> Samples:
         index = [

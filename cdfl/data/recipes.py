@@ -59,7 +59,7 @@ class Rotations:
             degrees = Fraction(360 * i, self.num_clusters)
             turns, rest = divmod(degrees, 90)
             if rest not in bases:
-                bases[rest] = _change(base, f"{float(rest):g}°", partial(rotate, degrees=float(rest)))
+                bases[rest] = _change(base, partial(rotate, degrees=float(rest)))
             clusters.append(Cluster(f"{float(degrees):g}°", bases[rest], turns))
         return clusters
 
@@ -87,7 +87,7 @@ class Domains:
         ]
 
     def _fit(self, dataset: Dataset) -> Dataset:
-        return dataset if self.shape is None else _change(dataset, "", partial(reshape, shape=self.shape))
+        return dataset if self.shape is None else _change(dataset, partial(reshape, shape=self.shape))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Shifts:
         """Read the source and change it."""
         base = load(self.source)
         return [
-            Cluster(name, base if name == "none" else _change(base, name, partial(shift, description=name)))
+            Cluster(name, base if name == "none" else _change(base, partial(shift, description=name)))
             for name in self.shifts
         ]
 
@@ -171,10 +171,9 @@ def join(name: str, datasets: list[Dataset]) -> Dataset:
     )
 
 
-def _change(dataset: Dataset, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Dataset:
+def _change(dataset: Dataset, change: Callable[[torch.Tensor], torch.Tensor]) -> Dataset:
     return replace(
         dataset,
-        name=f"{dataset.name} {name}".strip(),
         train_images=change(dataset.train_images),
         test_images=change(dataset.test_images),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 
-from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_source
+from cdfl.data import Clusters, Dataset, Drift, Federation, PaperDrift, Sizes, load_source
 from cdfl.models import MODELS
 
 
@@ -42,3 +42,19 @@ class Scenario:
         """Read the data and split them between server and clients."""
         clusters = self.clusters.build(lambda source: load_source(source, data_dir))
         return Federation(clusters, self.drift, self.sizes, seed)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything about it as plain values, to be stored with a run."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Dataset):
+        return value.name
+    if is_dataclass(value):
+        return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, str | int | float | None) else repr(value)

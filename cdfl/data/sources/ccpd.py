@@ -15,7 +15,7 @@ import numpy as np
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
-from cdfl.data.sources.packed import write_npz
+from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
 POINT = r"(\d+)&(\d+)"
@@ -93,9 +93,7 @@ def ccpd(folder: Path) -> Dataset:
         if not images[half]:
             raise DataError(f"{base} gives no {half} digits from {len(photographs)} photographs; add more of them")
     train, test = ((np.stack(images[half]), np.array(labels[half])) for half in ("train", "test"))
-    dataset = Dataset.from_arrays("ccpd", train, test, num_classes=10)
-    write_npz(folder / "data.npz", dataset)
-    return dataset
+    return remember(folder, Dataset.from_arrays("ccpd", train, test, num_classes=10))
 
 
 def cut_digits(path: Path, plate: Plate) -> Iterator[tuple[np.ndarray, int]]:

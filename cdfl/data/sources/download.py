@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from cdfl.data.errors import DataError
@@ -30,14 +31,16 @@ def download(source: Source, folder: Path, progress: bool = False) -> Iterator[P
 
 
 def _download(name: str, file: RemoteFile, folder: Path, progress: bool) -> None:
-    import pooch
-
+    try:
+        import pooch
+    except ImportError as error:
+        raise DataError("downloads need pooch; run `pip install 'cdfl[sim]'`") from error
     pooch.get_logger().setLevel("ERROR")  # we report ourselves, in one sentence
     failures = []
     for url in file.urls:
         try:
             # pooch writes to a temporary file, compares the checksum and only then moves it into place.
-            downloader = pooch.HTTPDownloader(progressbar=progress, timeout=60)
+            downloader = pooch.HTTPDownloader(progressbar=progress and find_spec("tqdm") is not None, timeout=60)
             pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=downloader)
         except ValueError:
             failures.append(f"{url} did not give the published bytes (MD5 {file.md5}): truncated or changed")

@@ -16,6 +16,7 @@ import numpy as np
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
+from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -27,9 +28,12 @@ Classes = dict[str, list[bytes]]
 
 
 def mini_imagenet(folder: Path) -> Dataset:
-    """All 100 classes at 84x84; each class is divided 480 / 120 unless the folders say otherwise."""
+    """All 100 classes at 84x84; each class is divided 480 / 120 unless the folders say otherwise.
+
+    Decoding takes minutes, so the result is stored beside the images as `data.npz`.
+    """
     archives = sorted(path for path in folder.iterdir() if path.name.endswith(ARCHIVES))
-    return read_folder("mini-imagenet", archives[0] if archives else folder, side=84)
+    return remember(folder, read_folder("mini-imagenet", archives[0] if archives else folder, side=84))
 
 
 def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:

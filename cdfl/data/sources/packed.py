@@ -5,6 +5,7 @@ also the simplest form for a user's own dataset. In a mosaic, images stand in th
 from the top left, in tiles of `PITCH` pixels whose upper left `SIDE` pixels are the image.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,15 @@ def write_npz(path: Path, dataset: Dataset) -> None:
         partial.unlink(missing_ok=True)
 
 
+def remember(folder: Path, dataset: Dataset) -> Dataset:
+    """Store what took minutes to decode as `data.npz`, so that the next time takes seconds."""
+    with suppress(OSError):  # a folder that cannot be written is only slower
+        write_npz(folder / "data.npz", dataset)
+    return dataset
+
+
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    with reading(path), np.load(path, allow_pickle=False) as file:
+    with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         missing = [name for name in names if name not in file.files]
         if missing:
             raise DataError(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(names)}")

@@ -19,9 +19,9 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    with reading(path):
+    with reading(path), path.open("rb") as file:
         try:
-            found = loadmat(path, variable_names=("X", "y"))
+            found = loadmat(file, variable_names=("X", "y"))
             images, labels = found["X"], found["y"].reshape(-1)
         except (MatReadError, NotImplementedError, TypeError, KeyError) as error:
             raise DataError(f"{path} is no MATLAB file with X and y ({error}); delete it and fetch it again") from error

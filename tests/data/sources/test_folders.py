@@ -1,0 +1,99 @@
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cdfl.data import DataError
+from cdfl.data.sources.folders import mini_imagenet, read_folder
+
+
+def picture(shade: int, size=(84, 84)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (shade, shade, shade)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def place(folder, files: dict[str, bytes]) -> None:
+    for name, raw in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(raw)
+
+
+CLASSES = {f"n0{c}/{i}.png": picture(10 * c + i) for c in (3, 1, 2) for i in range(10)}
+
+
+def test_class_folders_are_divided_by_class(tmp_path):
+    place(tmp_path, CLASSES)
+    data = mini_imagenet(tmp_path)
+    assert np.bincount(data.train_labels).tolist() == [8, 8, 8]
+    assert np.bincount(data.test_labels).tolist() == [2, 2, 2]
+    # Class numbers follow the sorted names: n01 has the shades 10..19.
+    assert (data.train_images[:, 0, 0, 0] // 10 - 1).tolist() == data.train_labels.tolist()
+    shades = [int(image[0, 0, 0]) for image in (*data.train_images, *data.test_images)]
+    assert sorted(shades) == list(range(10, 40))
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_an_archive_is_read_like_its_folder(tmp_path, write_tar, kind):
+    place(tmp_path / "folder", CLASSES)
+    expected = read_folder("x", tmp_path / "folder")
+    archive = tmp_path / f"mini.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, raw in CLASSES.items():
+                file.writestr(f"top/{name}", raw)
+    else:
+        write_tar(archive, CLASSES)
+    data = read_folder("x", archive)
+    assert np.array_equal(data.train_images, expected.train_images)
+
+
+def test_given_halves_are_kept(tmp_path):
+    place(tmp_path, {f"{half}/{c}/1.png": picture(s) for half, s in (("train", 5), ("test", 6)) for c in "ab"})
+    data = read_folder("x", tmp_path)
+    assert data.train_images.unique().tolist() == [5]
+    assert data.test_images.unique().tolist() == [6]
+
+
+def test_the_few_shot_split_is_pooled(tmp_path):
+    files = {f"{half}/{half}-class/{i}.png": picture(i) for half in ("train", "val", "test") for i in range(5)}
+    place(tmp_path, files)
+    data = read_folder("x", tmp_path)
+    assert data.num_classes == 3
+    assert np.bincount(data.test_labels).tolist() == [1, 1, 1]
+
+
+def test_tables_beside_one_folder_of_images(tmp_path):
+    files = {f"images/{i}.png": picture(i) for i in range(10)}
+    rows = "filename,label\n" + "".join(f"{i}.png,c{i % 2}\n" for i in range(10))
+    place(tmp_path, {**files, "train.csv": rows.encode()})
+    data = read_folder("x", tmp_path)
+    assert (data.train_images[:, 0, 0, 0] % 2).tolist() == data.train_labels.tolist()
+    (tmp_path / "images" / "3.png").unlink()
+    with pytest.raises(DataError, match=r"3.png is in the tables but not among the images \(1 are missing\)"):
+        read_folder("x", tmp_path)
+
+
+def test_mini_imagenet_is_resized_and_a_users_images_are_not(tmp_path):
+    place(tmp_path, {f"a/{i}.png": picture(1, (90 + i, 80)) for i in range(4)})
+    assert mini_imagenet(tmp_path).input_shape == (3, 84, 84)
+    with pytest.raises(DataError, match=r"images of different sizes \(90x80, 91x80, 92x80\); resize them"):
+        read_folder("mine", tmp_path)
+
+
+def test_bad_folders_get_one_sentence(tmp_path):
+    with pytest.raises(DataError, match=r"has no images; expected CLASS/\*.jpg"):
+        read_folder("x", tmp_path)
+    place(tmp_path, {"loose.png": picture(1)})
+    with pytest.raises(DataError, match=r"loose.png is in no class folder; expected CLASS/loose.png"):
+        read_folder("x", tmp_path)
+    (tmp_path / "loose.png").unlink()
+    place(tmp_path, {"a/1.png": picture(1), "a/2.png": picture(2)[:40]})
+    with pytest.raises(DataError, match="truncated or corrupted"):
+        read_folder("x", tmp_path)
+    archive = tmp_path / "mini.zip"
+    archive.write_bytes(b"PK nothing")
+    with pytest.raises(DataError, match=r"mini.zip is truncated or corrupted"):
+        mini_imagenet(tmp_path)

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+import torch
+
+from cdfl.data import DataError, Dataset
+
+IMAGES, LABELS = np.zeros((3, 4, 4), np.uint8), [0, 1, 2]
+
+
+def test_arrays_become_channels_first():
+    colour = np.arange(3 * 4 * 5 * 3, dtype=np.uint8).reshape(3, 4, 5, 3)
+    data = Dataset.from_arrays("mine", (colour, LABELS), (colour, LABELS))
+    assert data.input_shape == (3, 4, 5)
+    assert data.num_classes == 3
+    assert data.train_images[1, 2, 3, 4] == colour[1, 3, 4, 2]
+    assert data.train_labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ((IMAGES, [0, 1, 7]), (IMAGES, LABELS), "mine train: label 7 is out of range; 3 classes are numbered 0..2"),
+        ((IMAGES, [0, -1, 2]), (IMAGES, LABELS), "mine train: label -1 is out of range"),
+        ((IMAGES, [0, 1]), (IMAGES, LABELS), "mine train: 3 images need as many int64 labels"),
+        ((IMAGES, LABELS), (IMAGES[:, :3], LABELS), r"mine: train images are \(1, 4, 4\) .* resize them to one size"),
+        ((IMAGES, LABELS), (IMAGES[:0], []), "mine: there are no test images"),
+        ((IMAGES.astype(float), LABELS), (IMAGES, LABELS), "images must be uint8, got float64; scale them"),
+        ((IMAGES[0], LABELS), (IMAGES, LABELS), r"images must be \(N, H, W\)"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_sentence(train, test, message):
+    with pytest.raises(DataError, match=message):
+        Dataset.from_arrays("mine", train, test, num_classes=3)

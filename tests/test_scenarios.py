@@ -1,0 +1,161 @@
+import json
+
+import pytest
+
+from cdfl.core.hyperparams import Hyperparams
+from cdfl.core.presets import PAPER
+from cdfl.data import DataError, Domains, PaperDrift, Rotations, Sizes, Sudden
+from cdfl.models import MODELS
+from cdfl.scenarios import Scenario, list_scenarios, load_scenario
+
+
+def test_the_papers_rows_have_their_run_sizes():
+    rows = {s.paper_row: s for s in list_scenarios() if s.paper_row is not None and s.name == s.paper_row}
+    assert rows.keys() == PAPER.keys()
+    for name, scenario in rows.items():
+        assert scenario.drift == PaperDrift(0.4, 0.9)
+        assert (scenario.sizes.low, scenario.sizes.high) == (500, 2000)
+        assert (scenario.sizes.pretraining, scenario.sizes.proxy) == (3000, 1000)
+        if name != "digit-recognition":
+            each = 25 if name.startswith("fashion") else 20
+            assert scenario.num_clients == 20 * scenario.num_clusters == 20 * int(name[-1])
+            assert scenario.num_uploads == each * scenario.num_clients
+            assert PAPER[name].max_staleness == scenario.num_clients
+    digits = rows["digit-recognition"]
+    assert (digits.num_clusters, digits.num_clients, digits.num_uploads) == (3, 100, 4000)
+
+
+@pytest.mark.parametrize(
+    ("name", "clusters", "clients", "uploads"),
+    [
+        ("fashion-mnist-1", 1, 20, 500),
+        ("cifar-100-1", 1, 20, 400),
+        ("fashion-mnist-4-ablation", 4, 100, 2000),
+        ("cifar-100-4-ablation", 4, 100, 1000),
+        ("cifar-10-4", 4, 80, 1600),
+        ("mnist-4", 4, 80, 2000),
+        ("fashion-mnist-4-labels", 4, 80, 2000),
+        ("fashion-mnist-4-sudden", 4, 80, 2000),
+    ],
+)
+def test_the_other_runs(name, clusters, clients, uploads):
+    scenario = load_scenario(name)
+    assert (scenario.num_clusters, scenario.num_clients, scenario.num_uploads) == (clusters, clients, uploads)
+
+
+@pytest.mark.parametrize("scenario", list_scenarios(), ids=lambda scenario: scenario.name)
+def test_every_scenario_is_whole(scenario):
+    assert scenario.model in MODELS
+    assert Hyperparams(**scenario.hyperparams)  # known names, sane values
+    if scenario.name.startswith("digits-"):
+        federation = scenario.federation(seed=1)
+        images, labels = federation.fetch(federation.draw(5, 6).train)
+        assert len(images) == len(labels) >= 20
+        assert federation.notes == ()
+
+
+@pytest.mark.parametrize("scenario", list_scenarios(), ids=lambda scenario: scenario.name)
+def test_every_scenario_can_be_stored(scenario):
+    plain = json.loads(json.dumps(scenario.to_dict()))
+    assert (plain["name"], plain["num_clients"]) == (scenario.name, scenario.num_clients)
+    assert plain["clusters"]["kind"] == type(scenario.clusters).__name__
+    assert plain["drift"]["kind"] == type(scenario.drift).__name__
+
+
+def test_a_toml_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("""
+        model = "small-cnn"
+        num_clients = 10
+        num_uploads = 100
+        [clusters]
+        kind = "rotations"
+        source = "digits"
+        num_clusters = 2
+        [drift]
+        kind = "sudden"
+        every = 3
+        [sizes]
+        low = 20
+        high = 30
+        [hyperparams]
+        batch_size = 16
+    """)
+    scenario = load_scenario(str(path))
+    assert scenario.name == "mine"
+    assert scenario.clusters == Rotations("digits", 2)
+    assert scenario.drift == Sudden(every=3)
+    assert scenario.sizes == Sizes(low=20, high=30)
+    assert scenario.hyperparams == {"batch_size": 16}
+    assert scenario.federation().num_clusters == 2
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
+        '[clusters]\nkind = "domains"\nsources = ["mnist+a.npz", "b.npz"]\nshape = [3, 32, 32]\n'
+    )
+    expected = Domains((f"mnist+{tmp_path / 'a.npz'}", str(tmp_path / "b.npz")), (3, 32, 32))
+    assert load_scenario(str(path)).clusters == expected
+
+
+def test_a_python_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import replace\nfrom cdfl.scenarios import load_scenario\n"
+        'scenario = replace(load_scenario("digits-4"), name="mine", num_clients=3)\n'
+    )
+    assert load_scenario(str(path)).num_clients == 3
+    path.write_text("scenario = 3\n")
+    with pytest.raises(DataError, match=r"must set `scenario` to a cdfl.scenarios.Scenario, got int"):
+        load_scenario(str(path))
+
+
+WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("= 3", "is no TOML file"),
+        (WHOLE, r"needs a table \[clusters\]"),
+        (
+            WHOLE + '[clusters]\nkind = "spirals"',
+            r"\[clusters\] has kind 'spirals'; expected one of rotations, domains",
+        ),
+        (
+            WHOLE + '[clusters]\nkind = "rotations"\nsorce = "digits"',
+            r"has 'sorce'; expected only source, num_clusters",
+        ),
+        (WHOLE + '[clusters]\nkind = "rotations"', r"\[clusters\]: .*missing 2 required"),
+        ("clients = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', "the file has 'clients'"),
+        (
+            WHOLE.replace("cnn", "vgg") + '[clusters]\nkind = "shifts"\nsource = "digits"',
+            "there is no model 'vgg'; expected one of",
+        ),
+        (
+            WHOLE.replace("clients = 1", "clients = 0") + '[clusters]\nkind = "shifts"\nsource = "digits"',
+            "0 clients and 1 uploads; expected at least 1 of each",
+        ),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_scenario(str(path))
+
+
+def test_an_unknown_name_and_a_missing_file():
+    with pytest.raises(DataError, match="there is no scenario 'digits-5'; `cdfl scenarios` lists them"):
+        load_scenario("digits-5")
+    with pytest.raises(DataError, match=r"there is no file nowhere\.toml"):
+        load_scenario("nowhere.toml")
+
+
+def test_a_scenario_in_python_needs_little():
+    scenario = Scenario("mine", "", Rotations("digits", 3), "small-cnn", num_clients=3, num_uploads=9)
+    federation = scenario.federation()
+    assert federation.num_clusters == 3
+    assert len(federation.notes) == 2  # 1,297 images are too few for the paper's server sets
