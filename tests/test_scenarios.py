@@ -129,6 +129,12 @@ WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
             r"has 'sorce'; expected only source, num_clusters",
         ),
         (WHOLE + '[clusters]\nkind = "rotations"', r"\[clusters\]: .*missing 2 required"),
+        ("clusters = 3\n" + WHOLE, r"\[clusters\] has kind 3; expected one of rotations"),
+        ("sizes = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', r"\[sizes\] is 3; expected a table"),
+        (
+            WHOLE.replace("1", '"ten"') + '[clusters]\nkind = "shifts"\nsource = "digits"',
+            "the file: '<' not supported between instances of 'str' and 'int'",
+        ),
         ("clients = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', "the file has 'clients'"),
         (
             WHOLE.replace("cnn", "vgg") + '[clusters]\nkind = "shifts"\nsource = "digits"',

@@ -65,19 +65,21 @@ def _scenario(path: Path, values: dict[str, Any]) -> Scenario:
     if "drift" in values:
         values["drift"] = _part(path, "drift", DRIFTS, values["drift"])
     if "sizes" in values:
-        values["sizes"] = _make(path, "sizes", Sizes, values["sizes"])
+        values["sizes"] = _make(path, "[sizes]", Sizes, values["sizes"])
     made: Scenario = _make(path, "the file", Scenario, values)
     return made
 
 
-def _part(path: Path, table: str, kinds: dict[str, type], values: dict[str, Any]) -> Any:
-    kind = values.get("kind")
+def _part(path: Path, table: str, kinds: dict[str, type], values: Any) -> Any:
+    kind = values.get("kind") if isinstance(values, dict) else values
     if kind not in kinds:
         raise DataError(f"{path}: [{table}] has kind {kind!r}; expected one of {', '.join(kinds)}")
     return _make(path, f"[{table}]", kinds[kind], {key: value for key, value in values.items() if key != "kind"})
 
 
-def _make(path: Path, where: str, make: Callable[..., Any], values: dict[str, Any]) -> Any:
+def _make(path: Path, where: str, make: Callable[..., Any], values: Any) -> Any:
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: {where} is {values!r}; expected a table")
     known = [field.name for field in fields(make)] if is_dataclass(make) else []
     for key in values:
         if key not in known:
