@@ -82,6 +82,6 @@ def _likeness(values: Tensor, bar: Bar, name: str) -> Tensor:
         )
     above = values - (values.min() if bar == "min" else bar)
     total = above.sum()
-    if not total.abs() > CANCELLED * above.abs().sum():  # so written that a sum that overflowed counts as well
+    if total.abs() <= CANCELLED * above.abs().sum():
         return torch.full_like(above, 1 - 1 / len(above))
     return 1 - above / total

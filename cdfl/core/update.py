@@ -41,7 +41,7 @@ def staleness_factor(staleness: Tensor, hyperparams: Hyperparams) -> Tensor:
     slope, grace = hyperparams.staleness_slope, hyperparams.staleness_grace
     staleness = staleness.double()
     counted = staleness if hyperparams.staleness_hinge == "paper" else staleness - grace
-    return torch.where(staleness < grace, 1.0, 1 / (slope * counted.clamp(min=0) + 1))
+    return torch.where(staleness < grace, 1.0, 1 / (slope * counted + 1))
 
 
 def at_floor(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:

@@ -1,0 +1,46 @@
+import torch
+
+from cdfl.core import Hyperparams, pretrain
+
+from .toy import Point, bits, half_square
+
+# Two sets, with targets 0 and 4; a step of one half a pass. Pre-training has no model to stay near to: rho is not used.
+SETS = [(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 1), torch.full((2, 1), 4.0))]
+SETTINGS = Hyperparams(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=100.0, batch_size=4)
+
+
+def clusters(model, shared_epochs, separate_epochs, **others):
+    hyperparams = SETTINGS.replace(shared_epochs=shared_epochs, separate_epochs=separate_epochs)
+    return pretrain(model, SETS, half_square, hyperparams, torch.Generator().manual_seed(0), **others).tolist()
+
+
+def test_shared_first_then_apart_worked_by_hand():
+    assert clusters(Point(0.0), 1, 0) == [[1], [1]]  # all targets together have mean 2: 0 - .5 * (0 - 2)
+    assert clusters(Point(0.0), 1, 1) == [[0.5], [2.5]]  # 1 - .5 * (1 - 0), 1 - .5 * (1 - 4)
+    assert clusters(Point(0.0), 0, 1) == [[0], [2]]  # apart, from the model's own weights
+    assert clusters(Point(0.0), 2, 2) == [[0.375], [3.375]]  # 1.5; .75, .375; 2.75, 3.375
+    assert clusters(Point(8.0), 0, 0) == [[8], [8]]
+
+
+def test_the_model_is_untouched():
+    model = Point(8.0)
+    clusters(model, 1, 1)
+    assert bits(model.weights.detach()) == bits(torch.tensor([8.0]))
+
+
+def test_progress_is_told():
+    told = []
+    clusters(Point(0.0), 1, 1, progress=told.append)
+    assert told == ["pre-training the shared model", "pre-training cluster 1 of 2", "pre-training cluster 2 of 2"]
+
+
+def test_the_generator_decides_the_order():
+    """Batches of one: the last target seen weighs most, so another order is another model."""
+
+    def run(seed):
+        sets = [(torch.zeros(16, 1), torch.arange(16.0)[:, None])]
+        hyperparams = SETTINGS.replace(batch_size=1, shared_epochs=1, separate_epochs=1)
+        return bits(pretrain(Point(0.0), sets, half_square, hyperparams, torch.Generator().manual_seed(seed)))
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)

@@ -1,0 +1,53 @@
+"""A world small enough to work out by hand: F(w; D_k) = ||w - centre_k||^2."""
+
+import torch
+from torch import Tensor, nn
+
+from cdfl.core import ServerState, initial_state
+
+
+class Proxy:
+    """The proxy sets of the toy world; remembers which clusters it was asked about."""
+
+    def __init__(self, centres) -> None:
+        self.centres = torch.as_tensor(centres)  # (K, P)
+        self.calls: list[list[int]] = []
+
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        assert models.shape == (len(clusters), self.centres.shape[1])
+        self.calls.append(clusters.tolist())
+        return ((models - self.centres[clusters]) ** 2).sum(dim=1)
+
+
+def forbidden(models: Tensor, clusters: Tensor) -> Tensor:
+    """An `evaluate` that nobody may call."""
+    raise AssertionError("evaluate was called")
+
+
+def pair() -> tuple[ServerState, Proxy]:
+    """Two clusters of one number each, w = (0, 10), with centres (1, 9): each has a loss of 1."""
+    proxy = Proxy([[1.0], [9.0]])
+    state = initial_state(torch.tensor([[0.0], [10.0]]), proxy)
+    proxy.calls.clear()
+    return state, proxy
+
+
+class Point(nn.Module):
+    """A model that is its weights, whatever the input."""
+
+    def __init__(self, *weights: float) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor(weights))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.weights.expand(len(inputs), -1)
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    """||outputs - targets||^2 / 2 of a sample, on average; its gradient at a Point w is w - mean(targets)."""
+    return ((outputs - targets) ** 2).sum(dim=1).mean() / 2
+
+
+def bits(tensor: Tensor) -> list[int]:
+    """Equal only for tensors that are equal bit by bit: unlike ==, tells -0.0 from 0.0."""
+    return tensor.reshape(-1).contiguous().view(torch.uint8).tolist()
