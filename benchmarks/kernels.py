@@ -1,0 +1,244 @@
+"""Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside plain PyTorch doing the same work.
+
+    python benchmarks/kernels.py [--out results.json] [--widths 1 4 8 16 64] [--images 28x1 | 32x3]
+
+Times are microseconds for one client and one training step of a batch of 128 (forward, backward, Adam with the
+proximal term), medians over replays of a CUDA graph, except for the eager loop, which cannot be captured.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cdfl.models.cnn import cnn
+from cdfl.sim import kernels
+from cdfl.sim.kernels import conv
+
+BATCH, CLASSES, LR, RHO = 128, 10, 1e-3, 0.1
+
+
+def microseconds(work: Callable[[], Any], calls: int = 20, replays: int = 7) -> float:
+    """Median time of one call, over replays of a graph of `calls` of them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # compiles, and makes handles and workspaces, none of which can be captured
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            work()
+    graph.replay()
+    return statistics.median(_timed(graph.replay) for _ in range(replays)) / calls
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+class Stack:
+    """B clients with their own parameters, Adam state and one batch each."""
+
+    def __init__(self, width: int, shape: tuple[int, int, int]) -> None:
+        torch.manual_seed(0)
+        models = [cnn(shape, CLASSES) for _ in range(width)]
+        shapes = [tuple(p.shape) for p in models[0].parameters()]
+        sizes = [p.numel() for p in models[0].parameters()]
+        self.size = sum(sizes)
+        # Rows are padded to 128 bytes: cuBLAS is several times slower on rows that start unaligned.
+        self.flat = torch.zeros(width, -(-self.size // 32) * 32, device="cuda")
+        for client, model in enumerate(models):
+            self.flat[client, : self.size] = nn.utils.parameters_to_vector(model.parameters()).detach()
+        self.params = self.flat[:, : self.size]
+        pieces = self.params.split(sizes, dim=1)
+        self.leaves = [p.view(width, *s).detach().requires_grad_() for p, s in zip(pieces, shapes, strict=True)]
+        self.grads, self.first, self.second = (torch.zeros_like(self.flat)[:, : self.size] for _ in range(3))
+        self.grad_pieces = [p.view(width, *s) for p, s in zip(self.grads.split(sizes, 1), shapes, strict=True)]
+        self.anchors = self.flat.clone()[:, : self.size]
+        self.steps = torch.zeros(width, dtype=torch.int64, device="cuda")
+        self.active = torch.ones(width, dtype=torch.bool, device="cuda")
+        channels, height, side = shape
+        images = torch.rand(width, BATCH, height, side, channels, device="cuda")
+        self.x = images.permute(0, 1, 4, 2, 3)  # (B, N, C, H, W), channels-last in memory
+        self.y = torch.randint(CLASSES, (width, BATCH), device="cuda")
+
+    def step(self, block: Callable[..., Tensor], dtype: torch.dtype = torch.float32, fused: bool = True) -> None:
+        """One training step of all clients; `block` is the convolution, `fused` takes the other kernels as well."""
+        w1, b1, w2, b2, w3, b3, w4, b4 = self.leaves
+        h = block(block(self.x, w1, b1), w2, b2).flatten(2)  # (B, N, 1024)
+        h = torch.baddbmm(b3.to(dtype)[:, None], h, w3.to(dtype).mT).relu()
+        z = torch.baddbmm(b4.to(dtype)[:, None], h, w4.to(dtype).mT)  # (B, N, classes)
+        loss = kernels.cross_entropy(z, self.y) if fused else kernels.cross_entropy_torch(z, self.y)
+        grads = torch.autograd.grad(loss.sum(), self.leaves)
+        torch._foreach_copy_(self.grad_pieces, grads)
+        adam = kernels.adam_step_ if fused else kernels.adam_step_torch_
+        adam(
+            self.params, self.grads, self.first, self.second, self.steps, lr=LR, anchors=self.anchors,
+            active=self.active, rho=RHO,
+        )  # fmt: skip
+        self.steps += self.active
+
+
+def im2col(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same block by unfolding and one batched matrix product."""
+    B, N, C, H, W = x.shape
+    OC, kernel = weight.shape[1], weight.shape[3]
+    patches = x.unfold(3, kernel, 1).unfold(4, kernel, 1)  # (B, N, C, H', W', k, k)
+    columns = patches.permute(0, 1, 3, 4, 2, 5, 6).reshape(B, -1, C * kernel * kernel)
+    out = torch.baddbmm(bias[:, None], columns, weight.flatten(2).mT)  # (B, N*H'*W', OC)
+    out = out.view(B * N, H - kernel + 1, W - kernel + 1, OC).permute(0, 3, 1, 2)
+    return F.max_pool2d(out.relu(), 2).unflatten(0, (B, N))
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same block as one convolution with a group for each client."""
+    B = x.shape[0]
+    out = F.conv2d(x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1), bias.flatten(), groups=B)
+    return F.max_pool2d(out.relu(), 2).unflatten(1, (B, -1)).transpose(0, 1)
+
+
+def eager(shape: tuple[int, int, int]) -> float:
+    """One client in plain PyTorch, as it is usually written."""
+    model = cnn(shape, CLASSES).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    anchors = [p.detach().clone() for p in model.parameters()]
+    x, y = torch.rand(BATCH, *shape, device="cuda"), torch.randint(CLASSES, (BATCH,), device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        proximal = sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchors, strict=True))
+        (F.cross_entropy(model(x), y) + RHO / 2 * proximal).backward()
+        optimizer.step()
+
+    def steps() -> None:
+        for _ in range(20):
+            step()
+
+    steps()
+    return statistics.median(_timed(steps) for _ in range(5)) / 20
+
+
+def check(shape: tuple[int, int, int]) -> dict[str, float]:
+    """Relative errors against float64 on fresh random inputs, and whether two runs give the same bits."""
+    errors: dict[str, float] = {}
+    rounding: dict[kernels.Precision, Callable[[Tensor], Tensor]] = {
+        "ieee": lambda t: t,
+        "tf32": lambda t: (t.contiguous().view(torch.int32) & -0x2000).view(torch.float32),  # the matrix unit cuts off
+        "bf16": lambda t: t.bfloat16(),
+    }
+    for layer, (N, C, size, OC, kernel) in {
+        "conv1": (BATCH, shape[0], shape[1], 32, 5),
+        "conv2": (BATCH, 32, (shape[1] - 4) // 2, 64, 5),
+        "odd": (37, 16, 11, 48, 3),
+    }.items():
+        x = torch.randn(3, N, size, size, C, device="cuda").permute(0, 1, 4, 2, 3)
+        weight = torch.randn(3, OC, C, kernel, kernel, device="cuda") / (C * kernel * kernel) ** 0.5
+        bias = torch.randn(3, OC, device="cuda") / 10
+        side = (size - kernel + 1) // 2
+        upstream = torch.randn(3, N, OC, side, side, device="cuda")
+        for precision in rounding:
+            # The reference gets its operands rounded alike: rounding changes which of two close corners wins, and the
+            # gradient of a corner that lost is far from small.
+            rounded = [rounding[precision](t) for t in (x, weight)]
+            inputs = [t.double().requires_grad_() for t in (*rounded, bias)]
+            exact = kernels.conv_relu_pool_torch(inputs[0], inputs[1], inputs[2], "ieee")
+            ours = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+            results = []
+            for _ in range(2):
+                out = kernels.conv_relu_pool(ours[0], ours[1], ours[2], precision)
+                results.append([out, *torch.autograd.grad(out, ours, upstream.to(out.dtype))])
+            same = all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+            errors[f"{layer} {precision} reproducible"] = float(same)
+            reference = [exact, *torch.autograd.grad(exact, inputs, upstream.double())]
+            for name, a, b in zip(("out", "grad_x", "grad_weight", "grad_bias"), results[0], reference, strict=True):
+                errors[f"{layer} {precision} {name}"] = ((a.double() - b).norm() / b.norm()).item()
+    return errors
+
+
+def kernel_times(stack: Stack, precision: kernels.Precision) -> dict[str, float]:
+    """Each kernel alone, microseconds a client."""
+    w1, b1, w2, b2, *_ = (leaf.detach() for leaf in stack.leaves)
+    width = stack.x.shape[0]
+    images = conv._channels_last(stack.x)
+    hidden, corner1 = conv._forward(images, w1, b1, precision)
+    out, corner2 = conv._forward(hidden, w2, b2, precision)
+    grad1, grad2 = torch.randn_like(hidden), torch.randn_like(out)
+    works: dict[str, Callable[[], Any]] = {
+        "conv1 forward": lambda: conv._forward(images, w1, b1, precision),
+        "conv2 forward": lambda: conv._forward(hidden, w2, b2, precision),
+        "conv2 grad weight": lambda: conv._grad_weight(hidden, grad2, corner2, w2, precision),
+        "conv2 grad input": lambda: conv._grad_input(hidden, grad2, corner2, w2, precision),
+        "conv1 grad weight": lambda: conv._grad_weight(images, grad1, corner1, w1, precision),
+        "adam": lambda: kernels.adam_step_(
+            stack.params, stack.grads, stack.first, stack.second, stack.steps, lr=LR, anchors=stack.anchors,
+            active=stack.active, rho=RHO,
+        ),
+    }  # fmt: skip
+    return {name: microseconds(work) / width for name, work in works.items()}
+
+
+def main() -> None:
+    """Check, time, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser.add_argument("--images", default="28x1", help="size x channels")
+    options = parser.parse_args()
+    size, channels = (int(n) for n in options.images.split("x"))
+    shape = (channels, size, size)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+
+    errors = check(shape)
+    for name, value in errors.items():
+        print(f"{name:32s} {value:.2e}" if "repro" not in name else f"{name:32s} {bool(value)}")
+    ways: dict[str, Callable[[Stack], None]] = {
+        "im2col + bmm": lambda stack: stack.step(im2col, fused=False),
+        "grouped convolution": lambda stack: stack.step(grouped, fused=False),
+        "kernels, tf32": lambda stack: stack.step(lambda *t: kernels.conv_relu_pool(*t, "tf32")),
+        "kernels, bf16": lambda stack: stack.step(lambda *t: kernels.conv_relu_pool(*t, "bf16"), torch.bfloat16),
+    }
+    rows: dict[str, dict[str, float]] = {"eager PyTorch, one client": {"1": eager(shape)}}
+    for width in options.widths:
+        stack = Stack(width, shape)
+        for name, way in ways.items():
+            if width > 16 and "kernels" not in name:
+                continue  # their memory and time grow with the width; the time a client does not fall any more
+            work = lambda way=way, stack=stack: way(stack)  # noqa: E731
+            rows.setdefault(name, {})[str(width)] = microseconds(work, calls=5) / width
+        for precision in ("tf32", "bf16"):
+            for name, value in kernel_times(stack, precision).items():
+                rows.setdefault(f"  {precision} {name}", {})[str(width)] = value
+    print(f"\n{'microseconds a client-step':34s}" + "".join(f"{'B=' + str(w):>9s}" for w in options.widths))
+    for name, row in rows.items():
+        print(f"{name:34s}" + "".join(f"{row[str(w)]:9.1f}" if str(w) in row else " " * 9 for w in options.widths))
+    if options.out:
+        machine = {
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
+            "date": date.today().isoformat(),
+        }  # fmt: skip
+        options.out.write_text(
+            json.dumps({"machine": machine, "images": shape, "errors": errors, "us": rows}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+# mypy: ignore-errors
+# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+"""Triton kernels for `conv_relu_pool`: implicit matrix products that never write the full-size convolution.
+
+A pooling window covers four outputs of the convolution, its *corners* 0..3 in row-major order. The forward kernel
+computes all four in registers and stores only their maximum and, as one byte, the corner it came from, or `DEAD` where
+ReLU cut it off. That byte is all the backward kernels need: the gradient of a corner is the pooled gradient where the
+byte names that corner, and zero elsewhere.
+
+No block size depends on the number of clients and nothing is added atomically: a client's results are the same
+bits in every run, whoever else is in the stack.
+Images are channels-last inside the kernels, and a filter's weights are ordered (kh, kw, C), so that neighbouring
+threads read neighbouring addresses.
+"""
+
+from cdfl.sim.kernels.triton_or_stub import jit, tl
+
+DEAD = 4  # the corner stored where ReLU's output is zero: no gradient passes
+
+
+@jit
+def window_offset(window, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr):
+    """Where, in a client's images (N, H, W, C), the upper left input of each pooling window lies."""
+    image = window // (HP * WP)
+    row = (window // WP) % HP
+    return ((image * H + 2 * row) * W + 2 * (window % WP)) * C
+
+
+@jit
+def round_to_tf32(x):
+    """The nearest float with 10 bits of mantissa (halves away from zero)."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@jit
+def forward_kernel(
+    x,  # (B, N, H, W, C)
+    weight,  # (B, OC, K) with K = (kh, kw, C), already in the operands' type
+    bias,  # (B, OC), rows any distance apart
+    out,  # (B, N, HP, WP, OC)
+    corner,  # the same, uint8
+    x_stride,
+    bias_stride,
+    windows,  # N * HP * WP
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OC: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # windows
+    BLOCK_K: tl.constexpr,  # (kh, kw, C)
+    BLOCK_O: tl.constexpr,
+):
+    """One program: BLOCK_M windows of one client, BLOCK_O filters."""
+    K: tl.constexpr = KH * KW * C
+    HP: tl.constexpr = (H - KH + 1) // 2
+    WP: tl.constexpr = (W - KW + 1) // 2
+    client = tl.program_id(2).to(tl.int64)
+    window = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    inside = (window < windows)[:, None]
+    start = x + client * x_stride + window_offset(window, H, W, C, HP, WP)[:, None]
+    filters = weight + client * OC * K + o[None, :] * K
+    acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc2 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc3 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    for k0 in range(0, K, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        tap = k // C
+        pixel = start + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
+        valid = inside & (k < K)[None, :]
+        w = tl.load(filters + k[:, None], mask=(k < K)[:, None] & (o < OC)[None, :], other=0.0)  # (BLOCK_K, BLOCK_O)
+        x0 = tl.load(pixel, mask=valid, other=0.0).to(w.dtype)  # (BLOCK_M, BLOCK_K)
+        x1 = tl.load(pixel + C, mask=valid, other=0.0).to(w.dtype)
+        x2 = tl.load(pixel + W * C, mask=valid, other=0.0).to(w.dtype)
+        x3 = tl.load(pixel + (W + 1) * C, mask=valid, other=0.0).to(w.dtype)
+        acc0 = tl.dot(x0, w, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(x1, w, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(x2, w, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(x3, w, acc3, input_precision=PRECISION)
+    # The bias goes on before the comparison: its rounding can make ties, and a tie goes to the first corner.
+    # A NaN wins, as in PyTorch, so that a client that diverged is seen to have diverged.
+    b = tl.load(bias + client * bias_stride + o, mask=o < OC, other=0.0)[None, :]
+    best = acc0 + b
+    which = tl.zeros((BLOCK_M, BLOCK_O), tl.int32)
+    value = acc1 + b
+    wins = (value > best) | (value != value)
+    best = tl.where(wins, value, best)
+    which = tl.where(wins, 1, which)
+    value = acc2 + b
+    wins = (value > best) | (value != value)
+    best = tl.where(wins, value, best)
+    which = tl.where(wins, 2, which)
+    value = acc3 + b
+    wins = (value > best) | (value != value)
+    best = tl.where(wins, value, best)
+    which = tl.where(wins, 3, which)
+    dead = best <= 0
+    place = (client * windows + window)[:, None] * OC + o[None, :]
+    stored = inside & (o < OC)[None, :]
+    tl.store(out + place, tl.where(dead, 0.0, best).to(out.dtype.element_ty), mask=stored)
+    tl.store(corner + place, tl.where(dead, 4, which).to(tl.uint8), mask=stored)
+
+
+@jit
+def grad_weight_kernel(
+    x,  # (B, N, H, W, C)
+    grad,  # (B, N, HP, WP, OC): gradient of the pooled output
+    corner,  # the same, uint8
+    partial,  # (splits, B, OC, K + 1): one sum for each share of the windows; the last column is the bias
+    x_stride,
+    windows,
+    share,  # windows of a program
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OC: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    BF16: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # windows at a time
+    BLOCK_K: tl.constexpr,  # (kh, kw, C)
+    BLOCK_O: tl.constexpr,
+):
+    """One program: BLOCK_K weights of BLOCK_O filters of one client, summed over one share of the windows."""
+    K: tl.constexpr = KH * KW * C
+    HP: tl.constexpr = (H - KH + 1) // 2
+    WP: tl.constexpr = (W - KW + 1) // 2
+    OUTER: tl.constexpr = (OC + BLOCK_O - 1) // BLOCK_O
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1)
+    k = (tl.program_id(0) // OUTER) * BLOCK_K + tl.arange(0, BLOCK_K)
+    o = (tl.program_id(0) % OUTER) * BLOCK_O + tl.arange(0, BLOCK_O)
+    tap = k // C
+    pixel = x + client * x_stride + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
+    acc = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    bias = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    stop = tl.minimum((split + 1) * share, windows)
+    for first in range(split * share, stop, BLOCK_M):
+        window = first + tl.arange(0, BLOCK_M)
+        inside = window < stop
+        place = (client * windows + window)[:, None] * OC + o[None, :]
+        read = inside[:, None] & (o < OC)[None, :]
+        g = tl.load(grad + place, mask=read, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_O)
+        which = tl.load(corner + place, mask=read, other=4)
+        bias += tl.where(which < 4, g, 0.0)
+        here = pixel + window_offset(window, H, W, C, HP, WP)[:, None]
+        valid = inside[:, None] & (k < K)[None, :]
+        for i in tl.static_range(4):
+            inputs = tl.load(here + ((i // 2) * W + i % 2) * C, mask=valid, other=0.0)  # (BLOCK_M, BLOCK_K)
+            masked = tl.where(which == i, g, 0.0)  # (BLOCK_M, BLOCK_O)
+            if BF16:
+                inputs = inputs.to(tl.bfloat16)
+                masked = masked.to(tl.bfloat16)
+            elif PRECISION == "tf32":
+                # The matrix unit would round by itself, but it also wants this operand transposed. Rounding here
+                # takes it through registers, where that is done, and lets the copy from memory move 16 bytes at once.
+                inputs = round_to_tf32(inputs)
+            acc = tl.dot(tl.trans(masked), inputs, acc, input_precision=PRECISION)
+    rows = partial + ((split * tl.num_programs(2) + client) * OC + o) * (K + 1)
+    tl.store(rows[:, None] + k[None, :], acc, mask=(o < OC)[:, None] & (k < K)[None, :])
+    if tl.program_id(0) < OUTER:
+        tl.store(rows + K, tl.sum(bias, axis=0), mask=o < OC)
+
+
+@jit
+def reduce_kernel(
+    partial,  # (splits, B, OC, K + 1)
+    grad_weight,  # (B, OC, C, kh, kw)
+    grad_bias,  # (B, OC)
+    splits,
+    C: tl.constexpr,
+    OC: tl.constexpr,
+    TAPS: tl.constexpr,  # kh * kw
+    BLOCK: tl.constexpr,
+):
+    """Add the shares up in their order, and bring the weights into PyTorch's order. One program: BLOCK sums."""
+    ROW: tl.constexpr = TAPS * C + 1
+    client = tl.program_id(1).to(tl.int64)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < OC * ROW
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in range(splits):
+        total += tl.load(partial + (split * tl.num_programs(1) + client) * OC * ROW + entry, mask=inside, other=0.0)
+    o = entry // ROW
+    k = entry % ROW
+    is_bias = k == ROW - 1
+    tl.store(grad_weight + ((client * OC + o) * C + k % C) * TAPS + k // C, total, mask=inside & ~is_bias)
+    tl.store(grad_bias + client * OC + o, total, mask=inside & is_bias)
+
+
+@jit
+def grad_input_kernel(
+    grad,  # (B, N, HP, WP, OC)
+    corner,  # the same, uint8
+    weight,  # (B, kh, kw, C, OC), already in the operands' type
+    grad_x,  # (B, N, H, W, C)
+    images,  # N
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OC: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # images
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,  # (pixel of the 2x2 square, C)
+):
+    """One program: the same 2x2 square of input pixels in BLOCK_N images of one client.
+
+    All rows of the product lie at one place of the image, so the pooling windows that this place reaches are known
+    to the whole program and the others are skipped: nothing is spent on the border, which in a 12x12 image under a
+    5x5 filter would be more than half of the work.
+    """
+    HP: tl.constexpr = (H - KH + 1) // 2
+    WP: tl.constexpr = (W - KW + 1) // 2
+    SQUARES: tl.constexpr = (W + 1) // 2
+    OUTER: tl.constexpr = (OC + BLOCK_O - 1) // BLOCK_O
+    INNER: tl.constexpr = (4 * C + BLOCK_C - 1) // BLOCK_C
+    client = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    square = tl.program_id(1) // INNER
+    u = square // SQUARES
+    v = square % SQUARES
+    column = (tl.program_id(1) % INNER) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = column % C
+    p = column // C // 2  # row and column of the pixel in its square; p > 1: padding of the block
+    q = column // C % 2
+    top = tl.maximum(u - KH // 2, 0)  # windows that reach the square: rows top..u, columns left..v
+    left = tl.maximum(v - KW // 2, 0)
+    across = tl.minimum(WP - 1, v) - left + 1
+    down = tl.minimum(HP - 1, u) - top + 1
+    acc = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    for step in range(tl.maximum(across, 0) * tl.maximum(down, 0) * OUTER):
+        i = top + step // OUTER // across
+        j = left + step // OUTER % across
+        o = (step % OUTER) * BLOCK_O + tl.arange(0, BLOCK_O)
+        place = (((client * images + n) * HP + i) * WP + j)[:, None] * OC + o[None, :]
+        read = (n < images)[:, None] & (o < OC)[None, :]
+        g = tl.load(grad + place, mask=read, other=0.0).to(weight.dtype.element_ty)  # (BLOCK_N, BLOCK_O)
+        which = tl.load(corner + place, mask=read, other=4)
+        for r in tl.static_range(2):
+            for s in tl.static_range(2):
+                kh = 2 * (u - i) + p - r  # the weight that leads from this pixel to corner (r, s) of window (i, j)
+                kw = 2 * (v - j) + q - s
+                reaches = (p < 2) & (kh >= 0) & (kh < KH) & (kw >= 0) & (kw < KW)
+                line = ((client * KH + kh) * KW + kw) * C + c
+                valid = reaches[None, :] & (o < OC)[:, None]
+                w = tl.load(weight + line[None, :] * OC + o[:, None], mask=valid, other=0.0)  # (BLOCK_O, BLOCK_C)
+                masked = tl.where(which == 2 * r + s, g, 0.0).to(w.dtype)
+                acc = tl.dot(masked, w, acc, input_precision=PRECISION)
+    y = 2 * u + p
+    z = 2 * v + q
+    place = (((client * images + n)[:, None] * H + y[None, :]) * W + z[None, :]) * C + c[None, :]
+    stored = (n < images)[:, None] & ((p < 2) & (y < H) & (z < W))[None, :]
+    tl.store(grad_x + place, acc.to(grad_x.dtype.element_ty), mask=stored)

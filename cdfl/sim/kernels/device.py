@@ -1,0 +1,33 @@
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def runs_triton(*tensors: Tensor) -> bool:
+    """Whether the Triton kernels can take these tensors: on a CUDA device, and float32 or bfloat16."""
+    return all(t.is_cuda and t.dtype in (torch.float32, torch.bfloat16) for t in tensors) and _installed()
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def ceil_div(size: int, block: int) -> int:
+    """How many blocks cover a size.
+
+    >>> ceil_div(9, 4)
+    3
+    """
+    return -(-size // block)
+
+
+def power_of_two(size: int, least: int, most: int) -> int:
+    """The smallest power of two that holds `size`, kept between two bounds: a block of a matrix unit.
+
+    >>> power_of_two(25, 16, 64), power_of_two(3, 16, 64), power_of_two(800, 16, 64)
+    (32, 16, 64)
+    """
+    return max(least, min(most, 1 << (size - 1).bit_length()))

@@ -1,0 +1,54 @@
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cdfl.sim.kernels.device import power_of_two, runs_triton
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of each client: logits (B, N, classes), targets (B, N) int64, result (B,) float32.
+
+    Negative targets are left out, so that clients with fewer samples can be padded; a client with none has loss 0.
+    On a GPU the gradient is computed in the same pass.
+
+    >>> cross_entropy(torch.zeros(2, 3, 10), torch.tensor([[0, 1, 2], [3, -1, -1]]))
+    tensor([2.3026, 2.3026])
+    """
+    if runs_triton(logits):
+        return CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+    return cross_entropy_torch(logits, targets)
+
+
+def cross_entropy_torch(logits: Tensor, targets: Tensor) -> Tensor:
+    """The same in plain PyTorch."""
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=-1).flatten(), reduction="none", ignore_index=-1)
+    return losses.view(targets.shape).sum(1) / (targets >= 0).sum(1).clamp(min=1)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The Triton kernel as a differentiable operation."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        """Losses; keeps their gradient."""
+        from cdfl.sim.kernels import loss_triton  # importing Triton takes a while, and CPUs need none
+
+        B, N, classes = logits.shape
+        logits, targets = logits.contiguous(), targets.contiguous()
+        losses = logits.new_empty(B, dtype=torch.float32)
+        grad = torch.empty_like(logits)
+        kernel: Any = loss_triton.cross_entropy_kernel
+        block_c = power_of_two(classes, 2, 1 << 16)
+        block_n = power_of_two(N, 1, max(1, 4096 // block_c))
+        kernel[(B,)](logits, targets, losses, grad, N, classes, BLOCK_N=block_n, BLOCK_C=block_c)
+        ctx.save_for_backward(grad)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        """The kept gradient, scaled."""
+        (grad,) = ctx.saved_tensors
+        return (grad * upstream[:, None, None]).to(grad.dtype), None

@@ -1,0 +1,44 @@
+# mypy: ignore-errors
+# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+"""The Triton kernel for `cross_entropy`."""
+
+from cdfl.sim.kernels.triton_or_stub import jit, tl
+
+
+@jit
+def cross_entropy_kernel(
+    logits,  # (B, N, classes)
+    targets,  # (B, N) int64, negative: left out
+    losses,  # (B,)
+    grad,  # (B, N, classes)
+    samples,  # N
+    classes,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """One program: one client. It counts the samples first, because each one's gradient is divided by their number."""
+    client = tl.program_id(0).to(tl.int64)
+    counts = tl.zeros((BLOCK_N,), tl.int32)
+    for start in range(0, samples, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        target = tl.load(targets + client * samples + n, mask=n < samples, other=-1)
+        counts += (target >= 0).to(tl.int32)
+    count = tl.maximum(tl.sum(counts, axis=0), 1).to(tl.float32)
+    c = tl.arange(0, BLOCK_C)
+    sums = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, samples, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        target = tl.load(targets + client * samples + n, mask=n < samples, other=-1)
+        place = (client * samples + n)[:, None] * classes + c[None, :]
+        inside = (n < samples)[:, None] & (c < classes)[None, :]
+        z = tl.load(logits + place, mask=inside, other=-float("inf")).to(tl.float32)  # (BLOCK_N, BLOCK_C)
+        z = tl.where((n < samples)[:, None], z, 0.0)
+        z -= tl.max(z, axis=1)[:, None]
+        e = tl.exp(z)
+        total = tl.sum(e, axis=1)
+        is_target = c[None, :] == target[:, None]
+        counted = target >= 0  # a choice, not a factor: padding may hold NaN
+        sums += tl.where(counted, tl.log(total) - tl.sum(tl.where(is_target, z, 0.0), axis=1), 0.0)
+        g = tl.where(counted[:, None], (e / total[:, None] - is_target.to(tl.float32)) / count, 0.0)
+        tl.store(grad + place, g.to(grad.dtype.element_ty), mask=inside)
+    tl.store(losses + client, tl.sum(sums, axis=0) / count)
