@@ -5,7 +5,8 @@ A run yields events; the progress bar, the files, the tables and the plots are a
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,14 @@ class Uploaded:
 
 
 @dataclass(frozen=True)
+class Diverged:
+    """A training gave no finite model, so nothing was uploaded; the client goes on from the model it had."""
+
+    time: float
+    client: int
+
+
+@dataclass(frozen=True)
 class Clusters:
     """How good each cluster model is on held-out data of its own cluster."""
 
@@ -66,6 +75,7 @@ class Finished:
     cluster: float
     divergence: float | None
     deprecated: float  # share of all uploads
+    diverged: int  # trainings that gave no finite model
     staleness: dict[str, int]  # histogram: "0-7", "8-15", ... -> uploads
     bytes_up: int
     bytes_down: int
@@ -73,8 +83,8 @@ class Finished:
     server_flops: int
 
 
-Event = Started | Uploaded | Clusters | Finished
-_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Started, Uploaded, Clusters, Finished)}
+Event = Started | Uploaded | Diverged | Clusters | Finished
+_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Started, Uploaded, Diverged, Clusters, Finished)}
 _E = TypeVar("_E", bound=Event)
 
 
@@ -122,18 +132,29 @@ class RunFolder:
         _write_json(path / "versions.json", versions())
         return cls(path)
 
-    def keep(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Write events as they pass by."""
+    def config(self) -> dict[str, Any]:
+        """Read the resolved config back."""
+        values: dict[str, Any] = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        return values
+
+    @contextmanager
+    def writer(self, told: Iterable[Event] = ()) -> Iterator[Callable[[Event], None]]:
+        """Open the events file for writing, from its start or after events that were told before."""
         with (self.path / "events.jsonl").open("w", encoding="utf-8") as file:
-            for event in events:
+
+            def write(event: Event) -> None:
                 file.write(to_json(event) + "\n")
                 file.flush()
-                yield event
+
+            for event in told:
+                write(event)
+            yield write
 
     def events(self) -> list[Event]:
-        """All events of the run so far."""
-        with (self.path / "events.jsonl").open(encoding="utf-8") as file:
-            return [from_json(line) for line in file]
+        """All events of the run so far; a last line that was cut off does not count."""
+        file = self.path / "events.jsonl"
+        lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
+        return [from_json(line) for line in lines[:-1]]
 
 
 def versions() -> dict[str, str]:

@@ -1,11 +1,14 @@
 """What several commands do alike: reading settings, refusing with one clear sentence."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from cdfl.record import RunFolder
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -24,6 +27,34 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             values[name] = text
     return values
+
+
+def open_folder(out: Path | None, name: str, config: Mapping[str, Any], *, resume: bool) -> RunFolder:
+    """Open the folder of a run: a new one, or, to resume, one that holds the same run.
+
+    Without `--out` that is runs/NAME, or the next free runs/NAME-2, ...; to resume, the last of them.
+    """
+    taken = [path for path in _numbered(Path("runs") / name) if path.exists()]
+    if out is not None:
+        path = out
+    elif resume:
+        path = taken[-1] if taken else Path("runs") / name
+    else:
+        path = next(path for path in _numbered(Path("runs") / name) if not path.exists())
+    if not resume:
+        return RunFolder.create(path, config)
+    folder = RunFolder(path)
+    if not (path / "config.json").exists():
+        raise ValueError(f"there is no run in {path} to resume; leave --resume away to begin one")
+    if folder.config() != json.loads(json.dumps(config, default=str)):
+        raise ValueError(f"{path} holds a run with other settings; give the same ones to resume it, or another --out")
+    return folder
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    for number in range(2, 1000):
+        yield path.with_name(f"{path.name}-{number}")
 
 
 @contextmanager

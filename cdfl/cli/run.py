@@ -1,18 +1,20 @@
 """`cdfl run`: one scenario, one algorithm, one seed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import parse_settings, refuse
+from cdfl.cli.options import open_folder, parse_settings, refuse
 from cdfl.cli.progress import watch
-from cdfl.record import Clusters, Finished, RunFolder
+from cdfl.policy import POLICIES
+from cdfl.record import Clusters, Finished
 from cdfl.sim.clock import TIME_MODELS
-from cdfl.sim.run import config_json, configure, run_events
+from cdfl.sim.engines import Precision
+from cdfl.sim.run import configure, run_events
 
 
 def run(
@@ -23,10 +25,14 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run; default: a new one in runs/.")] = None,
     preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
     time_model: Annotated[str, typer.Option(help=f"Who uploads when: {', '.join(TIME_MODELS)}.")] = "uniform",
+    policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16: faster and rougher.")] = "float32",
+    clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,
     uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
     data_dir: Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")] = None,
 ) -> None:
     """Run a scenario: live progress, a short table, and a folder that holds everything."""
@@ -37,23 +43,22 @@ def run(
             algorithm=algorithm,
             preset=preset,
             time_model=time_model,
+            policy=policy,
             seed=seed,
             device=device,
+            precision=cast("Precision", precision),
             num_uploads=uploads,
+            num_clients=clients,
             **parse_settings(setting or []),
         )
-        folder = RunFolder.create(
-            out or _free_folder(f"{config.scenario.name}-{algorithm}-{seed}"), config_json(config)
-        )
-        events = watch(folder.keep(run_events(config, data_dir)), console)
-        start, end = None, None
-        for event in events:
+        folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
+        starts, ends = [], []
+        for event in watch(run_events(config, folder, data_dir, resume=resume), console):
             if isinstance(event, Clusters) and event.epoch == 0:
-                start = event
+                starts.append(event)
             if isinstance(event, Finished):
-                end = event
-    if start is not None and end is not None:
-        console.print(_table(config.scenario.name, algorithm, seed, start, end))
+                ends.append(event)
+    console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
     console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False)
 
 
@@ -70,11 +75,3 @@ def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finis
     table.add_row("uploads too stale to count", f"{end.deprecated:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table
-
-
-def _free_folder(name: str) -> Path:
-    path, number = Path("runs") / name, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path

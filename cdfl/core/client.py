@@ -41,8 +41,10 @@ def client_update(
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()
         for parameter, anchor in zip(trained, anchors, strict=True):
-            if parameter.grad is not None:  # the gradient of rho/2 ||v - u||^2, added by hand: no graph needed
-                parameter.grad.add_(parameter.detach() - anchor, alpha=hyperparams.proximal_strength)
+            if parameter.grad is None:  # the loss does not reach it, the proximal term does
+                parameter.grad = torch.zeros_like(parameter)
+            # the gradient of rho/2 ||v - u||^2, added by hand: no graph needed
+            parameter.grad.add_(parameter.detach() - anchor, alpha=hyperparams.proximal_strength)
         optimizer.step()
     return flatten(model)
 

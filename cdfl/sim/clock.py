@@ -1,42 +1,59 @@
-"""Who uploads when: the time model, which the paper leaves open and which decides how stale uploads are."""
+"""Who is there when: the time model, which the paper leaves open and which decides how stale uploads are."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-Turn = tuple[float, int]  # virtual time, client
+Rng = np.random.Generator
+
+
+class Turn(NamedTuple):
+    """Something one client does at one time. `look`: fresh data are there and its policy may say upload."""
+
+    time: float
+    client: int
+    kind: Literal["look", "join", "leave"] = "look"
 
 
 class TimeModel(Protocol):
-    """An endless order of uploads; whoever runs it stops."""
+    """An endless order of turns; whoever runs it stops. It knows nothing of models, so it can be read ahead."""
 
-    def turns(self, num_clients: int, rng: np.random.Generator) -> Iterator[Turn]:
-        """Yield (time, client), times never decreasing."""
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """Yield turns, times never decreasing; the first turn of every client is its joining."""
         ...
+
+
+def everybody_joins(num_clients: int) -> Iterator[Turn]:
+    """All clients are there from the start."""
+    return (Turn(0.0, client, "join") for client in range(num_clients))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every upload comes from a client drawn uniformly at random."""
+    """Every turn is that of a client drawn uniformly at random."""
 
-    def turns(self, num_clients: int, rng: np.random.Generator) -> Iterator[Turn]:
-        """One upload per unit of time."""
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """One turn per unit of time."""
+        yield from everybody_joins(num_clients)
         for time in count(1):
-            yield float(time), int(rng.integers(num_clients))
+            yield Turn(float(time), int(rng.integers(num_clients)))
 
 
 @dataclass(frozen=True)
 class Sessions:
-    """In every session each client uploads once, in a random order."""
+    """In every session each client has one turn, in a random order."""
 
-    def turns(self, num_clients: int, rng: np.random.Generator) -> Iterator[Turn]:
-        """One upload per unit of time."""
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """One turn per unit of time."""
+        yield from everybody_joins(num_clients)
         for session in count():
             for place, client in enumerate(rng.permutation(num_clients)):
-                yield float(session * num_clients + place + 1), int(client)
+                yield Turn(float(session * num_clients + place + 1), int(client))
 
 
 @dataclass(frozen=True)
@@ -44,37 +61,130 @@ class FewActive:
     """A few clients take turns for a while, then the next few; so uploads are hardly ever stale."""
 
     active: int = 4
-    uploads_each: int = 5
+    turns_each: int = 5
 
-    def turns(self, num_clients: int, rng: np.random.Generator) -> Iterator[Turn]:
-        """One upload per unit of time."""
-        time = 0
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """One turn per unit of time."""
+        yield from everybody_joins(num_clients)
+        time = count(1)
         while True:
             order = rng.permutation(num_clients)
             for first in range(0, num_clients, self.active):
-                for _ in range(self.uploads_each):
+                for _ in range(self.turns_each):
                     for client in order[first : first + self.active]:
-                        time += 1
-                        yield float(time), int(client)
+                        yield Turn(float(next(time)), int(client))
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Clients wait an exponential time between uploads, at rates of their own: some are always there, some rarely.
+    """Clients wait an exponential time between turns, at rates of their own: some are always there, some rarely.
 
-    Rates are log-normal with deviation `unevenness` and mean 1 an hour, say; 0 makes all clients alike.
+    Rates are log-normal with mean 1 and deviation `unevenness` of the logarithm; 0 makes all clients alike.
     """
 
     unevenness: float = 1.0
 
-    def turns(self, num_clients: int, rng: np.random.Generator) -> Iterator[Turn]:
-        """Draw the next upload of all: waiting times without memory need no queue."""
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """Draw the next turn of all: waiting times without memory need no queue."""
+        yield from everybody_joins(num_clients)
         rates = rng.lognormal(-(self.unevenness**2) / 2, self.unevenness, num_clients)
         shares = np.cumsum(rates) / rates.sum()
         time = 0.0
         while True:
             time += rng.exponential(1 / rates.sum())
-            yield time, int(np.searchsorted(shares, rng.random(), side="right"))
+            yield Turn(time, min(int(np.searchsorted(shares, rng.random(), side="right")), num_clients - 1))
+
+
+@dataclass(frozen=True)
+class Span:
+    """A random length of time: constant, uniform, exponential or log-normal, or the next line of a trace file.
+
+    >>> Span("constant", 3.0).draw(np.random.default_rng(0), client=0)
+    3.0
+    """
+
+    kind: Literal["constant", "uniform", "exponential", "lognormal", "trace"] = "constant"
+    mean: float = 0.0
+    spread: float = 0.5  # uniform: half width relative to the mean; lognormal: deviation of the logarithm
+    trace: tuple[tuple[float, ...], ...] = ()  # one row of lengths a client, read round and round
+
+    def draw(self, rng: Rng, client: int, number: int = 0) -> float:
+        """The `number`-th length of a client."""
+        match self.kind:
+            case "constant":
+                return self.mean
+            case "uniform":
+                return float(rng.uniform(self.mean * (1 - self.spread), self.mean * (1 + self.spread)))
+            case "exponential":
+                return float(rng.exponential(self.mean))
+            case "lognormal":
+                return float(self.mean * rng.lognormal(-(self.spread**2) / 2, self.spread))
+            case "trace":
+                row = self.trace[client % len(self.trace)]
+                return row[number % len(row)]
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Span":
+        """A trace: one client a line, its lengths of time as numbers with commas between them."""
+        rows = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                row = tuple(float(word) for word in line.split(",") if word.strip())
+            except ValueError:
+                row = ()
+            if not row or min(row) < 0 or not np.isfinite(row).all():
+                raise ValueError(
+                    f"{path.name}, line {number}: {line[:60]!r}; expected numbers of at least 0 and commas"
+                )
+            rows.append(row)
+        if not rows:
+            raise ValueError(f"{path.name} is empty; expected one line of numbers a client")
+        return cls("trace", trace=tuple(rows))
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices with speeds, networks and habits of their own, which come and go.
+
+    From one upload to the next a device downloads, waits for data, trains and uploads. A device that is slow once is
+    slow always: `slowness` is drawn once for each and multiplies its training times.
+    """
+
+    wait: Span = Span("exponential", 1.0)
+    training: Span = Span("lognormal", 0.2)
+    slowness: Span = Span("lognormal", 1.0)
+    network: Span = Span("lognormal", 0.05)  # one way
+    joins: Span = field(default=Span("constant", 0.0))  # when it arrives; 0: there from the start
+    stays: Span | None = None  # how long it stays; None: for ever
+
+    def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
+        """Keep a queue of (time, sequence): the sequence decides between equal times."""
+        queue: list[tuple[float, int, Turn]] = []
+        sequence = count()
+        slowness = [self.slowness.draw(rng, client) for client in range(num_clients)]
+        leaves = [float("inf")] * num_clients
+        done = [0] * num_clients
+
+        def push(turn: Turn) -> None:
+            heappush(queue, (turn.time, next(sequence), turn))
+
+        def cycle(client: int, now: float) -> None:
+            number, spans = done[client], (self.network, self.wait, self.training, self.network)
+            down, wait, training, up = (span.draw(rng, client, number) for span in spans)
+            arrival = now + down + wait + training * slowness[client] + up
+            done[client] += 1
+            push(Turn(arrival, client) if arrival < leaves[client] else Turn(leaves[client], client, "leave"))
+
+        for client in range(num_clients):
+            start = self.joins.draw(rng, client)
+            if self.stays is not None:
+                leaves[client] = start + self.stays.draw(rng, client)
+            push(Turn(start, client, "join"))
+        while queue:
+            _, _, turn = heappop(queue)
+            yield turn
+            if turn.kind != "leave":
+                cycle(turn.client, turn.time)
 
 
 TIME_MODELS: dict[str, TimeModel] = {
@@ -82,4 +192,5 @@ TIME_MODELS: dict[str, TimeModel] = {
     "sessions": Sessions(),
     "few-active": FewActive(),
     "exponential": Exponential(),
+    "devices": Devices(),
 }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
-from cdfl.record import Clusters, Event, Finished, Uploaded, only
+from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
 from cdfl.sim.task import Task
 
 SMOOTHING = 1e-4
@@ -35,6 +35,20 @@ def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float
     total = sum(mixture) + SMOOTHING * len(mixture)
     smoothed = [(share + SMOOTHING) / total for share in mixture]
     return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
+
+
+def started(task: Task, algorithm: Algorithm) -> Started:
+    """The first event of a run."""
+    scenario = task.scenario
+    return Started(
+        scenario=scenario.name,
+        algorithm=algorithm.name,
+        seed=task.seed,
+        num_clients=scenario.num_clients,
+        num_clusters=task.federation.num_clusters,
+        num_uploads=scenario.num_uploads,
+        model_bytes=task.model_bytes,
+    )
 
 
 def describe(
@@ -91,6 +105,7 @@ def summarize(events: Iterable[Event], num_clients: int) -> Finished:
         cluster=_mean(clusters[-1].accuracies) if clusters else 0.0,
         divergence=_mean(divergences) if divergences else None,
         deprecated=_mean(float(event.deprecated) for event in uploads),
+        diverged=len(only(events, Diverged)),
         staleness=staleness_histogram((event.staleness for event in uploads), width=max(1, num_clients // 8)),
         bytes_up=sum(event.bytes_up for event in uploads),
         bytes_down=sum(event.bytes_down for event in uploads),

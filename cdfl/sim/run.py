@@ -1,6 +1,8 @@
 """A run from its names: scenario, algorithm, seed. The command line and Python come through here."""
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,16 @@ import torch
 
 from cdfl.algorithms import make_algorithm
 from cdfl.core import Hyperparams, paper
+from cdfl.policy import POLICIES
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
+from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS
-from cdfl.sim.plain import simulate
+from cdfl.sim.engines import Precision, check_precision, make_engines
+from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
+
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,14 @@ class RunConfig:
     hyperparams: Hyperparams
     algorithm: str = "cdfl"
     time_model: str = "uniform"
+    policy: str = "always"
     seed: int = 0
     device: str = "cpu"
+    precision: Precision = "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved config as it is stored with a run."""
+        return {**asdict(self), "scenario": self.scenario.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +65,12 @@ def configure(
     algorithm: str = "cdfl",
     preset: str = "default",
     time_model: str = "uniform",
+    policy: str = "always",
     seed: int = 0,
     device: str = "auto",
+    precision: Precision = "float32",
     num_uploads: int | None = None,
+    num_clients: int | None = None,
     **overrides: Any,
 ) -> RunConfig:
     """Turn names into settings; everything that can be wrong is found here, before anything is computed.
@@ -63,19 +79,22 @@ def configure(
     0.2
     """
     chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
-    if num_uploads is not None:
-        if num_uploads < 1:
-            raise ValueError(f"num_uploads is {num_uploads}; expected a whole number, 1 or more")
-        chosen = replace(chosen, num_uploads=num_uploads)
-    if time_model not in TIME_MODELS:
-        raise ValueError(f"there is no time model {time_model!r}; there are {', '.join(TIME_MODELS)}")
+    for name, value in (("num_uploads", num_uploads), ("num_clients", num_clients)):
+        if value is not None:
+            if value < 1:
+                raise ValueError(f"{name} is {value}; expected a whole number, 1 or more")
+            sized: dict[str, Any] = {name: value}
+            chosen = replace(chosen, **sized)
+    _known("time model", time_model, TIME_MODELS)
+    _known("policy", policy, POLICIES)
+    check_precision(precision)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but this machine has no GPU that torch can use; take 'cpu'")
     hyperparams = preset_for(chosen, preset).replace(**overrides)
     make_algorithm(algorithm, hyperparams)  # refuses an unknown name
-    return RunConfig(chosen, hyperparams, algorithm, time_model, seed, device)
+    return RunConfig(chosen, hyperparams, algorithm, time_model, policy, seed, device, precision)
 
 
 def preset_for(scenario: Scenario, preset: str) -> Hyperparams:
@@ -85,16 +104,8 @@ def preset_for(scenario: Scenario, preset: str) -> Hyperparams:
     if preset == "paper":
         if scenario.paper_row is None:
             raise ValueError(f"the paper does not run {scenario.name}; take preset 'default'")
-        return paper(scenario.paper_row)
+        return paper(scenario.paper_row).replace(max_staleness=scenario.num_clients)
     raise ValueError(f"there is no preset {preset!r}; there are default, paper")
-
-
-def run_events(config: RunConfig, data_dir: Path | None = None) -> Iterator[Event]:
-    """Run and yield events as they happen."""
-    federation = config.scenario.federation(config.seed, data_dir).to(config.device)
-    task = Task(config.scenario, federation, config.hyperparams)
-    algorithm = make_algorithm(config.algorithm, config.hyperparams)
-    yield from simulate(task, algorithm, TIME_MODELS[config.time_model])
 
 
 def run(
@@ -107,24 +118,126 @@ def run(
 ) -> Run:
     """Run a scenario to its end.
 
-    Options are those of `configure`: algorithm, preset, time_model, seed, device, num_uploads, and any
-    hyperparameter by its name. `out` names a folder that will hold the run.
+    Options are those of `configure`: algorithm, preset, time_model, policy, seed, device, precision, num_uploads,
+    num_clients, and any hyperparameter by its name. `out` names a folder that will hold the run.
 
     >>> quick = run("digits-4", seed=0, num_uploads=3, local_epochs=1, shared_epochs=1)
     >>> quick.summary.uploads
     3
     """
     config = configure(scenario, **options)
-    events = run_events(config, data_dir)
-    if out is not None:
-        events = RunFolder.create(Path(out), config_json(config)).keep(events)
+    folder = None if out is None else RunFolder.create(Path(out), config.to_json())
     kept = []
-    for event in events:
+    for event in run_events(config, folder, data_dir):
         on_event(event)
         kept.append(event)
     return Run(config, kept)
 
 
-def config_json(config: RunConfig) -> Mapping[str, Any]:
-    """A resolved config as it is stored with a run."""
-    return asdict(config)
+def run_events(
+    config: RunConfig, folder: RunFolder | None = None, data_dir: Path | None = None, *, resume: bool = False
+) -> Iterator[Event]:
+    """Run and yield events as they happen, into a folder if there is one; `resume` goes on with what is in it."""
+    folders = None if folder is None else [folder]
+    return (event for _, event in compare_events([config], folders, data_dir, resume=resume))
+
+
+def compare_events(
+    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder] | None = None,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+) -> Iterator[tuple[int, Event]]:
+    """Run configs that differ in algorithm, time model, policy or seed; yields (which, event).
+
+    Their clients are trained in common stacks where the models fit in memory together, else one group after the other.
+    Interrupted, runs leave checkpoints in their folders. Resumed on a CPU they give the same bytes as in one go.
+    """
+    first = configs[0]
+    for config in configs:
+        if (config.scenario, config.hyperparams, config.device) != (first.scenario, first.hyperparams, first.device):
+            raise ValueError("only runs of one scenario with the same hyperparameters and device can share stacks")
+    built = simulations(configs, data_dir)
+    together = max(1, _budget(first.device) // _bytes_of(built[0]))
+    for start in range(0, len(built), together):
+        group = range(start, min(start + together, len(built)))
+        folder_of = {which: folders[which] for which in group} if folders is not None else {}
+        yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
+        for which in group:
+            built[which].forget()
+
+
+def _run_group(
+    group: dict[int, Simulation], folders: dict[int, RunFolder], *, resume: bool
+) -> Iterator[tuple[int, Event]]:
+    """Run simulations side by side, each into its folder."""
+    writers = {}
+    with ExitStack() as files:
+        for which, folder in folders.items():
+            told = folder.events() if resume else []
+            simulation = group[which]
+            if told and isinstance(told[-1], Finished):
+                del group[which]
+                simulation.told = told
+            elif resume and checkpoint.exists(folder.path):
+                simulation.resume(checkpoint.load(folder.path, simulation), told)
+            writers[which] = files.enter_context(folder.writer(simulation.told))
+            yield from ((which, event) for event in simulation.told)
+        if not group:
+            return
+        numbers, together = list(group), Together(list(group.values()))
+
+        def save() -> None:
+            for place, bookmark in together.bookmarks.items():
+                start = together.simulations[place].task.start
+                if numbers[place] in folders and start is not None:
+                    checkpoint.save(folders[numbers[place]].path, bookmark, start)
+
+        saved = time.monotonic()
+        try:
+            for place, event in together.events():
+                which = numbers[place]
+                if which in writers:
+                    writers[which](event)
+                yield which, event
+                if isinstance(event, Finished) and which in folders:
+                    checkpoint.remove(folders[which].path)
+                if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                    save()
+                    saved = time.monotonic()
+        except (KeyboardInterrupt, GeneratorExit):
+            save()
+            raise
+
+
+def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
+    """Simulations of several configs; those of one seed share their data and their pre-training."""
+    tasks: dict[int, Task] = {}
+    built: list[Simulation] = []
+    for config in configs:
+        if config.seed not in tasks:
+            federation = config.scenario.federation(config.seed, data_dir).to(config.device)
+            tasks[config.seed] = Task(config.scenario, federation, config.hyperparams)
+        task = tasks[config.seed]
+        engines = built[0].engines if built else make_engines(task, precision=config.precision)
+        algorithm = make_algorithm(config.algorithm, config.hyperparams)
+        built.append(Simulation(task, algorithm, TIME_MODELS[config.time_model], engines, POLICIES[config.policy]))
+    return built
+
+
+def _bytes_of(simulation: Simulation) -> int:
+    """What one simulation holds at most: a received, a trained and a scored model for every client, and its data."""
+    task = simulation.task
+    return 3 * task.scenario.num_clients * task.model_bytes + task.federation.num_bytes
+
+
+def _budget(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info()[0] // 2)
+    return 2 * 2**30
+
+
+def _known(what: str, name: str, names: Mapping[str, object]) -> None:
+    if name not in names:
+        raise ValueError(f"there is no {what} {name!r}; there are {', '.join(names)}")

@@ -1,6 +1,9 @@
 """The learning problem of a run: data, network and loss, and what can be asked of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +11,18 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from cdfl.algorithms import ClientView
 from cdfl.core import Hyperparams, Layout, pretrain
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Federation, Samples, to_input
 from cdfl.data.randomness import generator
 from cdfl.models import build
+from cdfl.policy import Look
 from cdfl.scenarios import Scenario
+from cdfl.sim.clock import TimeModel, Turn
+
+# A run of a policy that hardly ever says upload ends after so many looks for every upload that was planned.
+LOOKS_PER_UPLOAD = 50
 
 
 class Task:
@@ -37,8 +46,9 @@ class Task:
             self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_classes)
         self.model.to(self.device, dtype)
         self.layout = Layout.of(self.model)
-        self.proxy_sets = [self._ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
-        self.test_sets = [self._ready(*federation.test(k)) for k in range(federation.num_clusters)]
+        self.start: Tensor | None = None  # (K, P) the pre-trained clusters, once somebody has trained them
+        self.proxy_sets = [self.ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
+        self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
 
     @property
     def model_bytes(self) -> int:
@@ -51,18 +61,56 @@ class Task:
 
     def pretrain(self) -> Tensor:
         """The cluster models (K, P) at epoch 0."""
-        sets = [self._ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
-        shuffle = torch.Generator().manual_seed(self._torch_seed("pretraining"))
-        return pretrain(self.model, sets, self.loss, self.hyperparams, shuffle)
+        sets = [self.ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
+        return pretrain(self.model, sets, self.loss, self.hyperparams, self.pretraining_shuffle())
 
-    def plan(self, draw: Draw, client: int, update: int) -> Tensor:
-        """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, update)."""
-        shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, update))
+    def pretraining_shuffle(self) -> torch.Generator:
+        """Decides the batches of the pre-training."""
+        return torch.Generator().manual_seed(self._torch_seed("pretraining"))
+
+    def plan(self, draw: Draw, client: int, look: int) -> Tensor:
+        """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, look)."""
+        shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, look))
         return batch_plan(len(draw.train), self.hyperparams.batch_size, self.hyperparams.local_epochs, shuffle)
+
+    def turns(self, time_model: TimeModel) -> Iterator[Turn]:
+        """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""
+        scenario = self.scenario
+        turns = time_model.turns(scenario.num_clients, generator(self.seed, "turns"))
+        return islice(turns, 2 * scenario.num_clients + LOOKS_PER_UPLOAD * scenario.num_uploads)
+
+    def noise_seed(self, client: int, look: int) -> int:
+        """Where the random numbers of one training (dropout) start, whatever was trained before it."""
+        return self._torch_seed("noise", client, look)
+
+    @contextmanager
+    def noise(self, client: int, look: int) -> Iterator[None]:
+        """Give one training its own random numbers."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.noise_seed(client, look))
+            yield
+
+    def view(self, draw: Draw) -> ClientView:
+        """New data, as their client sees them."""
+        return ClientView(
+            losses=lambda models: self.sample_losses(models, draw.train),
+            true_mixture=torch.from_numpy(draw.true_mixture),
+        )
+
+    def look(self, personal_model: Tensor, draw: Draw, client: int, look: int) -> Look:
+        """New data, as a policy sees them."""
+        chance = float(generator(self.seed, "chance", client, look).random())
+        return Look(len(draw.train), lambda: self.mean_loss(personal_model, draw.train), chance)
+
+    def mean_loss(self, vector: Tensor, samples: Samples) -> float:
+        """The loss of a model (P,) on samples."""
+        inputs, targets = self.inputs(samples)
+        return float(self.loss(self.outputs(vector, inputs), targets))
 
     def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
         """Images scaled for the network (n, C, H, W), and labels (n,)."""
-        return self._ready(*self.federation.fetch(samples))
+        return self.ready(*self.federation.fetch(samples))
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """What a model (P,) says of inputs, without training it."""
@@ -108,7 +156,8 @@ class Task:
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> float:
         return float((self.outputs(vector, inputs).argmax(dim=1) == targets).double().mean())
 
-    def _ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Fetched images as the network takes them, and their labels."""
         return to_input(images, self.dtype), labels
 
     def _torch_seed(self, purpose: str, *key: int) -> int:

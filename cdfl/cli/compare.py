@@ -1,0 +1,121 @@
+"""`cdfl compare`: several algorithms and seeds over one scenario."""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.cli.options import open_folder, parse_settings, refuse
+from cdfl.policy import POLICIES
+from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
+from cdfl.sim.clock import TIME_MODELS
+from cdfl.sim.engines import Precision
+from cdfl.sim.run import RunConfig, compare_events, configure
+
+COLUMNS = ("before", "after", "cluster", "divergence")
+
+
+def compare(
+    scenario: Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")],
+    algorithms: Annotated[
+        str, typer.Option(help=f"Names with commas between them: {', '.join(ALGORITHMS)}; or all.")
+    ] = "cdfl,local,fedasync",
+    seeds: Annotated[int, typer.Option(min=1, help="How many trials, with seeds 0, 1, 2, ...")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")] = None,
+    preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
+    time_model: Annotated[str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}.")] = "uniform",
+    policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16: faster and rougher.")] = "float32",
+    clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,
+    uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")] = None,
+) -> None:
+    """Compare algorithms over several seeds: live table, mean and standard deviation, a folder for each run."""
+    console = Console()
+    names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
+    with refuse(ValueError, OSError):
+        configs = [
+            configure(
+                scenario,
+                algorithm=name,
+                preset=preset,
+                time_model=time_model,
+                policy=policy,
+                seed=seed,
+                device=device,
+                precision=cast("Precision", precision),
+                num_uploads=uploads,
+                num_clients=clients,
+                **parse_settings(setting or []),
+            )
+            for seed in range(seeds)
+            for name in names
+        ]
+        whole = {"algorithms": names, "seeds": seeds, "first": configs[0].to_json()}
+        folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
+        folders = [_subfolder(folder.path, config) for config in configs]
+        results: dict[int, Finished] = {}
+        title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of held-out accuracy"
+        bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        uploads_done = bar.add_task("", total=sum(config.scenario.num_uploads for config in configs))
+        with Live(console=console, transient=True, refresh_per_second=4) as live:
+            for which, event in compare_events(configs, folders, data_dir, resume=resume):
+                if isinstance(event, Uploaded | Diverged):
+                    bar.advance(uploads_done)
+                if isinstance(event, Finished):
+                    results[which] = event
+                if _worth_showing(event):
+                    live.update(Group(table(title, names, configs, results), bar))
+    console.print(table(title, names, configs, results))
+    summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
+    (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    console.print(f"kept in {folder.path}/: summary.json and a folder for each run", highlight=False)
+
+
+def table(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> Table:
+    """What is known so far, a row an algorithm."""
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("algorithm")
+    for column in ("before", "after", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP"):
+        shown.add_column(column, justify="right")
+    for name in names:
+        done = [result for which, result in results.items() if configs[which].algorithm == name]
+        cells = [_spread(_values(name, column, configs, results)) for column in COLUMNS]
+        costs = [
+            f"{fmean(values):.1f}" if (values := [getattr(result, cost) / scale for result in done]) else ""
+            for cost, scale in (("bytes_down", 1e6), ("client_flops", 1e9), ("server_flops", 1e9))
+        ]
+        shown.add_row(name, *cells, *costs)
+    return shown
+
+
+def _values(name: str, column: str, configs: list[RunConfig], results: dict[int, Finished]) -> list[float]:
+    found = [getattr(result, column) for which, result in results.items() if configs[which].algorithm == name]
+    return [value for value in found if value is not None]
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return ""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def _subfolder(parent: Path, config: RunConfig) -> RunFolder:
+    path = parent / f"{config.algorithm}-{config.seed}"
+    return RunFolder(path) if (path / "config.json").exists() else RunFolder.create(path, config.to_json())
+
+
+def _worth_showing(event: Event) -> bool:
+    return isinstance(event, Finished) or (isinstance(event, Uploaded) and event.epoch % 5 == 0)

@@ -1,0 +1,69 @@
+"""What does the arithmetic of a simulation: many trainings, or many models looking at data, at once."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from cdfl.data import Federation, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One client's training: where it starts, on which samples, in which batches."""
+
+    federation: Federation
+    samples: Samples
+    start: Tensor  # (P,) the personal model
+    plan: Tensor  # (steps, batch) positions in `samples`
+    noise_seed: int  # of what the network itself draws at random (dropout)
+
+
+class Trainer(Protocol):
+    """Trains many clients at once, with the results of training them one by one."""
+
+    def train(self, trainings: Sequence[Training]) -> Tensor:
+        """The local models (B, P), in the order of the trainings; a training that diverges harms no other."""
+        ...
+
+
+class Looker(Protocol):
+    """Shows data to many models at once."""
+
+    def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """What each model (B, P) says: all of the same inputs (n, ...), or each of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Who does the arithmetic of a run. On a CPU small networks train best in a stack and look best one by one."""
+
+    trainer: Trainer
+    pretrainer: Trainer  # without the proximal term
+    looker: Looker
+
+
+def fetch_all(wanted: Sequence[tuple[Federation, Samples]]) -> list[tuple[Tensor, Tensor]]:
+    """Images and labels of many draws; those of one federation and split are gathered in one go."""
+    found: list[tuple[Tensor, Tensor]] = [None] * len(wanted)  # type: ignore[list-item]
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for place, (federation, samples) in enumerate(wanted):
+        groups[id(federation), samples.split].append(place)
+    for places in groups.values():
+        federation, _ = wanted[places[0]]
+        parts = [wanted[place][1] for place in places]
+        images, labels = federation.fetch(joined(parts))
+        sizes = [len(part) for part in parts]
+        for place, own_images, own_labels in zip(places, images.split(sizes), labels.split(sizes), strict=True):
+            found[place] = own_images, own_labels
+    return found
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """The samples of several draws from one split, as one."""
+    cluster, index = ([getattr(part, name) for part in parts] for name in ("cluster", "index"))
+    return Samples(parts[0].split, np.concatenate(cluster), np.concatenate(index))

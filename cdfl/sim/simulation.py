@@ -1,0 +1,386 @@
+"""The same run as `cdfl.sim.plain`, with clients trained together.
+
+Between a reply and its next upload a client depends on nobody else. So whenever an upload is due whose training has
+not been done, every client that holds an untrained assignment is trained along with it, and uploads are then applied
+one by one in their order. Scores steer nothing, so they are computed in batches, just before their events are told.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cdfl.algorithms import Algorithm, Assignment, ClientView
+from cdfl.core import Reply, Upload, flatten
+from cdfl.core.batches import batch_plan
+from cdfl.data import Draw, Samples
+from cdfl.policy import ALWAYS, Memory, Policy
+from cdfl.record import Clusters, Diverged, Event
+from cdfl.sim.clock import TimeModel, Turn
+from cdfl.sim.engine import Engines, Training, fetch_all, joined
+from cdfl.sim.metrics import Job, describe, started, summarize
+from cdfl.sim.task import Task
+
+MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
+
+
+@dataclass
+class Client:
+    """What one client holds, and what has been found out about its next upload ahead of time."""
+
+    reply: Reply
+    state: Any  # of the server at that reply; kept only while a policy may have the client wait
+    draw: Draw  # its next data
+    assignment: Assignment
+    looks: int = 0
+    updates: int = 0
+    memory: Memory = ()
+    uploads: bool = False  # what its policy will say at the next look
+    trained: "Trained | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A training that is done and whose upload is not yet due."""
+
+    local_model: Tensor  # (P,)
+    samples: int  # seen in training, passes counted
+    losses: Tensor | None  # (K,) on the proxy sets
+    before: float
+    finite: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """An upload that has been answered and whose reply has not been scored."""
+
+    job: Job
+    draw: Draw
+    reply: Reply
+    before: float
+
+
+class Request(NamedTuple):
+    """Trainings that a simulation waits for; `proximal` is False while pre-training."""
+
+    trainings: list[Training]
+    proximal: bool
+
+
+Steps = Generator["Event | Request", Tensor, None]  # models (B, P) are sent in for every request
+
+
+@dataclass(frozen=True, eq=False)
+class Bookmark:
+    """A run between two stacks: enough to go on from there, and to come out with the same result."""
+
+    state: Any
+    clients: dict[int, Client]
+    turns: int  # how many turns were taken
+    attempts: int  # how many of them were uploads, diverged ones included
+    told: int  # how many events had been told
+
+
+class Simulation:
+    """One run. Iterate over `events`; `state` is the server's, `bookmark` the last place to resume from."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        time_model: TimeModel,
+        engines: Engines,
+        policy: Policy = ALWAYS,
+    ) -> None:
+        self.task = task
+        self.algorithm = algorithm
+        self.engines = engines
+        self.policy = policy
+        self.time_model = time_model
+        self.bookmark: Bookmark | None = None
+        self.told: list[Event] = []
+        self.state: Any = None
+        self.clients: dict[int, Client] = {}
+        self._waiting: list[_Scored | Diverged | tuple[int, Tensor]] = []
+
+    def resume(self, bookmark: Bookmark, told: Sequence[Event]) -> None:
+        """Go on from a bookmark instead of beginning; later events than it knows are told again."""
+        self.bookmark, self.told = bookmark, list(told[: bookmark.told])
+
+    def forget(self) -> None:
+        """Let go of the clients' models once a run is over."""
+        self.clients, self.bookmark, self._waiting = {}, None, []
+
+    def events(self) -> Iterator[Event]:
+        """Run alone."""
+        return (event for _, event in Together([self]).events())
+
+    def steps(self) -> Steps:
+        """Run together with others: yields events, and requests whose local models (B, P) are to be sent in."""
+        scenario = self.task.scenario
+        if self.bookmark is None:
+            yield from self._begin()
+        place = self.bookmark = self.bookmark or self._mark(turns=0, attempts=0)
+        self.state, self.clients = place.state, {number: replace(held) for number, held in place.clients.items()}
+
+        turns = self.task.turns(self.time_model)
+        left: Counter[int] | None = None
+        if self.policy is ALWAYS:  # then every look is an upload and the end is known: train nothing in vain
+            planned = list(_until(turns, scenario.num_uploads))
+            left = Counter(turn.client for turn in planned[place.turns :] if turn.kind == "look")
+            turns = iter(planned)
+        attempts = place.attempts
+        for taken, (time, number, kind) in enumerate(turns):
+            if taken < place.turns:
+                continue
+            if attempts == scenario.num_uploads:
+                break
+            if kind == "join":
+                self._welcome(number)
+                continue
+            if kind == "leave":
+                del self.clients[number]
+                continue
+            client = self.clients[number]
+            if not client.uploads:
+                client.looks += 1
+                self._prepare(number)
+                continue
+            if client.trained is None:
+                yield from self._tell()
+                self.bookmark = self._mark(taken, attempts)
+                ready = [
+                    other
+                    for other, held in self.clients.items()
+                    if held.uploads and held.trained is None and (left is None or left[other] > 0)
+                ]
+                models = yield Request([self._training(other) for other in ready], proximal=True)
+                self._take_trained(ready, models)
+            attempts += 1
+            if left is not None:
+                left[number] -= 1
+            self._apply(time, number)
+            if len(self._waiting) >= MOST_WAITING:
+                yield from self._tell()
+        if self.state.epoch % scenario.num_clients != 0:
+            self._score_clusters()
+        yield from self._tell()
+        yield summarize(self.told, scenario.num_clients)
+
+    def _begin(self) -> Steps:
+        """Initialization: the server has its clusters, and scores them."""
+        task = self.task
+        self.told.append(started(task, self.algorithm))
+        yield self.told[-1]
+        if task.start is None:
+            raise RuntimeError("the clusters are not pre-trained; run a simulation through `together`")
+        self.state = self.algorithm.initial(task.start, self.evaluate, task.layout.num_parameters)
+        self._score_clusters()
+        yield from self._tell()
+
+    def _mark(self, turns: int, attempts: int) -> Bookmark:
+        """Note where we are: nothing is copied but references, tensors are never changed in place."""
+        clients = {number: replace(held) for number, held in self.clients.items()}
+        return Bookmark(self.state, clients, turns, attempts, len(self.told))
+
+    # -- the client
+
+    def _welcome(self, number: int) -> None:
+        reply, draw = self.algorithm.join(self.state), self.task.federation.draw(number, 0)
+        self.clients[number] = Client(reply, self.state, draw, Assignment(reply.personal_model, reply.epoch))
+        self._prepare(number)
+
+    def _prepare(self, number: int) -> None:
+        """Let a client receive its reply and next data, and decide whether it will upload."""
+        client, task = self.clients[number], self.task
+        client.draw = draw = task.federation.draw(number, client.looks)
+        view = ClientView(
+            losses=lambda models: self._sample_losses(models, draw.train),
+            true_mixture=torch.from_numpy(draw.true_mixture),
+        )
+        client.assignment = self.algorithm.assign(client.state, client.reply, view)
+        look = task.look(client.assignment.personal_model, draw, number, client.looks)
+        client.memory, client.uploads = self.policy.decide(client.memory, look)
+        client.trained = None
+        if self.policy is ALWAYS:
+            client.state = None
+
+    def _training(self, number: int) -> Training:
+        client, task = self.clients[number], self.task
+        return Training(
+            task.federation,
+            client.draw.train,
+            client.assignment.personal_model,
+            task.plan(client.draw, number, client.looks),
+            task.noise_seed(number, client.looks),
+        )
+
+    def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
+        """Keep what was trained, with all that can be known of it before its upload is due."""
+        finite = torch.isfinite(models).all(dim=1).tolist()
+        tests = [self.clients[number].draw.test for number in numbers]
+        before = self._accuracies(models, tests)
+        losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
+        for row, number in enumerate(numbers):
+            client = self.clients[number]
+            plan_size = self._trained_samples(client.draw)
+            own_losses = None if losses is None else losses[row]
+            client.trained = Trained(models[row].clone(), plan_size, own_losses, before[row], finite[row])
+
+    def _trained_samples(self, draw: Draw) -> int:
+        size = min(self.task.hyperparams.batch_size, len(draw.train))
+        return -(-self.task.hyperparams.local_epochs * len(draw.train) // size) * size
+
+    # -- the server
+
+    def _apply(self, time: float, number: int) -> None:
+        """Take one upload, in its turn."""
+        client = self.clients[number]
+        trained, assignment, draw = client.trained, client.assignment, client.draw
+        if trained is not None and trained.finite:
+            upload = Upload(
+                trained.local_model, assignment.base_epoch, number, losses=trained.losses, mixture=assignment.mixture
+            )
+            self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
+            job = Job(time, number, client.updates, trained.samples)
+            self._waiting.append(_Scored(job, draw, reply, trained.before))
+            if reply.epoch % self.task.scenario.num_clients == 0:
+                self._score_clusters()
+            client.reply, client.state, client.updates = reply, self.state, client.updates + 1
+        else:
+            self._waiting.append(Diverged(time, number))
+        client.looks += 1
+        self._prepare(number)
+
+    def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
+        sets = [self.task.proxy_sets[cluster] for cluster in clusters.tolist()]
+        outputs = self.engines.looker.outputs(models, [inputs for inputs, _ in sets])
+        return torch.stack([cross_entropy(out, own[1]) for out, own in zip(outputs, sets, strict=True)])
+
+    def _proxy_losses(self, models: Tensor) -> Tensor:
+        """The losses of many models (B, P) on all proxy sets, (B, K), in one pass."""
+        sets = self.task.proxy_sets
+        sizes = [len(targets) for _, targets in sets]
+        outputs = self.engines.looker.outputs(models, torch.cat([inputs for inputs, _ in sets]))
+        rows = [
+            torch.stack([cross_entropy(out, own[1]) for out, own in zip(row.split(sizes), sets, strict=True)])
+            for row in outputs
+        ]
+        return torch.stack(rows).double().cpu()
+
+    def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
+        """The loss of every model (K, P) on every sample, (n, K)."""
+        inputs, targets = self.task.inputs(samples)
+        outputs = self.engines.looker.outputs(models, inputs)
+        return torch.stack([cross_entropy(out, targets, reduction="none") for out in outputs], dim=1)
+
+    # -- scores, which steer nothing
+
+    def _score_clusters(self) -> None:
+        self._waiting.append((self.state.epoch, self.algorithm.cluster_models(self.state)))
+
+    def _tell(self) -> Iterator[Event]:
+        """Score what has been waiting, and tell it in order."""
+        waiting, self._waiting = self._waiting, []
+        answered = [item for item in waiting if isinstance(item, _Scored)]
+        scores: Iterator[float] = iter(())
+        if answered:
+            models = torch.stack([item.reply.personal_model for item in answered])
+            scores = iter(self._accuracies(models, [item.draw.test for item in answered]))
+        for item in waiting:
+            event: Event
+            if isinstance(item, _Scored):
+                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, item.before, next(scores))
+            elif isinstance(item, Diverged):
+                event = item
+            else:
+                event = Clusters(item[0], self._cluster_accuracies(item[1]))
+            self.told.append(event)
+            yield event
+
+    def _accuracies(self, models: Tensor, samples: Sequence[Samples]) -> list[float]:
+        """The share of its own samples each model (B, P) gets right."""
+        parts = fetch_all([(self.task.federation, own) for own in samples])
+        ready = [self.task.ready(*part) for part in parts]
+        outputs = self.engines.looker.outputs(models, [inputs for inputs, _ in ready])
+        return _shares_right(outputs, [targets for _, targets in ready])
+
+    def _cluster_accuracies(self, models: Tensor) -> list[float]:
+        sets = self.task.test_sets
+        outputs = self.engines.looker.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
+        return _shares_right(outputs, [targets for _, targets in sets])
+
+
+def _shares_right(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+    right = [(out.argmax(dim=1) == own).double().mean() for out, own in zip(outputs, targets, strict=True)]
+    return [float(share) for share in torch.stack(right).tolist()]
+
+
+def _until(turns: Iterator[Turn], looks: int) -> Iterator[Turn]:
+    """The turns up to and including a number of looks."""
+    for turn in turns:
+        yield turn
+        looks -= turn.kind == "look"
+        if looks == 0:
+            return
+
+
+class Together:
+    """Simulations of one network, side by side, their clients in common stacks.
+
+    `bookmarks` are those of the last moment at which all of them waited for a stack. Resumed from there, they ask for
+    the same stack again, so everything that follows comes out the same, to the bit on a CPU.
+    """
+
+    def __init__(self, simulations: Sequence[Simulation]) -> None:
+        self.simulations = simulations
+        self.engines = simulations[0].engines
+        self.bookmarks: dict[int, Bookmark] = {}
+
+    def events(self) -> Iterator[tuple[int, Event]]:
+        """Run all to their end; yields (which, event)."""
+        tasks = {id(simulation.task): simulation.task for simulation in self.simulations}.values()
+        untrained = [_pretraining(task) for task in tasks if task.start is None]
+        for _ in self._advance(dict(enumerate(untrained))):
+            pass  # pre-training has nothing to tell
+        yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
+
+    def _advance(self, running: dict[int, Steps]) -> Iterator[tuple[int, Event]]:
+        answers: dict[int, Tensor | None] = dict.fromkeys(running)
+        while running:
+            requests: dict[int, Request] = {}
+            for which, steps in list(running.items()):
+                try:
+                    step = steps.send(answers[which])  # type: ignore[arg-type]
+                    while not isinstance(step, Request):
+                        yield which, step
+                        step = next(steps)
+                    requests[which] = step
+                except StopIteration:
+                    del running[which]
+            waiting = {which: self.simulations[which].bookmark for which in requests}
+            self.bookmarks = {which: place for which, place in waiting.items() if place is not None}
+            answers = {}
+            for proximal in (False, True):
+                asking = [which for which, request in requests.items() if request.proximal is proximal]
+                if asking:
+                    wanted = [training for which in asking for training in requests[which].trainings]
+                    models = (self.engines.trainer if proximal else self.engines.pretrainer).train(wanted)
+                    sizes = [len(requests[which].trainings) for which in asking]
+                    answers |= dict(zip(asking, models.split(sizes), strict=True))
+
+
+def _pretraining(task: Task) -> Steps:
+    """The cluster models (K, P) at epoch 0: as `cdfl.core.pretrain`, with the clusters trained together."""
+    shuffle, settings = task.pretraining_shuffle(), task.hyperparams
+    sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]
+    plan = batch_plan(sum(map(len, sets)), settings.batch_size, settings.shared_epochs, shuffle)
+    shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, 0)], False))[0]
+    plans = [batch_plan(len(own), settings.batch_size, settings.separate_epochs, shuffle) for own in sets]
+    separate = [Training(task.federation, own, shared, plan, 0) for own, plan in zip(sets, plans, strict=True)]
+    task.start = yield Request(separate, proximal=False)

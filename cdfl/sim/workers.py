@@ -1,0 +1,107 @@
+"""Clients side by side on CPU cores: for networks big enough to keep a core busy by themselves.
+
+A core per client beats all cores on one client: nothing waits for anything between the layers. Images are laid out
+with channels last, which is what the convolutions want. The result of a training does not depend on how many run.
+"""
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cdfl.core import Hyperparams, Layout, Loss, client_update
+from cdfl.data import to_input
+from cdfl.sim.engine import Training
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """As many trainings at a time as there are cores, one thread each."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        hyperparams: Hyperparams,
+        dtype: torch.dtype = torch.float32,
+        precision: str = "float32",
+        count: int | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layout = Layout.of(model)
+        self.loss = loss
+        self.hyperparams = hyperparams
+        self.dtype = dtype
+        self.precision = precision
+        self.count = count or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.count)
+        self._mine = threading.local()  # a copy of the network for each worker: calls put weights into it
+        self._seeding = threading.Lock()  # torch has one random state for all threads
+        self._random = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in model.modules())
+
+    def train(self, trainings: Sequence[Training]) -> Tensor:
+        """The local models (B, P)."""
+        return torch.stack(self._side_by_side(self._train_one, trainings))
+
+    def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """What each model (B, P) says."""
+        own = [inputs] * len(models) if isinstance(inputs, Tensor) else inputs
+        return self._side_by_side(self._look, list(zip(models, own, strict=True)))
+
+    def _train_one(self, training: Training) -> Tensor:
+        images, targets = training.federation.fetch(training.samples)
+        inputs = to_input(images, self.dtype).to(memory_format=torch.channels_last)  # (n, C, H, W)
+        batches = ((inputs[batch], targets[batch]) for batch in training.plan)
+        with self._noise(training.noise_seed), self._cast():
+            return client_update(self._copy(), training.start, batches, self.loss, self.hyperparams)
+
+    def _look(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        vector, inputs = pair
+        inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        with torch.no_grad(), self._cast():
+            outputs: Tensor = functional_call(self._copy().eval(), self.layout.views(vector), (inputs,))
+        return outputs.to(self.dtype)
+
+    def _copy(self) -> nn.Module:
+        if not hasattr(self._mine, "model"):
+            self._mine.model = copy.deepcopy(self.model)
+        model: nn.Module = self._mine.model
+        return model
+
+    def _cast(self) -> "torch.autocast | nullcontext[None]":
+        return torch.autocast("cpu", torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+
+    @contextmanager
+    def _noise(self, seed: int) -> Iterator[None]:
+        if not self._random:
+            yield
+            return
+        with self._seeding, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+
+    def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        with one_thread():
+            if self.count == 1 or len(items) == 1:
+                return [work(item) for item in items]
+            return list(self._pool.map(work, items))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let every operation of torch run on the thread that calls it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
