@@ -24,6 +24,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def cross_entropy_torch(logits: Tensor, targets: Tensor) -> Tensor:
     """The same in plain PyTorch."""
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    logits = logits.masked_fill((targets < 0)[:, :, None], 0.0)  # padding may hold anything, NaN included
     losses = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=-1).flatten(), reduction="none", ignore_index=-1)
     return losses.view(targets.shape).sum(1) / (targets >= 0).sum(1).clamp(min=1)
 

@@ -16,14 +16,14 @@ def full_gradient(p, grad, anchor, rho, weight_decay, mask, PROXIMAL: tl.constex
 
 @jit
 def adam_kernel(
-    params,  # (B, P), as grads, anchors, first and second
+    values,  # (B, P), the parameters; grads, anchors, first and second likewise. Triton keeps the name `params`
     grads,
     anchors,
     first,
     second,
     step,  # (B,) integers: steps taken before this one
     active,  # (B,) bool
-    params_stride,
+    values_stride,
     grads_stride,
     anchors_stride,
     first_stride,
@@ -53,7 +53,7 @@ def adam_kernel(
     correction2 = 1.0 - tl.exp(taken * LOG_BETA2)
     rate = (lr / correction1).to(tl.float32)
     root = tl.sqrt(correction2).to(tl.float32)
-    p = tl.load(params + client * params_stride + column, mask=mask, other=0.0)
+    p = tl.load(values + client * values_stride + column, mask=mask, other=0.0)
     g = full_gradient(
         p, grads + client * grads_stride + column, anchors + client * anchors_stride + column, rho, weight_decay, mask,
         PROXIMAL,
@@ -63,19 +63,19 @@ def adam_kernel(
     m += (g - m) * (1 - BETA1)
     v = v * BETA2 + (1 - BETA2) * g * g
     p -= rate * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)
-    tl.store(params + client * params_stride + column, p, mask=mask)
+    tl.store(values + client * values_stride + column, p, mask=mask)
     tl.store(first + client * first_stride + column, m, mask=mask)
     tl.store(second + client * second_stride + column, v, mask=mask)
 
 
 @jit
 def sgd_kernel(
-    params,  # (B, P), as grads, anchors and momenta
+    values,  # (B, P), the parameters; grads, anchors and momenta likewise
     grads,
     anchors,
     momenta,
     active,  # (B,) bool
-    params_stride,
+    values_stride,
     grads_stride,
     anchors_stride,
     momenta_stride,
@@ -95,7 +95,7 @@ def sgd_kernel(
     mask = column < size
     if SOME:
         mask = mask & (tl.load(active + client) != 0)
-    p = tl.load(params + client * params_stride + column, mask=mask, other=0.0)
+    p = tl.load(values + client * values_stride + column, mask=mask, other=0.0)
     g = full_gradient(
         p, grads + client * grads_stride + column, anchors + client * anchors_stride + column, rho, weight_decay, mask,
         PROXIMAL,
@@ -103,4 +103,4 @@ def sgd_kernel(
     if MOMENTUM:
         g += momentum * tl.load(momenta + client * momenta_stride + column, mask=mask, other=0.0)
         tl.store(momenta + client * momenta_stride + column, g, mask=mask)
-    tl.store(params + client * params_stride + column, p - lr * g, mask=mask)
+    tl.store(values + client * values_stride + column, p - lr * g, mask=mask)
