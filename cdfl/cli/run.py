@@ -26,7 +26,7 @@ def run(
     preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
     time_model: Annotated[str, typer.Option(help=f"Who uploads when: {', '.join(TIME_MODELS)}.")] = "uniform",
     policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16: faster and rougher.")] = "float32",
+    precision: Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")] = "auto",
     clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,
     uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
     setting: Annotated[

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -68,7 +68,7 @@ def configure(
     policy: str = "always",
     seed: int = 0,
     device: str = "auto",
-    precision: Precision = "float32",
+    precision: Precision | Literal["auto"] = "auto",
     num_uploads: int | None = None,
     num_clients: int | None = None,
     **overrides: Any,
@@ -87,11 +87,13 @@ def configure(
             chosen = replace(chosen, **sized)
     _known("time model", time_model, TIME_MODELS)
     _known("policy", policy, POLICIES)
-    check_precision(precision)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but this machine has no GPU that torch can use; take 'cpu'")
+    if precision == "auto":
+        precision = "tf32" if device.startswith("cuda") else "float32"
+    check_precision(precision)
     hyperparams = preset_for(chosen, preset).replace(**overrides)
     make_algorithm(algorithm, hyperparams)  # refuses an unknown name
     return RunConfig(chosen, hyperparams, algorithm, time_model, policy, seed, device, precision)

@@ -2,24 +2,50 @@
 
 Row b of every tensor belongs to client b and no operation mixes rows, so a row's result is that of training it alone,
 up to rounding. Clients are sorted by their number of steps; those that are done leave at the end of the stack, and
-the others go on in a shorter one. Nothing is padded: all batches of a stack have the same size, and a training with
+the others go on in a shorter one. No batch is padded: all batches of a stack have the same size, and a training with
 another batch size goes into another stack.
 """
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from cdfl.core import Hyperparams, Layout, Loss
 from cdfl.data import to_input
 from cdfl.sim.engine import Training, fetch_all
+from cdfl.sim.kernels import adam_step_, sgd_step_
+from cdfl.sim.layers import StackedNetwork
 
-Views = dict[str, Tensor]
+
+class Rows:
+    """The tensors of a stack under training: row b is client b."""
+
+    def __init__(self, trainings: Sequence[Training], dtype: torch.dtype) -> None:
+        starts = torch.stack([training.start for training in trainings])
+        pad, device = nn.utils.rnn.pad_sequence, starts.device
+        parts = fetch_all([(training.federation, training.samples) for training in trainings])
+        self.anchors = starts.to(dtype)  # (B, P) what each client received
+        self.models = self.anchors.clone()  # (B, P)
+        self.first = torch.zeros_like(self.anchors)  # (B, P) state of the optimiser
+        self.second = torch.zeros_like(self.anchors)
+        self.images = pad([images.permute(0, 2, 3, 1) for images, _ in parts], batch_first=True)  # (B, n, H, W, C)
+        self.targets = pad([targets for _, targets in parts], batch_first=True)  # (B, n)
+        self.plans = pad([training.plan for training in trainings], batch_first=True).to(device)  # (B, steps, batch)
+        self.limits = torch.tensor([len(training.plan) for training in trainings]).to(device)  # (B,)
+        self.step = torch.zeros_like(self.limits)  # (B,) steps taken
+        self.numbers = torch.arange(len(trainings), device=device)  # (B,)
+
+    def batch(self, alive: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets."""
+        rows = self.numbers[:alive]
+        at = self.step[:alive].clamp(max=self.plans.shape[1] - 1)
+        chosen = self.plans[rows, at]  # (B, batch)
+        images = self.images[rows[:, None], chosen]
+        return to_input(images, dtype).permute(0, 1, 4, 2, 3), self.targets[rows[:, None], chosen]
 
 
 class Stack:
@@ -32,22 +58,19 @@ class Stack:
         hyperparams: Hyperparams,
         dtype: torch.dtype = torch.float32,
         width: int = 64,
-        rows: int = 2**16,
+        precision: str = "float32",
     ) -> None:
-        self.model = copy.deepcopy(model)
         self.layout = Layout.of(model)
-        self.loss = loss
+        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision)
         self.hyperparams = hyperparams
         self.dtype = dtype
         self.width = width
-        self.rows = rows  # images that are looked at together when nothing is trained
-        self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        self.together = 2**16  # images that are looked at together when nothing is trained
+        self._learned = _runs_of_learned(model, self.layout)
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
-        device = trainings[0].start.device
-        result = torch.empty(len(trainings), self.layout.size, dtype=self.dtype, device=device)
+        result = torch.empty(len(trainings), self.layout.size, dtype=self.dtype, device=trainings[0].start.device)
         by_batch: dict[int, list[int]] = defaultdict(list)
         for place, training in enumerate(trainings):
             by_batch[training.plan.shape[1]].append(place)
@@ -60,107 +83,72 @@ class Stack:
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """What each model (B, P) says; inputs of different lengths are filled up and the filling cut off again."""
-        self.model.eval()
         longest = len(inputs) if isinstance(inputs, Tensor) else max(len(own) for own in inputs)
-        together = max(1, self.rows // max(1, longest))
+        count = max(1, self.together // max(1, longest))
         found: list[Tensor] = []
-        with torch.no_grad():
-            for first in range(0, len(models), together):
-                views = self.layout.views(models[first : first + together])
-                if isinstance(inputs, Tensor):
-                    found.extend(vmap(self._call, in_dims=(0, None))(views, inputs))
-                else:
-                    own = inputs[first : first + together]
-                    filled = nn.utils.rnn.pad_sequence(list(own), batch_first=True)
-                    outputs = vmap(self._call)(views, filled)
-                    found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
+        for first in range(0, len(models), count):
+            stack = models[first : first + count]
+            if isinstance(inputs, Tensor):
+                found.extend(self.network.look(stack, inputs.expand(len(stack), *inputs.shape)))
+            else:
+                own = inputs[first : first + count]
+                filled = nn.utils.rnn.pad_sequence(list(own), batch_first=True)
+                outputs = self.network.look(stack, filled)
+                found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
         return found
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
-        self.model.train()
-        images, targets, plans = _gather(trainings)  # (B, n, C, H, W) uint8, (B, n), (B, steps, batch)
-        anchors = torch.stack([training.start for training in trainings])  # (B, P)
-        stack = anchors.clone()
-        optimizer = _OPTIMIZERS[self.hyperparams.optimizer](self.hyperparams, stack[:, : self.layout.num_parameters])
-        grads = torch.zeros_like(stack)
-        steps = [len(training.plan) for training in trainings]
+        rows = Rows(trainings, self.dtype)
         alive = len(trainings)
-        for step in range(steps[0]):
-            while steps[alive - 1] <= step:
+        for step in range(len(trainings[0].plan)):
+            while len(trainings[alive - 1].plan) <= step:
                 alive -= 1
-            rows = torch.arange(alive, device=stack.device)[:, None]
-            batch = plans[:alive, step]
-            inputs = to_input(images[rows, batch], self.dtype)  # (B, batch, C, H, W)
-            self._gradients(stack[:alive], grads[:alive], inputs, targets[rows, batch])
-            optimizer.step(anchors[:alive], grads[:alive], step + 1)
-            for name in self._frozen:  # neither decay nor the proximal term may move what is not trained
-                self.layout.views(stack)[name].copy_(self.layout.views(anchors)[name])
-        return stack
+            self._step(rows, alive)
+        return rows.models
 
-    def _gradients(self, stack: Tensor, grads: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        """Write the gradient of every client's loss into its row of `grads`; buffers change in place."""
-        views = self.layout.views(stack)
-        slots = self.layout.views(grads)
-        for name in self._learned:
-            views[name] = views[name].detach().requires_grad_()
-        outputs = vmap(self._call)(views, inputs)
-        losses = vmap(self.loss)(outputs, targets)  # (B,); rows do not touch: the sum's gradient is each row's own
-        found = torch.autograd.grad(losses.sum(), [views[name] for name in self._learned], materialize_grads=True)
-        for name, gradient in zip(self._learned, found, strict=True):
-            slots[name].copy_(gradient)
+    def _step(self, rows: Rows, alive: int, active: Tensor | None = None) -> None:
+        """One step of the first `alive` rows; where `active` is given, those for which it is false stay as they are."""
+        inputs, targets = rows.batch(alive, self.dtype)
+        models = rows.models[:alive]
+        statistics = models[:, self.layout.num_parameters :]
+        before = None if active is None else statistics.clone()
+        gradients = self.network.gradients(models, inputs, targets)  # batch statistics in `models` change in place
+        if active is not None and before is not None:
+            statistics.copy_(torch.where(active[:, None], statistics, before))
+        settings = self.hyperparams
+        pull, decay = settings.proximal_strength, settings.weight_decay
+        rate, momentum, taken = settings.learning_rate, settings.momentum, rows.step[:alive]
 
-    def _call(self, views: Views, inputs: Tensor) -> Any:
-        return functional_call(self.model, views, (inputs,))
+        def adam(models: Tensor, learned: Tensor, first: Tensor, second: Tensor, anchors: Tensor) -> None:
+            adam_step_(
+                models, learned, first, second, taken,
+                lr=rate, anchors=anchors, active=active, rho=pull, weight_decay=decay,
+            )  # fmt: skip
 
+        def sgd(models: Tensor, learned: Tensor, first: Tensor, second: Tensor, anchors: Tensor) -> None:
+            sgd_step_(
+                models, learned, first,
+                lr=rate, anchors=anchors, active=active, rho=pull, momentum=momentum, weight_decay=decay,
+            )  # fmt: skip
 
-class _Adam:
-    """torch.optim.Adam on rows, with the proximal gradient added on the way."""
-
-    def __init__(self, hyperparams: Hyperparams, parameters: Tensor) -> None:
-        self.hyperparams = hyperparams
-        self.parameters = parameters  # (B, P)
-        self.first = torch.zeros_like(parameters)
-        self.second = torch.zeros_like(parameters)
-
-    def step(self, anchors: Tensor, grads: Tensor, step: int) -> None:
-        size = self.parameters.shape[1]
-        rows = slice(0, len(grads))
-        parameters, anchors, grads = self.parameters[rows], anchors[:, :size], grads[:, :size]
-        grads.add_(parameters - anchors, alpha=self.hyperparams.proximal_strength)
-        grads.add_(parameters, alpha=self.hyperparams.weight_decay)
-        first = self.first[rows].lerp_(grads, 0.1)
-        second = self.second[rows].mul_(0.999).addcmul_(grads, grads, value=0.001)
-        scale = (second.sqrt() / (1 - 0.999**step) ** 0.5).add_(1e-8)
-        parameters.addcdiv_(first, scale, value=-self.hyperparams.learning_rate / (1 - 0.9**step))
+        for start, stop, names in self._learned:
+            columns = slice(start, stop)
+            learned = torch.cat([gradients[name].flatten(1) for name in names], dim=1)
+            anchors, first = rows.anchors[:alive, columns], rows.first[:alive, columns]
+            step = adam if settings.optimizer == "adam" else sgd
+            step(models[:, columns], learned, first, rows.second[:alive, columns], anchors)
+        rows.step[:alive] += 1
 
 
-class _SGD:
-    """torch.optim.SGD on rows, with the proximal gradient added on the way."""
-
-    def __init__(self, hyperparams: Hyperparams, parameters: Tensor) -> None:
-        self.hyperparams = hyperparams
-        self.parameters = parameters  # (B, P)
-        self.momentum = torch.zeros_like(parameters)
-
-    def step(self, anchors: Tensor, grads: Tensor, step: int) -> None:
-        size = self.parameters.shape[1]
-        rows = slice(0, len(grads))
-        parameters, anchors, grads = self.parameters[rows], anchors[:, :size], grads[:, :size]
-        grads.add_(parameters - anchors, alpha=self.hyperparams.proximal_strength)
-        grads.add_(parameters, alpha=self.hyperparams.weight_decay)
-        momentum = self.momentum[rows].mul_(self.hyperparams.momentum).add_(grads)
-        parameters.add_(momentum, alpha=-self.hyperparams.learning_rate)
-
-
-_OPTIMIZERS: dict[str, Callable[[Hyperparams, Tensor], _Adam | _SGD]] = {"adam": _Adam, "sgd": _SGD}
-
-
-def _gather(trainings: Sequence[Training]) -> tuple[Tensor, Tensor, Tensor]:
-    """The data of a stack, short rows filled up: images (B, n, ...) uint8, targets (B, n), plans (B, steps, batch)."""
-    parts = fetch_all([(training.federation, training.samples) for training in trainings])
-    pad = nn.utils.rnn.pad_sequence
-    return (
-        pad([images for images, _ in parts], batch_first=True),
-        pad([targets for _, targets in parts], batch_first=True),
-        pad([training.plan for training in trainings], batch_first=True).to(trainings[0].start.device),
-    )
+def _runs_of_learned(model: nn.Module, layout: Layout) -> list[tuple[int, int, list[str]]]:
+    """The columns of a stack that are trained, as runs (start, stop, names); frozen parameters lie between them."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    sizes = [shape.numel() for shape in layout.shapes]
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    columns = zip(layout.names, sizes, ends, strict=True)
+    runs = []
+    for learned, group in groupby(columns, key=lambda column: column[0] in trained):
+        members = list(group)
+        if learned:
+            runs.append((members[0][2] - members[0][1], members[-1][2], [name for name, _, _ in members]))
+    return runs

@@ -78,14 +78,15 @@ class Workers:
         return model
 
     def _cast(self) -> "torch.autocast | nullcontext[None]":
-        return torch.autocast("cpu", torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        device = next(self.model.parameters()).device.type
+        return torch.autocast(device, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
     @contextmanager
     def _noise(self, seed: int) -> Iterator[None]:
         if not self._random:
             yield
             return
-        with self._seeding, torch.random.fork_rng(devices=[]):
+        with self._seeding, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             yield
 

@@ -1,0 +1,22 @@
+"""What a benchmark ran on; stored beside its numbers."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+
+def machine() -> dict[str, object]:
+    """Processor, cores, GPU, versions, day."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }

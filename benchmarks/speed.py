@@ -1,0 +1,195 @@
+"""Claim: clients trained together give the plain loop's answer in a fraction of its time.
+
+python benchmarks/speed.py fashion-mnist-4 --device cuda --plain-uploads 100 --out benchmarks/results/speed-h200.json
+python benchmarks/speed.py digits-4 --uploads 200
+python benchmarks/speed.py --docs        write the tables in docs/simulator.md from the result files
+
+Both run in this process, on the same data, at the same precision. The plain loop may be stopped early: its time for
+the whole run is then that of its pre-training and the mean time of an upload, which does not change over a run.
+Each case is added to the JSON file that --out names, or replaces the same case there.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+
+from cdfl.algorithms import make_algorithm
+from cdfl.record import Clusters, Event, Finished, Uploaded
+from cdfl.sim.clock import TIME_MODELS
+from cdfl.sim.cuda import tensor_cores
+from cdfl.sim.engines import make_engines
+from cdfl.sim.plain import simulate
+from cdfl.sim.run import configure
+from cdfl.sim.simulation import Simulation
+from cdfl.sim.task import Task
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", nargs="?", default="digits-4")
+    parser.add_argument("--uploads", type=int)
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--plain-uploads", type=int, default=10**9, help="stop the plain loop after so many")
+    parser.add_argument("--algorithm", default="cdfl")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precisions", default="auto", help="with commas between them; the plain loop runs the first")
+    parser.add_argument("--width", type=int, help="stack height, where the fastest is not wanted")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
+    parser.add_argument("--docs", action="store_true")
+    args = parser.parse_args()
+    if args.docs:
+        from speed_table import write_docs
+
+        write_docs()
+        return
+    case: dict[str, Any] = {"scenario": args.scenario, "algorithm": args.algorithm, "machine": machine(), "fast": {}}
+    for number, precision in enumerate(args.precisions.split(",")):
+        config = configure(
+            args.scenario, algorithm=args.algorithm, device=args.device, precision=precision,
+            num_uploads=args.uploads, num_clients=args.clients,
+        )  # fmt: skip
+        federation = config.scenario.federation(0, args.data_dir).to(config.device)
+        case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients
+
+        def fast(watch: bool = False, config: Any = config, federation: Any = federation) -> dict[str, Any]:
+            task = Task(config.scenario, federation, config.hyperparams)
+            engines = make_engines(task, precision=config.precision, width=args.width)
+            simulation = Simulation(
+                task, make_algorithm(config.algorithm, config.hyperparams), TIME_MODELS["uniform"], engines
+            )
+            with stopwatch(simulation) if watch else nullcontext({}) as times:
+                found = clocked(simulation.events())
+            return found | {"seconds_in": {stage: round(seconds, 3) for stage, seconds in times.items()}}
+
+        if number == 0:
+            with tensor_cores(config.precision):
+                task = Task(config.scenario, federation, config.hyperparams)
+                algorithm = make_algorithm(config.algorithm, config.hyperparams)
+                case["plain"] = clocked(simulate(task, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
+                case["plain"]["precision"] = config.precision
+            report("plain", case["plain"], case)
+        cold = fast()
+        warm = fast()
+        profile = fast(watch=True)
+        case["fast"][config.precision] = {"cold": cold, "warm": warm, "profile": profile["seconds_in"]}
+        report(config.precision + ", first run", cold, case)
+        report(config.precision, warm, case)
+        for stage, seconds in sorted(profile["seconds_in"].items(), key=lambda pair: -pair[1]):
+            print(f"    {stage:45s} {seconds:7.2f} s", flush=True)
+    store(args.out, case)
+
+
+def clocked(events: Iterator[Event], most: int = 10**9) -> dict[str, Any]:
+    """Run, and say how long it took: pre-training and start, uploads, all."""
+    gc.collect()
+    begun = opened = time.perf_counter()
+    uploads, end = 0, None
+    for event in events:
+        if isinstance(event, Clusters) and event.epoch == 0:
+            _wait()
+            opened = time.perf_counter()
+        uploads += isinstance(event, Uploaded)
+        if isinstance(event, Finished):
+            end = event
+        if uploads == most:
+            break
+    _wait()
+    ended = time.perf_counter()
+    found = {
+        "uploads": uploads,
+        "seconds_to_start": round(opened - begun, 3),
+        "seconds_for_uploads": round(ended - opened, 3),
+        "ms_per_upload": round(1e3 * (ended - opened) / max(1, uploads), 3),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+    if end is not None:
+        found |= {"before": end.before, "after": end.after, "cluster": end.cluster, "divergence": end.divergence}
+    return found
+
+
+def whole(run: dict[str, Any], uploads: int) -> float:
+    """Seconds for a whole run."""
+    return float(run["seconds_to_start"] + run["ms_per_upload"] * uploads / 1e3)
+
+
+def report(name: str, run: dict[str, Any], case: dict[str, Any]) -> None:
+    """One line about one run."""
+    seconds, plain = whole(run, case["uploads"]), whole(case["plain"], case["uploads"])
+    scores = f"after {run['after']:.3f} cluster {run['cluster']:.3f}" if "after" in run else ""
+    print(
+        f"{case['scenario']} {name:24s} {seconds:8.2f} s  ({run['seconds_to_start']:.2f} to start, "
+        f"{run['ms_per_upload']:.2f} ms an upload)  1/{plain / seconds:.1f}  {scores}",
+        flush=True,
+    )
+
+
+@contextmanager
+def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
+    """Where the time goes; waits for the device around every part, so the sum is a little more than the run."""
+    times: dict[str, float] = defaultdict(float)
+
+    def watched(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            _wait()
+            begun = time.perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                _wait()
+                times[name] += time.perf_counter() - begun
+
+        return timed
+
+    parts: list[tuple[Any, str, str]] = [
+        (simulation.engines.trainer, "train", "training of clients"),
+        (simulation.engines.pretrainer, "train", "pre-training"),
+        (simulation.algorithm, "server_update", "server steps, one by one"),
+        (simulation, "_proxy_losses", "proxy losses of whole stacks"),
+        (simulation, "_accuracies", "scores of clients"),
+        (simulation, "_cluster_accuracies", "scores of clusters"),
+        (simulation, "_prepare", "drawing data and receiving replies"),
+        (simulation, "_training", "planning batches"),
+    ]
+    for owner, method, name in parts:
+        setattr(owner, method, watched(name, getattr(owner, method)))
+    begun = time.perf_counter()
+    try:
+        yield times
+    finally:
+        _wait()
+        times["everything"] = time.perf_counter() - begun
+        times["everything else"] = 2 * times["everything"] - sum(times.values())
+        for owner, method, _ in parts:
+            delattr(owner, method)
+
+
+def store(path: Path, case: dict[str, Any]) -> None:
+    """Add a case to a result file, in the place of the same case if it is there."""
+    cases = json.loads(path.read_text()) if path.exists() else []
+    same = ("scenario", "algorithm", "uploads", "clients")
+    cases = [old for old in cases if any(old[key] != case[key] for key in same)] + [case]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(cases, indent=1) + "\n")
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""One network applied to B clients, each with its own weights: row b of the inputs meets row b of the models."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from cdfl.core import Layout, Loss
+from cdfl.sim.kernels import Precision as KernelPrecision
+from cdfl.sim.kernels import conv_relu_pool
+
+Views = dict[str, Tensor]
+Operation = Callable[[Views, Tensor], Tensor]
+
+KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bf16"}
+
+
+class StackedNetwork:
+    """Any network through `vmap`; on a GPU, plain chains of layers through kernels made for stacks."""
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Loss, precision: str) -> None:
+        self.model = model
+        self.layout = layout
+        self.loss = loss
+        self.precision = precision
+        self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._chain = chain_of(model, KERNEL_PRECISION[precision])
+
+    def look(self, models: Tensor, inputs: Tensor) -> Tensor:
+        """What models (B, P) say of inputs (B, n, ...), without training them."""
+        self.model.eval()
+        with torch.no_grad():
+            return self._forward(self.layout.views(models), inputs).to(models.dtype)
+
+    def gradients(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Views:
+        """The gradient of every client's loss, by name, each (B, *shape); batch statistics change in place."""
+        self.model.train()
+        views = self.layout.views(models)
+        for name in self._learned:
+            views[name] = views[name].detach().requires_grad_()
+        outputs = self._forward(views, inputs)
+        losses = vmap(self.loss)(outputs.to(models.dtype), targets)  # (B,)
+        # Rows do not touch each other, so the gradient of the sum is each row's own.
+        leaves = [views[name] for name in self._learned]
+        found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+        return dict(zip(self._learned, found, strict=True))
+
+    def _forward(self, views: Views, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            if inputs.is_cuda and self._chain is not None:
+                for operation in self._chain:
+                    inputs = operation(views, inputs)
+                return inputs
+            if len(inputs) == 1:  # vmap over one row would only cost
+                return self._call({name: view[0] for name, view in views.items()}, inputs[0])[None]
+            outputs: Tensor = vmap(self._call)(views, inputs)
+            return outputs
+
+    def _call(self, views: Views, inputs: Tensor) -> Tensor:
+        if inputs.is_cuda:  # where networks are big enough for it to pay
+            views = {
+                name: view.to(memory_format=torch.channels_last) if view.ndim == 4 else view
+                for name, view in views.items()
+            }
+        outputs: Tensor = functional_call(self.model, views, (inputs,))
+        return outputs
+
+
+def chain_of(model: nn.Module, precision: KernelPrecision) -> list[Operation] | None:
+    """A network as operations on stacks, where it is a plain chain of layers that have one; else None.
+
+    >>> blocks = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1152, 10))
+    >>> len(chain_of(blocks, "tf32") or [])
+    3
+    >>> chain_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), "tf32") is None
+    True
+    """
+    if not isinstance(model, nn.Sequential):
+        return None
+    layers = list(model.named_children())
+    chain: list[Operation] = []
+    place = 0
+    while place < len(layers):
+        name, layer = layers[place]
+        following = [part for _, part in layers[place + 1 : place + 3]]
+        if _is_plain_convolution(layer) and len(following) == 2 and _is_relu_pool(*following):
+            chain.append(_convolution(name, precision))
+            place += 3
+        elif isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
+            chain.append(lambda views, inputs: inputs.flatten(2))
+            place += 1
+        elif isinstance(layer, nn.Linear) and layer.bias is not None:
+            chain.append(_linear(name))
+            place += 1
+        elif isinstance(layer, nn.ReLU):
+            chain.append(lambda views, inputs: torch.relu(inputs))
+            place += 1
+        else:
+            return None
+    return chain
+
+
+def _is_plain_convolution(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.bias is not None
+        and (layer.stride, layer.padding, layer.dilation, layer.groups) == ((1, 1), (0, 0), (1, 1), 1)
+    )
+
+
+def _is_relu_pool(relu: nn.Module, pool: nn.Module) -> bool:
+    if not (isinstance(relu, nn.ReLU) and isinstance(pool, nn.MaxPool2d)):
+        return False
+    sides = {tuple(v) if isinstance(v, tuple) else (v, v) for v in (pool.kernel_size, pool.stride)}
+    return sides == {(2, 2)} and (pool.padding, pool.dilation, pool.ceil_mode) == (0, 1, False)
+
+
+def _convolution(name: str, precision: KernelPrecision) -> Operation:
+    return lambda views, inputs: conv_relu_pool(inputs, views[f"{name}.weight"], views[f"{name}.bias"], precision)
+
+
+def _linear(name: str) -> Operation:
+    def apply(views: Views, inputs: Tensor) -> Tensor:
+        return torch.baddbmm(views[f"{name}.bias"][:, None], inputs, views[f"{name}.weight"].transpose(1, 2))
+
+    return apply

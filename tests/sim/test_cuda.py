@@ -1,0 +1,103 @@
+"""The GPU's way of training a stack: on a CPU step by step, on a GPU as graphs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cdfl.algorithms import make_algorithm
+from cdfl.core import client_update
+from cdfl.record import Uploaded, only
+from cdfl.scenarios import load_scenario
+from cdfl.sim.clock import Uniform
+from cdfl.sim.cuda import GraphStack
+from cdfl.sim.engine import Engines, Training
+from cdfl.sim.plain import simulate
+from cdfl.sim.run import preset_for
+from cdfl.sim.simulation import Simulation
+from cdfl.sim.task import Task
+
+gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
+DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
+
+
+def make_task(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> Task:
+    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model)
+    hyperparams = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
+    return Task(scenario, scenario.federation(0).to(device), hyperparams, dtype)
+
+
+def trainings_of(task: Task, count: int) -> list[Training]:
+    start = torch.cat([parameter.detach().flatten() for parameter in task.model.parameters()])
+    draws = [task.federation.draw(client, 0) for client in range(count)]
+    return [
+        Training(task.federation, draw.train, start, task.plan(draw, client, 0), 0) for client, draw in enumerate(draws)
+    ]
+
+
+def alone(task: Task, training: Training) -> torch.Tensor:
+    inputs, targets = task.inputs(training.samples)
+    batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(task.device))
+    return client_update(task.model, training.start, batches, task.loss, task.hyperparams)
+
+
+@DEVICES
+@pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
+def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: dict[str, object]) -> None:
+    task = make_task(device, torch.float64, **optimizer)
+    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=5, precision="float32")
+    trainings = trainings_of(task, 12)
+    models = stack.train(trainings)
+    expected = torch.stack([alone(task, training) for training in trainings])
+    assert (models - expected).abs().max() < 1e-9
+    again = stack.train(trainings[3:7])  # other stacks, the same space: nothing of the last one is left in it
+    assert (again - expected[3:7]).abs().max() < 1e-9
+
+
+@DEVICES
+def test_a_space_grows_with_the_stacks(device: str) -> None:
+    task = make_task(device, torch.float64)
+    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=64, precision="float32")
+    trainings = trainings_of(task, 9)
+    for count in (1, 2, 9):
+        models = stack.train(trainings[:count])
+        expected = torch.stack([alone(task, training) for training in trainings[:count]])
+        assert (models - expected).abs().max() < 1e-9
+
+
+@DEVICES
+def test_graphs_give_the_run_of_the_plain_loop(device: str) -> None:
+    task = make_task(device, torch.float64)
+    settings = task.hyperparams
+    plain = only(simulate(task, make_algorithm("cdfl", settings), Uniform()), Uploaded)
+
+    def stack(proximal_strength: float) -> GraphStack:
+        changed = settings.replace(proximal_strength=proximal_strength)
+        return GraphStack(task.model, task.loss, changed, task.dtype, precision="float32")
+
+    engines = Engines(stack(settings.proximal_strength), stack(0.0), stack(0.0))
+    fast = only(Simulation(task, make_algorithm("cdfl", settings), Uniform(), engines).events(), Uploaded)
+    assert len(fast) == len(plain) == 40
+    for ours, theirs in zip(fast, plain, strict=True):
+        assert ours.client == theirs.client
+        assert ours.mixture == pytest.approx(theirs.mixture, abs=1e-9)
+        assert (ours.before, ours.after) == (theirs.before, theirs.after)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 2e-4), ("tf32", 2e-2), ("bfloat16", 5e-2)])
+def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, bound: float) -> None:
+    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40)
+    federation = scenario.federation(0).to("cuda")
+    hyperparams = preset_for(scenario, "default").replace(local_epochs=1)
+    task = Task(replace(scenario, model="small-cnn"), federation, hyperparams)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
+    ).cuda()
+    task.model = layers
+    stack = GraphStack(layers, task.loss, hyperparams, precision=precision)
+    trainings = trainings_of(task, 6)
+    models = stack.train(trainings)
+    expected = torch.stack([alone(task, training) for training in trainings])
+    moved = (expected - trainings[0].start).norm()
+    assert (models - expected).norm() / moved < bound
