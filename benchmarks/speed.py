@@ -159,10 +159,9 @@ def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
         (simulation.engines.pretrainer, "train", "pre-training"),
         (simulation.algorithm, "server_update", "server steps, one by one"),
         (simulation, "_proxy_losses", "proxy losses of whole stacks"),
-        (simulation, "_accuracies", "scores of clients"),
+        (simulation, "_before_and_after", "scores of clients"),
         (simulation, "_cluster_accuracies", "scores of clusters"),
         (simulation, "_prepare", "drawing data and receiving replies"),
-        (simulation, "_training", "planning batches"),
     ]
     for owner, method, name in parts:
         setattr(owner, method, watched(name, getattr(owner, method)))

@@ -51,7 +51,10 @@ class Uploaded:
 
 @dataclass(frozen=True)
 class Diverged:
-    """A training gave no finite model, so nothing was uploaded; the client goes on from the model it had."""
+    """A training gave a model that is not finite, or has no finite loss: it is refused and moves nothing.
+
+    The client goes on from the model it had.
+    """
 
     time: float
     client: int

@@ -7,7 +7,7 @@ from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.presets import PAPER, paper
 from cdfl.core.pretrain import pretrain
 from cdfl.core.server import join, server_update
-from cdfl.core.state import Evaluate, Reply, ServerState, Upload, initial_state
+from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, initial_state
 from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "Loss",
     "Measures",
+    "NotFiniteError",
     "Reply",
     "ServerState",
     "Upload",

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cdfl.core.estimate import Estimator, estimate_mixture, measure
 from cdfl.core.hyperparams import Hyperparams
-from cdfl.core.state import Evaluate, Reply, ServerState, Upload, evaluated
+from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated
 from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
 
 
@@ -103,7 +103,7 @@ def _check(state: ServerState, upload: Upload) -> None:
             "it belongs to another model"
         )
     if not bool(torch.isfinite(upload.local_model).all()):
-        raise ValueError("the uploaded model contains NaN or infinity; train again with a smaller learning_rate")
+        raise NotFiniteError("the uploaded model contains NaN or infinity; train again with a smaller learning_rate")
     if not 0 <= upload.base_epoch <= state.epoch:
         raise ValueError(
             f"base_epoch is {upload.base_epoch}; expected 0 to {state.epoch}, the server's epoch: "

@@ -7,6 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
+class NotFiniteError(ValueError):
+    """A model or a loss is NaN or infinite: a training has diverged, and its upload is refused."""
+
+
 # Losses of n models (n, P), each on the proxy set of the cluster named beside it (n,): the server's only look at data.
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 
@@ -87,7 +92,7 @@ def check_numbers(name: str, values: Tensor, count: int) -> None:
     if values.shape != (count,):
         raise ValueError(f"{name} has shape {tuple(values.shape)}; expected one number a cluster, ({count},)")
     if not bool(torch.isfinite(values).all()):
-        raise ValueError(
+        raise NotFiniteError(
             f"{name}: {values.tolist()}; expected finite numbers: the upload or a cluster model has diverged, "
             "drop it or train with a smaller learning_rate"
         )

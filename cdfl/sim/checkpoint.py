@@ -1,4 +1,4 @@
-"""A bookmark on disk: numbers as JSON, tensors as safetensors; nothing that could run code when it is read."""
+"""A bookmark on disk: one safetensors file, its numbers as JSON in the header; reading it can run no code."""
 
 import json
 from collections.abc import Mapping
@@ -7,41 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from cdfl.algorithms import Assignment
 from cdfl.core import Reply
 from cdfl.sim.simulation import Bookmark, Client, Simulation, Trained
 
-NUMBERS, TENSORS = "checkpoint.json", "checkpoint.safetensors"
+FILE = "checkpoint.safetensors"
 
 
 def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
     """Write a bookmark and the models its run began with; the one before it stays whole until this one is."""
-    tensors: dict[str, Tensor] = {"start": start}
+    tensors = _Names({"start": start})
     numbers = {
         "turns": bookmark.turns,
         "attempts": bookmark.attempts,
         "told": bookmark.told,
         "state": _split(bookmark.state, "state", tensors),
         "clients": {
-            str(number): _split(client, f"clients.{number}", tensors, leave=("draw",))
+            str(number): _split(client, f"clients.{number}", tensors, leave=("draw", "plan"))
             for number, client in bookmark.clients.items()
         },
     }
-    # Views of one tensor would be written once each; safetensors refuses them, so each is made its own.
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / (TENSORS + ".new"))
-    (folder / (NUMBERS + ".new")).write_text(json.dumps(numbers), encoding="utf-8")
-    (folder / (TENSORS + ".new")).replace(folder / TENSORS)
-    (folder / (NUMBERS + ".new")).replace(folder / NUMBERS)
+    # safetensors refuses views that share memory, so each is made its own.
+    own = {name: tensor.contiguous().clone() for name, tensor in tensors.held.items()}
+    save_file(own, folder / (FILE + ".new"), metadata={"numbers": json.dumps(numbers)})
+    (folder / (FILE + ".new")).replace(folder / FILE)
 
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark into a simulation that was built like the one that wrote it, and has not begun."""
     task = simulation.task
-    tensors = load_file(folder / TENSORS, device=str(task.device))
-    numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+    with safe_open(folder / FILE, framework="pt", device=str(task.device)) as file:
+        numbers = json.loads(file.metadata()["numbers"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     task.start = tensors["start"]
     begun = simulation.algorithm.initial(task.start, simulation.evaluate, task.layout.num_parameters)
     state = replace(begun, **_joined(numbers["state"], "state", tensors))
@@ -49,6 +50,7 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
     for text, values in numbers["clients"].items():
         held = _joined(values, f"clients.{text}", tensors)
         held["draw"] = task.federation.draw(int(text), held["looks"])
+        held["plan"] = task.plan(held["draw"], int(text), held["looks"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
         held["reply"] = Reply(**held["reply"])
@@ -60,20 +62,31 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
 
 def exists(folder: Path) -> bool:
     """Can the run in this folder be resumed?"""
-    return (folder / NUMBERS).exists() and (folder / TENSORS).exists()
+    return (folder / FILE).exists()
 
 
 def remove(folder: Path) -> None:
     """A run is over: nothing is left to resume."""
-    for name in (NUMBERS, TENSORS):
-        (folder / name).unlink(missing_ok=True)
+    (folder / FILE).unlink(missing_ok=True)
 
 
-def _split(value: Any, name: str, tensors: dict[str, Tensor], leave: tuple[str, ...] = ()) -> Any:
+class _Names:
+    """Tensors under their names; one that is met again, as clients share what they were sent, keeps its first."""
+
+    def __init__(self, held: dict[str, Tensor]) -> None:
+        self.held = held
+        self._known = {id(tensor): name for name, tensor in held.items()}
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        known = self._known.setdefault(id(tensor), name)
+        self.held[known] = tensor
+        return known
+
+
+def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) -> Any:
     """What of a value is numbers; its tensors are put aside under their path."""
     if isinstance(value, Tensor):
-        tensors[name] = value
-        return {"tensor": name}
+        return {"tensor": tensors.add(name, value)}
     if is_dataclass(value):
         return {
             field.name: _split(getattr(value, field.name), f"{name}.{field.name}", tensors)

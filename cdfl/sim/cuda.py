@@ -4,17 +4,22 @@ A graph has fixed shapes and addresses, so there is one for each of a few stack 
 that are allocated once. Rows between the clients still in training and the next height are computed and not kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams, Loss
-from cdfl.sim.engine import Training
-from cdfl.sim.stack import Rows, Stack
+from cdfl.sim.engine import DataSet, Training, losses_of
+from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
+from cdfl.sim.stack import Rows, Stack, sizes_of
 
-HEIGHTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+# Small stacks are common and get a graph of their own height; above that, a few rows more cost little.
+HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
 class GraphStack(Stack):
@@ -32,6 +37,7 @@ class GraphStack(Stack):
         super().__init__(model, loss, hyperparams, dtype, width, precision)
         self.together = 2**17
         self._spaces: dict[int, Space] = {}  # by batch size
+        self._proxies: dict[int, ProxyGraphs] = {}  # by identity of the proxy sets
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
@@ -43,12 +49,20 @@ class GraphStack(Stack):
         with tensor_cores(self.network.precision):
             return super().outputs(models, inputs)
 
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,): one graph, launched at once."""
+        if not (models.is_cuda and self.network.loss is cross_entropy):
+            return losses_of(self, models, clusters, sets)
+        with tensor_cores(self.network.precision):
+            if id(sets) not in self._proxies:
+                self._proxies[id(sets)] = ProxyGraphs(self, sets, models)
+            return self._proxies[id(sets)].losses(models, clusters)
+
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
-        rows = Rows(trainings, self.dtype)
-        batch = rows.plans.shape[2]
+        batch = trainings[0].plan.shape[1]
         space = self._spaces.get(batch)
-        if space is None or not space.holds(rows):
-            space = self._spaces[batch] = Space(self, rows, space)
+        if space is None or not space.holds(trainings):
+            space = self._spaces[batch] = Space(self, trainings, space)
         counts = [len(training.plan) for training in trainings]
         alive, heights = len(trainings), []
         for step in range(counts[0]):
@@ -56,7 +70,7 @@ class GraphStack(Stack):
                 alive -= 1
             heights.append(space.height(alive))
         space.prepare(sorted(set(heights)))
-        space.load(rows)
+        space.rows.load(trainings)
         for height in heights:
             space.graphs[height].replay()
         return space.rows.models[: len(trainings)].clone()
@@ -69,71 +83,102 @@ class GraphStack(Stack):
 class Space:
     """Tensors at fixed addresses for stacks of one batch size, and the graphs that work on them."""
 
-    def __init__(self, stack: GraphStack, wanted: Rows, old: "Space | None") -> None:
+    def __init__(self, stack: GraphStack, trainings: Sequence[Training], old: "Space | None") -> None:
         self.stack = stack
-        size = {name: tensor.shape for name, tensor in vars(wanted).items()}
-        before = {name: tensor.shape for name, tensor in vars(old.rows).items()} if old else size
-        self.rows: Rows = Rows.__new__(Rows)
-        for name, tensor in vars(wanted).items():
-            shape = [max(pair) for pair in zip(size[name], before[name], strict=True)]
-            shape[0] = next((h for h in HEIGHTS if h >= shape[0]), shape[0])
-            if name in ("images", "targets", "plans"):  # room for the next stack, whose clients may have more data
-                shape[1] = -(-shape[1] * 5 // 4 // 64) * 64
-            columns = shape[-1]
-            if tensor.is_floating_point():  # rows that begin on 128 bytes: matrix units read them twice as fast
-                shape[-1] = -(-columns // 32) * 32
-            setattr(self.rows, name, tensor.new_zeros(shape)[..., :columns])
-        self.rows.numbers = torch.arange(len(self.rows.limits), device=wanted.limits.device)
+        samples, steps = sizes_of(trainings)
+        height = next((h for h in HEIGHTS if h >= len(trainings)), len(trainings))
+        if old is not None:
+            height, samples, steps = max(height, old.height_held), max(samples, old.samples), max(steps, old.steps)
+        # Room for the next stack, whose clients may have more data.
+        self.height_held: int = height
+        self.samples: int = _roomy(samples)
+        self.steps: int = _roomy(steps)
+        self.rows = Rows(self.height_held, self.samples, self.steps, trainings[0], stack.dtype)
         self.graphs: dict[int, torch.cuda.CUDAGraph | Eager] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.rows.limits.is_cuda else None
 
-    def holds(self, rows: Rows) -> bool:
+    def holds(self, trainings: Sequence[Training]) -> bool:
         """Is there room for these?"""
-        pairs = ((tensor.shape, getattr(self.rows, name).shape) for name, tensor in vars(rows).items())
-        return all(wanted <= there for ours, theirs in pairs for wanted, there in zip(ours, theirs, strict=True))
+        samples, steps = sizes_of(trainings)
+        return len(trainings) <= self.height_held and samples <= self.samples and steps <= self.steps
 
     def height(self, alive: int) -> int:
         """The height of the graph for so many rows."""
-        return min(next((height for height in HEIGHTS if height >= alive), alive), len(self.rows.limits))
-
-    def load(self, rows: Rows) -> None:
-        """Copy a stack in; the rows above it have no steps to take."""
-        self.rows.limits.zero_()
-        for name, tensor in vars(rows).items():
-            if name != "numbers":
-                getattr(self.rows, name)[tuple(slice(0, side) for side in tensor.shape)].copy_(tensor)
+        return min(next((height for height in HEIGHTS if height >= alive), alive), self.height_held)
 
     def prepare(self, heights: Sequence[int]) -> None:
-        """Capture the graphs that are missing; this computes on whatever the tensors hold."""
+        """Make the graphs that are missing; this computes on whatever the tensors hold."""
         for height in heights:
             if height in self.graphs:
                 continue
-            if self._pool is None:
-                self.graphs[height] = Eager(self, height)
-                continue
+            step = partial(self.stack.step_where_active, self.rows, height)
             self.rows.limits.zero_()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # compiles kernels and lets libraries allocate, as capture requires
-                for _ in range(2):
-                    self.stack.step_where_active(self.rows, height)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self.stack.step_where_active(self.rows, height)
-            self.graphs[height] = graph
+            self.graphs[height] = Eager(step) if self._pool is None else captured(step, self._pool)
+
+
+def _roomy(size: int) -> int:
+    return -(-size * 5 // 4 // 64) * 64
+
+
+class ProxyGraphs:
+    """The losses of some models on some proxy sets, as one graph for each number of models."""
+
+    def __init__(self, stack: GraphStack, sets: Sequence[DataSet], like: Tensor) -> None:
+        self.stack = stack
+        self.sets = sets  # also keeps their identity from being used again
+        pad = torch.nn.utils.rnn.pad_sequence
+        last = [inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs for inputs, _ in sets]
+        self.inputs = pad(last, batch_first=True)  # (K, n, H, W, C)
+        self.targets = pad([targets for _, targets in sets], batch_first=True, padding_value=-1)  # (K, n); -1: filling
+        self.models = torch.zeros(len(sets), like.shape[1], dtype=like.dtype, device=like.device)
+        self.clusters = torch.zeros(len(sets), dtype=torch.int64, device=like.device)
+        self.found = torch.zeros(len(sets), dtype=torch.float32, device=like.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def losses(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the set beside it (n,)."""
+        count = len(models)
+        if count > len(self.sets):
+            return losses_of(self.stack, models, clusters, self.sets)
+        if count not in self.graphs:
+            self.graphs[count] = captured(partial(self._look, count), self._pool)
+        self.models[:count].copy_(models)
+        self.clusters[:count].copy_(clusters, non_blocking=True)
+        self.graphs[count].replay()
+        return self.found[:count].clone()
+
+    def _look(self, count: int) -> None:
+        which = self.clusters[:count]
+        inputs = self.inputs[which]
+        inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs
+        outputs = self.stack.network.look(self.models[:count], inputs)
+        self.found[:count].copy_(stacked_cross_entropy(outputs, self.targets[which]))
+
+
+def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Do some work twice, and record it the third time."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles kernels and lets libraries allocate, as a recording requires
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
 
 
 class Eager:
     """What a graph does, step by step: the same path where there is no GPU."""
 
-    def __init__(self, space: Space, height: int) -> None:
-        self.space = space
-        self.height = height
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
 
     def replay(self) -> None:
-        """Take one step."""
-        self.space.stack.step_where_active(self.space.rows, self.height)
+        """Do the work."""
+        self.work()
 
 
 @contextmanager

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from cdfl.data import Federation, Samples
+
+DataSet = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,17 @@ class Looker(Protocol):
         """What each model (B, P) says: all of the same inputs (n, ...), or each of its own."""
         ...
 
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        ...
+
+
+def losses_of(looker: Looker, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+    """The loss of each model (n, P) on the set of the cluster beside it (n,), from what the models say."""
+    chosen = [sets[cluster] for cluster in clusters.tolist()]
+    outputs = looker.outputs(models, [inputs for inputs, _ in chosen])
+    return torch.stack([cross_entropy(said, targets) for said, (_, targets) in zip(outputs, chosen, strict=True)])
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -45,6 +60,7 @@ class Engines:
     trainer: Trainer
     pretrainer: Trainer  # without the proximal term
     looker: Looker
+    scores_together: int = 1  # uploads that are scored, and told, in one go at the least
 
 
 def fetch_all(wanted: Sequence[tuple[Federation, Samples]]) -> list[tuple[Tensor, Tensor]]:

@@ -41,7 +41,7 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 
         height = 1 if batch_flops > BIG_BATCH_FLOPS else 64
         trainer = stack(GraphStack, hyperparams, height)
-        return Engines(trainer, stack(GraphStack, free, height), trainer)
+        return Engines(trainer, stack(GraphStack, free, height), trainer, scores_together=64)
     if width is not None or (batch_flops < SMALL_BATCH_FLOPS and precision == "float32"):
         return Engines(stack(Stack, hyperparams, 64), stack(Stack, free, 64), workers(hyperparams))
     return Engines(workers(hyperparams), workers(free), workers(hyperparams))

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import conv_relu_pool
+from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 
 Views = dict[str, Tensor]
 Operation = Callable[[Views, Tensor], Tensor]
@@ -40,11 +42,18 @@ class StackedNetwork:
         for name in self._learned:
             views[name] = views[name].detach().requires_grad_()
         outputs = self._forward(views, inputs)
-        losses = vmap(self.loss)(outputs.to(models.dtype), targets)  # (B,)
+        outputs = outputs.to(models.dtype)
+        losses = self._losses(outputs, targets)  # (B,)
         # Rows do not touch each other, so the gradient of the sum is each row's own.
         leaves = [views[name] for name in self._learned]
         found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
         return dict(zip(self._learned, found, strict=True))
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.loss is cross_entropy and outputs.ndim == 3 and outputs.is_cuda:
+            return stacked_cross_entropy(outputs, targets)  # one kernel for both directions
+        losses: Tensor = vmap(self.loss)(outputs, targets)
+        return losses
 
     def _forward(self, views: Views, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
@@ -53,18 +62,20 @@ class StackedNetwork:
                     inputs = operation(views, inputs)
                 return inputs
             if len(inputs) == 1:  # vmap over one row would only cost
-                return self._call({name: view[0] for name, view in views.items()}, inputs[0])[None]
+                alone = {name: view[0] for name, view in views.items()}
+                if inputs.is_cuda:  # filters as the convolutions of a GPU want them; inputs are so already
+                    alone = {name: _channels_last(view) for name, view in alone.items()}
+                return self._call(alone, inputs[0])[None]
             outputs: Tensor = vmap(self._call)(views, inputs)
             return outputs
 
     def _call(self, views: Views, inputs: Tensor) -> Tensor:
-        if inputs.is_cuda:  # where networks are big enough for it to pay
-            views = {
-                name: view.to(memory_format=torch.channels_last) if view.ndim == 4 else view
-                for name, view in views.items()
-            }
         outputs: Tensor = functional_call(self.model, views, (inputs,))
         return outputs
+
+
+def _channels_last(view: Tensor) -> Tensor:
+    return view.to(memory_format=torch.channels_last) if view.ndim == 4 else view
 
 
 def chain_of(model: nn.Module, precision: KernelPrecision) -> list[Operation] | None:

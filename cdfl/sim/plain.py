@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cdfl.algorithms import Algorithm
-from cdfl.core import Reply, Upload, client_update
+from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel
@@ -67,14 +67,17 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         with task.noise(client, look):
             local_model = client_update(task.model, assignment.personal_model, batches, task.loss, task.hyperparams)
         attempts += 1
-        if not bool(torch.isfinite(local_model).all()):
+        upload = Upload(local_model, assignment.base_epoch, client, mixture=assignment.mixture)
+
+        # Server: estimate, move the clusters, reply. A training that diverged is refused and changes nothing.
+        try:
+            if not bool(torch.isfinite(local_model).all()):
+                raise NotFiniteError("the training has diverged")
+            state, reply = algorithm.server_update(state, upload, assignment, task.evaluate)
+        except NotFiniteError:
             events.append(Diverged(time, client))
             yield events[-1]
             continue
-        upload = Upload(local_model, assignment.base_epoch, client, mixture=assignment.mixture)
-
-        # Server: estimate, move the clusters, reply.
-        state, reply = algorithm.server_update(state, upload, assignment, task.evaluate)
 
         before, after = (task.accuracy(model, draw.test) for model in (local_model, reply.personal_model))
         job = Job(time, client, mine.updates, trained=plan.numel())

@@ -7,6 +7,7 @@ one by one in their order. Scores steer nothing, so they are computed in batches
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm, Assignment, ClientView
-from cdfl.core import Reply, Upload, flatten
+from cdfl.core import NotFiniteError, Reply, Upload, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Samples
 from cdfl.policy import ALWAYS, Memory, Policy
@@ -33,8 +34,9 @@ class Client:
     """What one client holds, and what has been found out about its next upload ahead of time."""
 
     reply: Reply
-    state: Any  # of the server at that reply; kept only while a policy may have the client wait
+    state: Any  # of the server at that reply; None once a look at the client's next data can no longer ask for it
     draw: Draw  # its next data
+    plan: Tensor  # (steps, batch) and its batches
     assignment: Assignment
     looks: int = 0
     updates: int = 0
@@ -48,20 +50,18 @@ class Trained:
     """A training that is done and whose upload is not yet due."""
 
     local_model: Tensor  # (P,)
-    samples: int  # seen in training, passes counted
     losses: Tensor | None  # (K,) on the proxy sets
-    before: float
     finite: bool
 
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """An upload that has been answered and whose reply has not been scored."""
+    """An upload that has been answered, and that is still to be scored."""
 
     job: Job
     draw: Draw
+    local_model: Tensor
     reply: Reply
-    before: float
 
 
 class Request(NamedTuple):
@@ -85,6 +85,28 @@ class Bookmark:
     told: int  # how many events had been told
 
 
+class Ahead:
+    """Data and batches of every client's next look, drawn by a thread while the device computes.
+
+    A draw is a pure function of client and look, so it does not matter when it is made.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._thread = ThreadPoolExecutor(1)
+        self._drawing: dict[tuple[int, int], Future[tuple[Draw, Tensor]]] = {}
+
+    def take(self, number: int, look: int) -> tuple[Draw, Tensor]:
+        """What a client draws at a look, and its batches; the look after it is begun."""
+        self._drawing[number, look + 1] = self._thread.submit(self._draw, number, look + 1)
+        begun = self._drawing.pop((number, look), None)
+        return self._draw(number, look) if begun is None else begun.result()
+
+    def _draw(self, number: int, look: int) -> tuple[Draw, Tensor]:
+        draw = self.task.federation.draw(number, look)
+        return draw, self.task.plan(draw, number, look)
+
+
 class Simulation:
     """One run. Iterate over `events`; `state` is the server's, `bookmark` the last place to resume from."""
 
@@ -104,11 +126,14 @@ class Simulation:
         self.bookmark: Bookmark | None = None
         self.told: list[Event] = []
         self.state: Any = None
+        self._ahead = Ahead(task)
         self.clients: dict[int, Client] = {}
         self._waiting: list[_Scored | Diverged | tuple[int, Tensor]] = []
 
     def resume(self, bookmark: Bookmark, told: Sequence[Event]) -> None:
         """Go on from a bookmark instead of beginning; later events than it knows are told again."""
+        if len(told) < bookmark.told:
+            raise ValueError(f"the run told {bookmark.told} events before it stopped, {len(told)} of them are left")
         self.bookmark, self.told = bookmark, list(told[: bookmark.told])
 
     def forget(self) -> None:
@@ -151,8 +176,9 @@ class Simulation:
                 self._prepare(number)
                 continue
             if client.trained is None:
-                yield from self._tell()
-                self.bookmark = self._mark(taken, attempts)
+                if len(self._waiting) >= self.engines.scores_together:
+                    yield from self._tell()
+                    self.bookmark = self._mark(taken, attempts)
                 ready = [
                     other
                     for other, held in self.clients.items()
@@ -161,9 +187,11 @@ class Simulation:
                 models = yield Request([self._training(other) for other in ready], proximal=True)
                 self._take_trained(ready, models)
             attempts += 1
+            self._apply(time, number)
+            if left is None or left[number] > 1:
+                self._prepare(number)
             if left is not None:
                 left[number] -= 1
-            self._apply(time, number)
             if len(self._waiting) >= MOST_WAITING:
                 yield from self._tell()
         if self.state.epoch % scenario.num_clients != 0:
@@ -190,14 +218,16 @@ class Simulation:
     # -- the client
 
     def _welcome(self, number: int) -> None:
-        reply, draw = self.algorithm.join(self.state), self.task.federation.draw(number, 0)
-        self.clients[number] = Client(reply, self.state, draw, Assignment(reply.personal_model, reply.epoch))
+        reply = self.algorithm.join(self.state)
+        draw, plan = self._ahead.take(number, 0)
+        self.clients[number] = Client(reply, self.state, draw, plan, Assignment(reply.personal_model, reply.epoch))
         self._prepare(number)
 
     def _prepare(self, number: int) -> None:
         """Let a client receive its reply and next data, and decide whether it will upload."""
         client, task = self.clients[number], self.task
-        client.draw = draw = task.federation.draw(number, client.looks)
+        client.draw, client.plan = self._ahead.take(number, client.looks)
+        draw = client.draw
         view = ClientView(
             losses=lambda models: self._sample_losses(models, draw.train),
             true_mixture=torch.from_numpy(draw.true_mixture),
@@ -206,8 +236,6 @@ class Simulation:
         look = task.look(client.assignment.personal_model, draw, number, client.looks)
         client.memory, client.uploads = self.policy.decide(client.memory, look)
         client.trained = None
-        if self.policy is ALWAYS:
-            client.state = None
 
     def _training(self, number: int) -> Training:
         client, task = self.clients[number], self.task
@@ -215,52 +243,48 @@ class Simulation:
             task.federation,
             client.draw.train,
             client.assignment.personal_model,
-            task.plan(client.draw, number, client.looks),
+            client.plan,
             task.noise_seed(number, client.looks),
         )
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Keep what was trained, with all that can be known of it before its upload is due."""
         finite = torch.isfinite(models).all(dim=1).tolist()
-        tests = [self.clients[number].draw.test for number in numbers]
-        before = self._accuracies(models, tests)
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
+        known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
         for row, number in enumerate(numbers):
             client = self.clients[number]
-            plan_size = self._trained_samples(client.draw)
             own_losses = None if losses is None else losses[row]
-            client.trained = Trained(models[row].clone(), plan_size, own_losses, before[row], finite[row])
-
-    def _trained_samples(self, draw: Draw) -> int:
-        size = min(self.task.hyperparams.batch_size, len(draw.train))
-        return -(-self.task.hyperparams.local_epochs * len(draw.train) // size) * size
+            client.trained = Trained(models[row].clone(), own_losses, finite[row])
+            if known[row] and self.policy is ALWAYS:  # it will not look again with what it holds: let go of K models
+                client.state = None
 
     # -- the server
 
     def _apply(self, time: float, number: int) -> None:
-        """Take one upload, in its turn."""
+        """Take one upload, in its turn; one that diverged is refused and changes nothing."""
         client = self.clients[number]
         trained, assignment, draw = client.trained, client.assignment, client.draw
-        if trained is not None and trained.finite:
+        client.looks, client.trained = client.looks + 1, None
+        try:
+            if trained is None or not trained.finite:
+                raise NotFiniteError("the training has diverged")
             upload = Upload(
                 trained.local_model, assignment.base_epoch, number, losses=trained.losses, mixture=assignment.mixture
             )
             self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
-            job = Job(time, number, client.updates, trained.samples)
-            self._waiting.append(_Scored(job, draw, reply, trained.before))
-            if reply.epoch % self.task.scenario.num_clients == 0:
-                self._score_clusters()
-            client.reply, client.state, client.updates = reply, self.state, client.updates + 1
-        else:
+        except NotFiniteError:
             self._waiting.append(Diverged(time, number))
-        client.looks += 1
-        self._prepare(number)
+            return
+        job = Job(time, number, client.updates, client.plan.numel())
+        self._waiting.append(_Scored(job, draw, trained.local_model, reply))
+        if reply.epoch % self.task.scenario.num_clients == 0:
+            self._score_clusters()
+        client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
-        sets = [self.task.proxy_sets[cluster] for cluster in clusters.tolist()]
-        outputs = self.engines.looker.outputs(models, [inputs for inputs, _ in sets])
-        return torch.stack([cross_entropy(out, own[1]) for out, own in zip(outputs, sets, strict=True)])
+        return self.engines.looker.evaluate(models, clusters, self.task.proxy_sets)
 
     def _proxy_losses(self, models: Tensor) -> Tensor:
         """The losses of many models (B, P) on all proxy sets, (B, K), in one pass."""
@@ -288,14 +312,13 @@ class Simulation:
         """Score what has been waiting, and tell it in order."""
         waiting, self._waiting = self._waiting, []
         answered = [item for item in waiting if isinstance(item, _Scored)]
-        scores: Iterator[float] = iter(())
+        scores: Iterator[tuple[float, float]] = iter(())
         if answered:
-            models = torch.stack([item.reply.personal_model for item in answered])
-            scores = iter(self._accuracies(models, [item.draw.test for item in answered]))
+            scores = iter(self._before_and_after(answered))
         for item in waiting:
             event: Event
             if isinstance(item, _Scored):
-                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, item.before, next(scores))
+                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, *next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
@@ -303,12 +326,14 @@ class Simulation:
             self.told.append(event)
             yield event
 
-    def _accuracies(self, models: Tensor, samples: Sequence[Samples]) -> list[float]:
-        """The share of its own samples each model (B, P) gets right."""
-        parts = fetch_all([(self.task.federation, own) for own in samples])
+    def _before_and_after(self, answered: Sequence[_Scored]) -> list[tuple[float, float]]:
+        """The share of its held-out samples each client gets right, with the model it uploaded and with the reply."""
+        parts = fetch_all([(self.task.federation, item.draw.test) for item in answered])
         ready = [self.task.ready(*part) for part in parts]
-        outputs = self.engines.looker.outputs(models, [inputs for inputs, _ in ready])
-        return _shares_right(outputs, [targets for _, targets in ready])
+        models = [item.local_model for item in answered] + [item.reply.personal_model for item in answered]
+        outputs = self.engines.looker.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 2)
+        shares = _shares_right(outputs, [targets for _, targets in ready] * 2)
+        return list(zip(shares[: len(ready)], shares[len(ready) :], strict=True))
 
     def _cluster_accuracies(self, models: Tensor) -> list[float]:
         sets = self.task.test_sets
@@ -363,8 +388,9 @@ class Together:
                     requests[which] = step
                 except StopIteration:
                     del running[which]
-            waiting = {which: self.simulations[which].bookmark for which in requests}
-            self.bookmarks = {which: place for which, place in waiting.items() if place is not None}
+            if all(request.proximal for request in requests.values()):
+                waiting = {which: self.simulations[which].bookmark for which in requests}
+                self.bookmarks = {which: place for which, place in waiting.items() if place is not None}
             answers = {}
             for proximal in (False, True):
                 asking = [which for which, request in requests.items() if request.proximal is proximal]

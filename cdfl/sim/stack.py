@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cdfl.core import Hyperparams, Layout, Loss
 from cdfl.data import to_input
-from cdfl.sim.engine import Training, fetch_all
+from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
 from cdfl.sim.kernels import adam_step_, sgd_step_
 from cdfl.sim.layers import StackedNetwork
 
@@ -24,28 +24,52 @@ from cdfl.sim.layers import StackedNetwork
 class Rows:
     """The tensors of a stack under training: row b is client b."""
 
-    def __init__(self, trainings: Sequence[Training], dtype: torch.dtype) -> None:
-        starts = torch.stack([training.start for training in trainings])
-        pad, device = nn.utils.rnn.pad_sequence, starts.device
-        parts = fetch_all([(training.federation, training.samples) for training in trainings])
-        self.anchors = starts.to(dtype)  # (B, P) what each client received
-        self.models = self.anchors.clone()  # (B, P)
-        self.first = torch.zeros_like(self.anchors)  # (B, P) state of the optimiser
-        self.second = torch.zeros_like(self.anchors)
-        self.images = pad([images.permute(0, 2, 3, 1) for images, _ in parts], batch_first=True)  # (B, n, H, W, C)
-        self.targets = pad([targets for _, targets in parts], batch_first=True)  # (B, n)
-        self.plans = pad([training.plan for training in trainings], batch_first=True).to(device)  # (B, steps, batch)
-        self.limits = torch.tensor([len(training.plan) for training in trainings]).to(device)  # (B,)
+    def __init__(self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype) -> None:
+        device, size = like.start.device, len(like.start)
+        channels, *sides = like.federation.input_shape
+        # Rows that begin on 128 bytes are read twice as fast by the matrix units of a GPU.
+        wide = torch.zeros(4, height, -(-size // 32) * 32, dtype=dtype, device=device)
+        self.anchors: Tensor = wide[0, :, :size]  # (B, P) what each client received
+        self.models: Tensor = wide[1, :, :size]  # (B, P)
+        self.first: Tensor = wide[2, :, :size]  # (B, P) state of the optimiser
+        self.second: Tensor = wide[3, :, :size]
+        self.images = torch.zeros(height, samples, *sides, channels, dtype=dtype, device=device)  # (B, n, H, W, C)
+        self.targets = torch.zeros(height, samples, dtype=torch.int64, device=device)  # (B, n)
+        self.plans = torch.zeros(height, steps, like.plan.shape[1], dtype=torch.int64, device=device)
+        self.limits = torch.zeros(height, dtype=torch.int64, device=device)  # (B,) steps to take
         self.step = torch.zeros_like(self.limits)  # (B,) steps taken
-        self.numbers = torch.arange(len(trainings), device=device)  # (B,)
+        self.numbers = torch.arange(height, device=device)  # (B,)
 
-    def batch(self, alive: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
+        """Just large enough for some trainings."""
+        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype)
+
+    def load(self, trainings: Sequence[Training]) -> None:
+        """Begin some trainings; rows above them have no steps to take."""
+        parts = fetch_all([(training.federation, training.samples) for training in trainings])
+        limits = [len(training.plan) for training in trainings]
+        self.limits[: len(limits)] = torch.tensor(limits).to(self.limits.device)
+        self.limits[len(limits) :] = 0
+        for state in (self.step, self.first, self.second):
+            state.zero_()
+        for row, (training, (images, targets)) in enumerate(zip(trainings, parts, strict=True)):
+            self.models[row] = self.anchors[row] = training.start
+            self.images[row, : len(images)] = to_input(images, self.images.dtype).permute(0, 2, 3, 1)
+            self.targets[row, : len(targets)] = targets
+            self.plans[row, : len(training.plan)] = training.plan.to(self.plans.device)
+
+    def batch(self, alive: int) -> tuple[Tensor, Tensor]:
         """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets."""
         rows = self.numbers[:alive]
-        at = self.step[:alive].clamp(max=self.plans.shape[1] - 1)
-        chosen = self.plans[rows, at]  # (B, batch)
-        images = self.images[rows[:, None], chosen]
-        return to_input(images, dtype).permute(0, 1, 4, 2, 3), self.targets[rows[:, None], chosen]
+        chosen = self.plans[rows, self.step[:alive].clamp(max=self.plans.shape[1] - 1)]  # (B, batch)
+        rows = rows[:, None]
+        return self.images[rows, chosen].permute(0, 1, 4, 2, 3), self.targets[rows, chosen]
+
+
+def sizes_of(trainings: Sequence[Training]) -> tuple[int, int]:
+    """The most samples and the most steps."""
+    return max(len(training.samples) for training in trainings), max(len(training.plan) for training in trainings)
 
 
 class Stack:
@@ -97,8 +121,13 @@ class Stack:
                 found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
         return found
 
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        return losses_of(self, models, clusters, sets)
+
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
-        rows = Rows(trainings, self.dtype)
+        rows = Rows.of(trainings, self.dtype)
+        rows.load(trainings)
         alive = len(trainings)
         for step in range(len(trainings[0].plan)):
             while len(trainings[alive - 1].plan) <= step:
@@ -108,12 +137,13 @@ class Stack:
 
     def _step(self, rows: Rows, alive: int, active: Tensor | None = None) -> None:
         """One step of the first `alive` rows; where `active` is given, those for which it is false stay as they are."""
-        inputs, targets = rows.batch(alive, self.dtype)
+        inputs, targets = rows.batch(alive)
         models = rows.models[:alive]
-        statistics = models[:, self.layout.num_parameters :]
-        before = None if active is None else statistics.clone()
-        gradients = self.network.gradients(models, inputs, targets)  # batch statistics in `models` change in place
-        if active is not None and before is not None:
+        statistics = models[:, self.layout.num_parameters :]  # of batch norm; forward passes change them in place
+        keep = active is not None and statistics.shape[1] > 0
+        before = statistics.clone() if keep else statistics
+        gradients = self.network.gradients(models, inputs, targets)
+        if active is not None and keep:
             statistics.copy_(torch.where(active[:, None], statistics, before))
         settings = self.hyperparams
         pull, decay = settings.proximal_strength, settings.weight_decay

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from cdfl.algorithms import ClientView
-from cdfl.core import Hyperparams, Layout, pretrain
+from cdfl.core import Hyperparams, Layout, Loss, pretrain
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Federation, Samples, to_input
 from cdfl.data.randomness import generator
@@ -41,6 +41,7 @@ class Task:
         self.device = federation.device
         self.dtype = dtype
         self.seed = federation.seed
+        self.loss: Loss = cross_entropy  # the mean over a batch, as in the paper
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._torch_seed("weights"))
             self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_classes)
@@ -54,10 +55,6 @@ class Task:
     def model_bytes(self) -> int:
         """Bytes of one model on its way."""
         return self.layout.size * self.dtype.itemsize
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch; cross entropy, as in the paper."""
-        return cross_entropy(outputs, targets)
 
     def pretrain(self) -> Tensor:
         """The cluster models (K, P) at epoch 0."""

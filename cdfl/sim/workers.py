@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from cdfl.core import Hyperparams, Layout, Loss, client_update
 from cdfl.data import to_input
-from cdfl.sim.engine import Training
+from cdfl.sim.engine import DataSet, Training, losses_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,6 +56,10 @@ class Workers:
         """What each model (B, P) says."""
         own = [inputs] * len(models) if isinstance(inputs, Tensor) else inputs
         return self._side_by_side(self._look, list(zip(models, own, strict=True)))
+
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        return losses_of(self, models, clusters, sets)
 
     def _train_one(self, training: Training) -> Tensor:
         images, targets = training.federation.fetch(training.samples)
