@@ -106,7 +106,10 @@ def from_json(line: str) -> Event:
     >>> from_json('{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}')
     Clusters(epoch=3, accuracies=[0.5, 0.75])
     """
-    values = json.loads(line)
+    try:
+        values = dict(json.loads(line))
+    except (ValueError, TypeError):
+        values = {}
     kind = _KINDS.get(values.pop("event", None))
     if kind is None or set(values) != {field.name for field in fields(kind)}:
         raise ValueError(f"this line is no event of this version of cdfl: {line[:80]!r}")
@@ -127,8 +130,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """A new folder; one that already holds a run is left alone."""
-        if (path / "events.jsonl").exists():
+        """A new folder; one that already holds a run, or a folder of runs, is left alone."""
+        if (path / "events.jsonl").exists() or any(path.glob("*/events.jsonl")):
             raise FileExistsError(f"{path} already holds a run; name another folder with --out, or delete it")
         path.mkdir(parents=True, exist_ok=True)
         _write_json(path / "config.json", config)
@@ -143,14 +146,15 @@ class RunFolder:
     @contextmanager
     def writer(self, told: Iterable[Event] = ()) -> Iterator[Callable[[Event], None]]:
         """Open the events file for writing, from its start or after events that were told before."""
-        with (self.path / "events.jsonl").open("w", encoding="utf-8") as file:
+        begun = self.path / "events.jsonl.new"
+        begun.write_text("".join(to_json(event) + "\n" for event in told), encoding="utf-8")
+        begun.replace(self.path / "events.jsonl")  # in one step: an interrupted run loses nothing it had told
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
 
             def write(event: Event) -> None:
                 file.write(to_json(event) + "\n")
                 file.flush()
 
-            for event in told:
-                write(event)
             yield write
 
     def events(self) -> list[Event]:

@@ -1,6 +1,7 @@
 """`cdfl compare`: several algorithms and seeds over one scenario."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, cast
@@ -45,6 +46,7 @@ def compare(
     """Compare algorithms over several seeds: live table, mean and standard deviation, a folder for each run."""
     console = Console()
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
+    names = list(dict.fromkeys(names))  # each once
     with refuse(ValueError, OSError):
         configs = [
             configure(
@@ -65,13 +67,16 @@ def compare(
         ]
         whole = {"algorithms": names, "seeds": seeds, "first": configs[0].to_json()}
         folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
-        folders = [_subfolder(folder.path, config) for config in configs]
+        folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
         results: dict[int, Finished] = {}
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of held-out accuracy"
         bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
         uploads_done = bar.add_task("", total=sum(config.scenario.num_uploads for config in configs))
-        with Live(console=console, transient=True, refresh_per_second=4) as live:
-            for which, event in compare_events(configs, folders, data_dir, resume=resume):
+        with (
+            Live(console=console, transient=True, refresh_per_second=4) as live,
+            closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
+        ):
+            for which, event in events:
                 if isinstance(event, Uploaded | Diverged):
                     bar.advance(uploads_done)
                 if isinstance(event, Finished):
@@ -102,7 +107,8 @@ def table(title: str, names: list[str], configs: list[RunConfig], results: dict[
 
 
 def _values(name: str, column: str, configs: list[RunConfig], results: dict[int, Finished]) -> list[float]:
-    found = [getattr(result, column) for which, result in results.items() if configs[which].algorithm == name]
+    """One number a seed, in the order of the seeds whatever run was over first."""
+    found = [getattr(results[which], column) for which in sorted(results) if configs[which].algorithm == name]
     return [value for value in found if value is not None]
 
 
@@ -112,9 +118,10 @@ def _spread(values: list[float]) -> str:
     return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
-def _subfolder(parent: Path, config: RunConfig) -> RunFolder:
+def _subfolder(parent: Path, config: RunConfig, *, resume: bool) -> RunFolder:
     path = parent / f"{config.algorithm}-{config.seed}"
-    return RunFolder(path) if (path / "config.json").exists() else RunFolder.create(path, config.to_json())
+    begun = resume and (path / "config.json").exists()
+    return RunFolder(path) if begun else RunFolder.create(path, config.to_json())
 
 
 def _worth_showing(event: Event) -> bool:

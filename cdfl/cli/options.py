@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from cdfl.core import Hyperparams
 from cdfl.record import RunFolder
 
 
@@ -18,10 +20,13 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     {'base_rate': 0.1, 'loss_bar': 'min', 'max_staleness': None, 'sharpness': [10, 10]}
     """
     values: dict[str, Any] = {}
+    known = [field.name for field in fields(Hyperparams)]
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name:
             raise ValueError(f"--set got {setting!r}; expected name=value, as in --set base_rate=0.1")
+        if name not in known:
+            raise ValueError(f"there is no hyperparameter {name!r}; there are {', '.join(known)}")
         try:
             values[name] = None if text.lower() == "none" else json.loads(text)
         except json.JSONDecodeError:

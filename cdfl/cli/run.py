@@ -1,5 +1,6 @@
 """`cdfl run`: one scenario, one algorithm, one seed."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -53,11 +54,12 @@ def run(
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
         starts, ends = [], []
-        for event in watch(run_events(config, folder, data_dir, resume=resume), console):
-            if isinstance(event, Clusters) and event.epoch == 0:
-                starts.append(event)
-            if isinstance(event, Finished):
-                ends.append(event)
+        with closing(run_events(config, folder, data_dir, resume=resume)) as events:
+            for event in watch(events, console):
+                if isinstance(event, Clusters) and event.epoch == 0:
+                    starts.append(event)
+                if isinstance(event, Finished):
+                    ends.append(event)
     console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
     console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False)
 

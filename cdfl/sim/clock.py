@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -63,6 +63,10 @@ class FewActive:
     active: int = 4
     turns_each: int = 5
 
+    def __post_init__(self) -> None:
+        if self.active < 1 or self.turns_each < 1:
+            raise ValueError(f"{self.active} active clients with {self.turns_each} turns; expected at least 1 of each")
+
     def turns(self, num_clients: int, rng: Rng) -> Iterator[Turn]:
         """One turn per unit of time."""
         yield from everybody_joins(num_clients)
@@ -107,6 +111,20 @@ class Span:
     mean: float = 0.0
     spread: float = 0.5  # uniform: half width relative to the mean; lognormal: deviation of the logarithm
     trace: tuple[tuple[float, ...], ...] = ()  # one row of lengths a client, read round and round
+
+    def __post_init__(self) -> None:
+        kinds = get_args(type(self).__annotations__["kind"])
+        if self.kind not in kinds:
+            raise ValueError(f"a span is {self.kind!r}; expected one of {', '.join(kinds)}")
+        if not 0 <= self.mean < float("inf") or self.spread < 0 or (self.kind == "uniform" and self.spread > 1):
+            raise ValueError(
+                f"a {self.kind} span has mean {self.mean} and spread {self.spread}; expected numbers of at least 0, "
+                "and a spread of at most 1 where it is uniform, so that no time is negative"
+            )
+        if (self.kind == "trace") != bool(self.trace) or not all(self.trace):
+            raise ValueError(
+                f"a {self.kind} span has {len(self.trace)} rows; expected rows of numbers for a trace only"
+            )
 
     def draw(self, rng: Rng, client: int, number: int = 0) -> float:
         """The `number`-th length of a client."""

@@ -1,10 +1,13 @@
 """Which engine for which network and device."""
 
+import copy
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
 
-from cdfl.core import Hyperparams
+from cdfl.core import Hyperparams, flatten
 from cdfl.sim.engine import Engines
 from cdfl.sim.stack import Stack
 from cdfl.sim.task import Task
@@ -21,7 +24,10 @@ BIG_BATCH_FLOPS = 20e9
 
 
 def make_engines(task: Task, *, precision: Precision = "float32", width: int | None = None) -> Engines:
-    """The fastest engines we know for this network on this device."""
+    """The fastest engines we know for this network on this device; `width` asks for stacks, and limits them.
+
+    A network that cannot be stacked is trained one client at a time, with the same results.
+    """
     hyperparams = task.hyperparams
     free = hyperparams.replace(proximal_strength=0.0)  # for pre-training: there is no earlier model to stay near to
     check_precision(precision)
@@ -30,11 +36,11 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
         return kind(task.model, task.loss, settings, task.dtype, width or height, precision)
 
     def workers(settings: Hyperparams) -> Workers:
-        return Workers(task.model, task.loss, settings, task.dtype, precision)
+        return Workers(task.model, task.loss, settings, task.dtype, precision, random=random)
 
     batch_flops = task.forward_flops * hyperparams.batch_size
-    random = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in task.model.modules())
-    if random:  # every client draws its own random numbers, which one program for all of them cannot
+    random = draws_random(task)
+    if not can_stack(task):  # as where every client draws random numbers of its own
         return Engines(workers(hyperparams), workers(free), workers(hyperparams))
     if task.device.type == "cuda":
         from cdfl.sim.cuda import GraphStack
@@ -45,6 +51,38 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     if width is not None or (batch_flops < SMALL_BATCH_FLOPS and precision == "float32"):
         return Engines(stack(Stack, hyperparams, 64), stack(Stack, free, 64), workers(hyperparams))
     return Engines(workers(hyperparams), workers(free), workers(hyperparams))
+
+
+def can_stack(task: Task) -> bool:
+    """Can vmap train this network? Tried out, on two clients with two samples each.
+
+    It cannot where a network draws random numbers or branches on what it computes.
+    """
+    model = copy.deepcopy(task.model).train()
+    rows = flatten(task.model).repeat(2, 1)  # (2, P)
+    views = task.layout.views(rows)
+    for name, parameter in model.named_parameters():
+        views[name] = views[name].detach().requires_grad_(parameter.requires_grad)
+    inputs = rows.new_zeros(2, 2, *task.federation.input_shape)
+    targets = torch.zeros(2, 2, dtype=torch.int64, device=task.device)
+
+    def loss(views: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return task.loss(functional_call(model, views, (inputs,)), targets)
+
+    try:
+        vmap(loss)(views, inputs, targets).sum().backward()
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def draws_random(task: Task) -> bool:
+    """Does this network draw random numbers in training, as dropout does? Tried out, on two samples."""
+    model = copy.deepcopy(task.model).cpu().train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        model(torch.zeros(2, *task.federation.input_shape, dtype=task.dtype))
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def check_precision(precision: str) -> None:

@@ -1,8 +1,8 @@
 """A run from its names: scenario, algorithm, seed. The command line and Python come through here."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -87,10 +87,9 @@ def configure(
             chosen = replace(chosen, **sized)
     _known("time model", time_model, TIME_MODELS)
     _known("policy", policy, POLICIES)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but this machine has no GPU that torch can use; take 'cpu'")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
+    device = _usable(device)
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"
     check_precision(precision)
@@ -130,18 +129,24 @@ def run(
     config = configure(scenario, **options)
     folder = None if out is None else RunFolder.create(Path(out), config.to_json())
     kept = []
-    for event in run_events(config, folder, data_dir):
-        on_event(event)
-        kept.append(event)
+    with closing(run_events(config, folder, data_dir)) as events:
+        for event in events:
+            on_event(event)
+            kept.append(event)
     return Run(config, kept)
 
 
 def run_events(
     config: RunConfig, folder: RunFolder | None = None, data_dir: Path | None = None, *, resume: bool = False
-) -> Iterator[Event]:
-    """Run and yield events as they happen, into a folder if there is one; `resume` goes on with what is in it."""
+) -> Generator[Event]:
+    """Run and yield events as they happen, into a folder if there is one; `resume` goes on with what is in it.
+
+    Close it (`contextlib.closing`) if you stop before its end: that writes the checkpoint to resume from.
+    """
     folders = None if folder is None else [folder]
-    return (event for _, event in compare_events([config], folders, data_dir, resume=resume))
+    with closing(compare_events([config], folders, data_dir, resume=resume)) as events:
+        for _, event in events:
+            yield event
 
 
 def compare_events(
@@ -150,7 +155,7 @@ def compare_events(
     data_dir: Path | None = None,
     *,
     resume: bool = False,
-) -> Iterator[tuple[int, Event]]:
+) -> Generator[tuple[int, Event]]:
     """Run configs that differ in algorithm, time model, policy or seed; yields (which, event).
 
     Their clients are trained in common stacks where the models fit in memory together, else one group after the other.
@@ -158,8 +163,9 @@ def compare_events(
     """
     first = configs[0]
     for config in configs:
-        if (config.scenario, config.hyperparams, config.device) != (first.scenario, first.hyperparams, first.device):
-            raise ValueError("only runs of one scenario with the same hyperparameters and device can share stacks")
+        for name in ("scenario", "hyperparams", "device", "precision"):
+            if getattr(config, name) != getattr(first, name):
+                raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
     built = simulations(configs, data_dir)
     together = max(1, _budget(first.device) // _bytes_of(built[0]))
     for start in range(0, len(built), together):
@@ -179,11 +185,11 @@ def _run_group(
         for which, folder in folders.items():
             told = folder.events() if resume else []
             simulation = group[which]
-            if told and isinstance(told[-1], Finished):
+            if resume and checkpoint.exists(folder.path):  # may be over: others need its clients in their stacks
+                simulation.resume(checkpoint.load(folder.path, simulation), told)
+            elif told and isinstance(told[-1], Finished):
                 del group[which]
                 simulation.told = told
-            elif resume and checkpoint.exists(folder.path):
-                simulation.resume(checkpoint.load(folder.path, simulation), told)
             writers[which] = files.enter_context(folder.writer(simulation.told))
             yield from ((which, event) for event in simulation.told)
         if not group:
@@ -191,10 +197,15 @@ def _run_group(
         numbers, together = list(group), Together(list(group.values()))
 
         def save() -> None:
-            for place, bookmark in together.bookmarks.items():
-                start = together.simulations[place].task.start
-                if numbers[place] in folders and start is not None:
-                    checkpoint.save(folders[numbers[place]].path, bookmark, start)
+            """Write down the last moment at which all runs of the group waited; those that were over then have none."""
+            if not folders or not together.bookmarks:
+                return
+            for place, simulation in enumerate(together.simulations):
+                path, bookmark = folders[numbers[place]].path, together.bookmarks.get(place)
+                if bookmark is None or simulation.task.start is None:
+                    checkpoint.remove(path)
+                else:
+                    checkpoint.save(path, bookmark, simulation.task.start)
 
         saved = time.monotonic()
         try:
@@ -203,14 +214,14 @@ def _run_group(
                 if which in writers:
                     writers[which](event)
                 yield which, event
-                if isinstance(event, Finished) and which in folders:
-                    checkpoint.remove(folders[which].path)
                 if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                     save()
                     saved = time.monotonic()
         except (KeyboardInterrupt, GeneratorExit):
             save()
             raise
+        for folder in folders.values():
+            checkpoint.remove(folder.path)
 
 
 def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
@@ -238,6 +249,18 @@ def _budget(device: str) -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info()[0] // 2)
     return 2 * 2**30
+
+
+def _usable(device: str) -> str:
+    """The device that was meant, if this machine has it."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ValueError(f"device is {device!r}; expected auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but this machine has no such GPU that torch can use; take 'cpu'")
+    return device
 
 
 def _known(what: str, name: str, names: Mapping[str, object]) -> None:

@@ -176,7 +176,7 @@ class Simulation:
                 self._prepare(number)
                 continue
             if client.trained is None:
-                if len(self._waiting) >= self.engines.scores_together:
+                if not 0 < len(self._waiting) < self.engines.scores_together:
                     yield from self._tell()
                     self.bookmark = self._mark(taken, attempts)
                 ready = [
@@ -406,7 +406,8 @@ def _pretraining(task: Task) -> Steps:
     shuffle, settings = task.pretraining_shuffle(), task.hyperparams
     sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]
     plan = batch_plan(sum(map(len, sets)), settings.batch_size, settings.shared_epochs, shuffle)
-    shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, 0)], False))[0]
+    noise = task.pretraining_noise_seed
+    shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, noise)], False))[0]
     plans = [batch_plan(len(own), settings.batch_size, settings.separate_epochs, shuffle) for own in sets]
-    separate = [Training(task.federation, own, shared, plan, 0) for own, plan in zip(sets, plans, strict=True)]
+    separate = [Training(task.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
     task.start = yield Request(separate, proximal=False)

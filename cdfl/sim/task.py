@@ -59,7 +59,15 @@ class Task:
     def pretrain(self) -> Tensor:
         """The cluster models (K, P) at epoch 0."""
         sets = [self.ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
-        return pretrain(self.model, sets, self.loss, self.hyperparams, self.pretraining_shuffle())
+        with torch.random.fork_rng(devices=self._gpus):
+            # Told before each of its trainings: each gets random numbers (dropout) of its own, as a client's does.
+            begin = lambda message: torch.manual_seed(self.pretraining_noise_seed)  # noqa: E731
+            return pretrain(self.model, sets, self.loss, self.hyperparams, self.pretraining_shuffle(), begin)
+
+    @property
+    def pretraining_noise_seed(self) -> int:
+        """Where the random numbers of each pre-training start."""
+        return self._torch_seed("pretraining noise")
 
     def pretraining_shuffle(self) -> torch.Generator:
         """Decides the batches of the pre-training."""
@@ -83,8 +91,7 @@ class Task:
     @contextmanager
     def noise(self, client: int, look: int) -> Iterator[None]:
         """Give one training its own random numbers."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=self._gpus):
             torch.manual_seed(self.noise_seed(client, look))
             yield
 
@@ -156,6 +163,10 @@ class Task:
     def ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Fetched images as the network takes them, and their labels."""
         return to_input(images, self.dtype), labels
+
+    @property
+    def _gpus(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
 
     def _torch_seed(self, purpose: str, *key: int) -> int:
         return int(generator(self.seed, purpose, *key).integers(2**63))

@@ -35,6 +35,8 @@ class Workers:
         dtype: torch.dtype = torch.float32,
         precision: str = "float32",
         count: int | None = None,
+        *,
+        random: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = Layout.of(model)
@@ -46,7 +48,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(self.count)
         self._mine = threading.local()  # a copy of the network for each worker: calls put weights into it
         self._seeding = threading.Lock()  # torch has one random state for all threads
-        self._random = any(isinstance(part, nn.modules.dropout._DropoutNd) for part in model.modules())
+        self._random = random  # the network draws random numbers in training, so trainings take turns
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
