@@ -1,7 +1,7 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure
+from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure, mixture_of
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.presets import PAPER, paper
@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "make_optimizer",
     "measure",
+    "mixture_of",
     "paper",
     "personalize",
     "pretrain",

@@ -59,29 +59,41 @@ def estimate_mixture(losses: Tensor, loss_gaps: Tensor, distances: Tensor, hyper
     check_numbers("losses", losses, num_clusters)
     check_numbers("loss_gaps", loss_gaps, num_clusters)
     check_numbers("distances", distances, num_clusters)
+    _warn_of_bar("loss_bar", losses, hyperparams.loss_bar)
+    _warn_of_bar("gap_bar", loss_gaps, hyperparams.gap_bar)
+    _warn_of_bar("distance_bar", distances, hyperparams.distance_bar)
+    return mixture_of(Measures(losses, loss_gaps, distances), hyperparams)
+
+
+def mixture_of(measures: Measures, hyperparams: Hyperparams) -> Tensor:
+    """The arithmetic of `estimate_mixture`, without a look at any value: it can run on a device nobody waits for."""
+    losses, loss_gaps, distances = measures
+    num_clusters = len(losses)
     if num_clusters == 1:
-        return torch.ones(1, dtype=torch.float64)
-    raw = hyperparams.loss_weight * _likeness(losses, hyperparams.loss_bar, "loss_bar")
-    raw += hyperparams.gap_weight * _likeness(loss_gaps, hyperparams.gap_bar, "gap_bar")
-    raw += hyperparams.distance_weight * _likeness(distances, hyperparams.distance_bar, "distance_bar")
+        return torch.ones_like(losses, dtype=torch.float64)
+    raw = hyperparams.loss_weight * _likeness(losses, hyperparams.loss_bar)
+    raw += hyperparams.gap_weight * _likeness(loss_gaps, hyperparams.gap_bar)
+    raw += hyperparams.distance_weight * _likeness(distances, hyperparams.distance_bar)
     mixture = raw / (num_clusters - 1)
     for factor in hyperparams.sharpness:
         mixture = torch.softmax(mixture * factor, dim=0)
     return mixture
 
 
-def _likeness(values: Tensor, bar: Bar, name: str) -> Tensor:
+def _likeness(values: Tensor, bar: Bar) -> Tensor:
     """The share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
     values = values.double()
-    if bar != "min" and bool((values < bar).any()):
+    above = values - (values.min() if bar == "min" else bar)
+    total = above.sum()
+    says_nothing = total.abs() <= CANCELLED * above.abs().sum()
+    return torch.where(says_nothing, 1 - 1 / len(above), 1 - above / total)
+
+
+def _warn_of_bar(name: str, values: Tensor, bar: Bar) -> None:
+    if bar != "min" and len(values) > 1 and bool((values < bar).any()):
         warnings.warn(  # always the same words, so that a run of many uploads shows them once
             f"{name} is {bar:g}, above a value it is taken from: the printed formula may then rank clusters "
             "upside down; 'min' never does",
             RuntimeWarning,
             stacklevel=3,
         )
-    above = values - (values.min() if bar == "min" else bar)
-    total = above.sum()
-    if total.abs() <= CANCELLED * above.abs().sum():
-        return torch.full_like(above, 1 - 1 / len(above))
-    return 1 - above / total

@@ -10,7 +10,7 @@ ROUNDING = 1e-12
 
 
 def update_rates(
-    mixture: Tensor, epoch: int, base_epoch: int, cluster_epochs: Tensor, hyperparams: Hyperparams
+    mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, hyperparams: Hyperparams
 ) -> tuple[Tensor, Tensor]:
     """How far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
 
@@ -77,4 +77,4 @@ def reply_weights(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:
         return mixture
     kept = torch.where(at_floor(mixture, hyperparams), mixture, 0.0)
     total = kept.sum()
-    return kept / total if total > 0 else mixture  # a floor above every share would leave no model to send
+    return torch.where(total > 0, kept / total, mixture)  # a floor above every share would leave no model to send

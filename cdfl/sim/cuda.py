@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams, Loss
-from cdfl.sim.engine import DataSet, Training, losses_of
+from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 from cdfl.sim.stack import Rows, Stack, sizes_of
 
@@ -37,7 +36,6 @@ class GraphStack(Stack):
         super().__init__(model, loss, hyperparams, dtype, width, precision)
         self.together = 2**17
         self._spaces: dict[int, Space] = {}  # by batch size
-        self._proxies: dict[int, ProxyGraphs] = {}  # by identity of the proxy sets
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
@@ -48,15 +46,6 @@ class GraphStack(Stack):
         """What each model (B, P) says."""
         with tensor_cores(self.network.precision):
             return super().outputs(models, inputs)
-
-    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,): one graph, launched at once."""
-        if not (models.is_cuda and self.network.loss is cross_entropy):
-            return losses_of(self, models, clusters, sets)
-        with tensor_cores(self.network.precision):
-            if id(sets) not in self._proxies:
-                self._proxies[id(sets)] = ProxyGraphs(self, sets, models)
-            return self._proxies[id(sets)].losses(models, clusters)
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
         batch = trainings[0].plan.shape[1]
@@ -120,40 +109,20 @@ def _roomy(size: int) -> int:
     return -(-size * 5 // 4 // 64) * 64
 
 
-class ProxyGraphs:
-    """The losses of some models on some proxy sets, as one graph for each number of models."""
+class ProxyLosses:
+    """Proxy sets in one tensor, so that K models meet K sets at once; shorter sets are filled up."""
 
-    def __init__(self, stack: GraphStack, sets: Sequence[DataSet], like: Tensor) -> None:
+    def __init__(self, stack: Stack, sets: Sequence[DataSet]) -> None:
         self.stack = stack
-        self.sets = sets  # also keeps their identity from being used again
         pad = torch.nn.utils.rnn.pad_sequence
         last = [inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs for inputs, _ in sets]
-        self.inputs = pad(last, batch_first=True)  # (K, n, H, W, C)
+        inputs = pad(last, batch_first=True)  # (K, n, H, W, C)
+        self.inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs  # channels last in memory
         self.targets = pad([targets for _, targets in sets], batch_first=True, padding_value=-1)  # (K, n); -1: filling
-        self.models = torch.zeros(len(sets), like.shape[1], dtype=like.dtype, device=like.device)
-        self.clusters = torch.zeros(len(sets), dtype=torch.int64, device=like.device)
-        self.found = torch.zeros(len(sets), dtype=torch.float32, device=like.device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
 
-    def losses(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the set beside it (n,)."""
-        count = len(models)
-        if count > len(self.sets):
-            return losses_of(self.stack, models, clusters, self.sets)
-        if count not in self.graphs:
-            self.graphs[count] = captured(partial(self._look, count), self._pool)
-        self.models[:count].copy_(models)
-        self.clusters[:count].copy_(clusters, non_blocking=True)
-        self.graphs[count].replay()
-        return self.found[:count].clone()
-
-    def _look(self, count: int) -> None:
-        which = self.clusters[:count]
-        inputs = self.inputs[which]
-        inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs
-        outputs = self.stack.network.look(self.models[:count], inputs)
-        self.found[:count].copy_(stacked_cross_entropy(outputs, self.targets[which]))
+    def losses(self, models: Tensor) -> Tensor:
+        """The loss of each model (K, P) on the set of its own cluster, (K,); waits for nothing."""
+        return stacked_cross_entropy(self.stack.network.look(models, self.inputs), self.targets)
 
 
 def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -6,7 +6,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
 
+from cdfl.algorithms import Algorithm
 from cdfl.core import Hyperparams, flatten
 from cdfl.sim.engine import Engines
 from cdfl.sim.stack import Stack
@@ -83,6 +85,17 @@ def draws_random(task: Task) -> bool:
         before = torch.get_rng_state()
         model(torch.zeros(2, *task.federation.input_shape, dtype=task.dtype))
         return not torch.equal(before, torch.get_rng_state())
+
+
+def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
+    """The same algorithm, with its server steps on the device where that is written."""
+    if task.device.type == "cuda" and task.loss is cross_entropy:
+        from cdfl.sim.cuda import GraphStack
+        from cdfl.sim.cuda_server import GraphServer
+
+        if GraphServer.fits(algorithm) and isinstance(engines.looker, GraphStack):
+            return GraphServer(algorithm, engines.looker, task.proxy_sets)
+    return algorithm
 
 
 def check_precision(precision: str) -> None:

@@ -16,7 +16,7 @@ from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS
-from cdfl.sim.engines import Precision, check_precision, make_engines
+from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
 
@@ -234,7 +234,7 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
             tasks[config.seed] = Task(config.scenario, federation, config.hyperparams)
         task = tasks[config.seed]
         engines = built[0].engines if built else make_engines(task, precision=config.precision)
-        algorithm = make_algorithm(config.algorithm, config.hyperparams)
+        algorithm = make_fast(make_algorithm(config.algorithm, config.hyperparams), task, engines)
         built.append(Simulation(task, algorithm, TIME_MODELS[config.time_model], engines, POLICIES[config.policy]))
     return built
 

@@ -11,6 +11,7 @@ from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import Uniform
 from cdfl.sim.cuda import GraphStack
+from cdfl.sim.cuda_server import GraphServer
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.plain import simulate
 from cdfl.sim.run import preset_for
@@ -66,8 +67,9 @@ def test_a_space_grows_with_the_stacks(device: str) -> None:
 
 
 @DEVICES
-def test_graphs_give_the_run_of_the_plain_loop(device: str) -> None:
-    task = make_task(device, torch.float64)
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 8, "staleness_slope": 1.0, "reply_clusters": "moved"}])
+def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:
+    task = make_task(device, torch.float64, **options)
     settings = task.hyperparams
     plain = only(simulate(task, make_algorithm("cdfl", settings), Uniform()), Uploaded)
 
@@ -75,12 +77,16 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str) -> None:
         changed = settings.replace(proximal_strength=proximal_strength)
         return GraphStack(task.model, task.loss, changed, task.dtype, precision="float32")
 
-    engines = Engines(stack(settings.proximal_strength), stack(0.0), stack(0.0))
-    fast = only(Simulation(task, make_algorithm("cdfl", settings), Uniform(), engines).events(), Uploaded)
+    looker = stack(0.0)
+    engines = Engines(stack(settings.proximal_strength), stack(0.0), looker, scores_together=7)
+    algorithm = GraphServer(make_algorithm("cdfl", settings), looker, task.proxy_sets)
+    fast = only(Simulation(task, algorithm, Uniform(), engines).events(), Uploaded)
     assert len(fast) == len(plain) == 40
     for ours, theirs in zip(fast, plain, strict=True):
         assert ours.client == theirs.client
         assert ours.mixture == pytest.approx(theirs.mixture, abs=1e-9)
+        assert ours.rates == pytest.approx(theirs.rates, abs=1e-9)
+        assert ours.deprecated == theirs.deprecated
         assert (ours.before, ours.after) == (theirs.before, theirs.after)
 
 
