@@ -1,6 +1,7 @@
 """CDFL and its rivals, behind one interface."""
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView
+from cdfl.algorithms.check import check_algorithm
 from cdfl.algorithms.fedasync import FedAsync
 from cdfl.algorithms.fedbuff import FedBuff
 from cdfl.algorithms.fedsoft import FedSoft
@@ -41,5 +42,6 @@ __all__ = [
     "Local",
     "LocalRestart",
     "Oracle",
+    "check_algorithm",
     "make_algorithm",
 ]

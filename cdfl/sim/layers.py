@@ -27,6 +27,8 @@ class StackedNetwork:
         self.loss = loss
         self.precision = precision
         self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        parameters = dict(model.named_parameters())
+        self._statistics = [name for name in layout.names if name not in parameters]
         self._chain = chain_of(model, KERNEL_PRECISION[precision])
 
     def look(self, models: Tensor, inputs: Tensor) -> Tensor:
@@ -41,7 +43,12 @@ class StackedNetwork:
         views = self.layout.views(models)
         for name in self._learned:
             views[name] = views[name].detach().requires_grad_()
+        kept = {name: views[name] for name in self._statistics}
+        for name, view in kept.items():  # vmap updates only what lies in one piece; of other views it updates a copy
+            views[name] = view.contiguous()
         outputs = self._forward(views, inputs)
+        for name, view in kept.items():
+            view.copy_(views[name])
         outputs = outputs.to(models.dtype)
         losses = self._losses(outputs, targets)  # (B,)
         # Rows do not touch each other, so the gradient of the sum is each row's own.
