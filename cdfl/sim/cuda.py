@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cdfl.core import Hyperparams, Loss
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
-from cdfl.sim.stack import Rows, Stack, sizes_of
+from cdfl.sim.stack import Rows, Stack, runs_of_learned, sizes_of
 
 # Small stacks are common and get a graph of their own height; above that, a few rows more cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
@@ -35,6 +35,8 @@ class GraphStack(Stack):
     ) -> None:
         super().__init__(model, loss, hyperparams, dtype, width, precision)
         self.together = 2**17
+        # A step of the optimiser for each tensor costs less than copying all gradients together first.
+        self._learned = [run for name in self.layout.names for run in runs_of_learned(model, self.layout, only=name)]
         self._spaces: dict[int, Space] = {}  # by batch size
 
     def train(self, trainings: Sequence[Training]) -> Tensor:

@@ -86,8 +86,8 @@ class _Held:
         self.server = server
         self.num_parameters = state.num_parameters
         self.models = models.clone()  # (K, P)
-        self.losses = state.cluster_losses.to(models.device, torch.float64)  # (K,)
-        self.epochs = state.cluster_epochs.to(models.device)  # (K,)
+        self.losses = state.cluster_losses.double().clone()  # (K,)
+        self.epochs = state.cluster_epochs.clone()  # (K,)
         self.local_model = models[0].clone()  # (P,)
         self.upload_losses = self.losses.clone()  # (K,)
         self.epoch = torch.ones((), dtype=torch.int64, device=models.device)

@@ -47,13 +47,13 @@ class StackedNetwork:
         for name, view in kept.items():  # vmap updates only what lies in one piece; of other views it updates a copy
             views[name] = view.contiguous()
         outputs = self._forward(views, inputs)
-        for name, view in kept.items():
-            view.copy_(views[name])
         outputs = outputs.to(models.dtype)
         losses = self._losses(outputs, targets)  # (B,)
         # Rows do not touch each other, so the gradient of the sum is each row's own.
         leaves = [views[name] for name in self._learned]
         found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+        for name, view in kept.items():  # now that the way back no longer needs the models as they were
+            view.copy_(views[name])
         return dict(zip(self._learned, found, strict=True))
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

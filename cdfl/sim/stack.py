@@ -90,7 +90,7 @@ class Stack:
         self.dtype = dtype
         self.width = width
         self.together = 2**16  # images that are looked at together when nothing is trained
-        self._learned = _runs_of_learned(model, self.layout)
+        self._learned = runs_of_learned(model, self.layout)
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
@@ -163,16 +163,17 @@ class Stack:
 
         for start, stop, names in self._learned:
             columns = slice(start, stop)
-            learned = torch.cat([gradients[name].flatten(1) for name in names], dim=1)
+            parts = [gradients[name].flatten(1) for name in names]
+            learned = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
             anchors, first = rows.anchors[:alive, columns], rows.first[:alive, columns]
             step = adam if settings.optimizer == "adam" else sgd
             step(models[:, columns], learned, first, rows.second[:alive, columns], anchors)
         rows.step[:alive] += 1
 
 
-def _runs_of_learned(model: nn.Module, layout: Layout) -> list[tuple[int, int, list[str]]]:
+def runs_of_learned(model: nn.Module, layout: Layout, only: str | None = None) -> list[tuple[int, int, list[str]]]:
     """The columns of a stack that are trained, as runs (start, stop, names); frozen parameters lie between them."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad and only in (None, name)}
     sizes = [shape.numel() for shape in layout.shapes]
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     columns = zip(layout.names, sizes, ends, strict=True)
