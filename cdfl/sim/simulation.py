@@ -7,7 +7,6 @@ one by one in their order. Scores steer nothing, so they are computed in batches
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ class Client:
     memory: Memory = ()
     uploads: bool = False  # what its policy will say at the next look
     trained: "Trained | None" = None
+    ahead: tuple[Draw, Tensor] | None = None  # the draw after that, and its batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,28 +85,6 @@ class Bookmark:
     told: int  # how many events had been told
 
 
-class Ahead:
-    """Data and batches of every client's next look, drawn by a thread while the device computes.
-
-    A draw is a pure function of client and look, so it does not matter when it is made.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self._thread = ThreadPoolExecutor(1)
-        self._drawing: dict[tuple[int, int], Future[tuple[Draw, Tensor]]] = {}
-
-    def take(self, number: int, look: int) -> tuple[Draw, Tensor]:
-        """What a client draws at a look, and its batches; the look after it is begun."""
-        self._drawing[number, look + 1] = self._thread.submit(self._draw, number, look + 1)
-        begun = self._drawing.pop((number, look), None)
-        return self._draw(number, look) if begun is None else begun.result()
-
-    def _draw(self, number: int, look: int) -> tuple[Draw, Tensor]:
-        draw = self.task.federation.draw(number, look)
-        return draw, self.task.plan(draw, number, look)
-
-
 class Simulation:
     """One run. Iterate over `events`; `state` is the server's, `bookmark` the last place to resume from."""
 
@@ -126,7 +104,6 @@ class Simulation:
         self.bookmark: Bookmark | None = None
         self.told: list[Event] = []
         self.state: Any = None
-        self._ahead = Ahead(task)
         self.clients: dict[int, Client] = {}
         self._waiting: list[_Scored | Diverged | tuple[int, Tensor]] = []
 
@@ -190,6 +167,8 @@ class Simulation:
             self._apply(time, number)
             if left is None or left[number] > 1:
                 self._prepare(number)
+            else:  # that was its last
+                client.state = None
             if left is not None:
                 left[number] -= 1
             if len(self._waiting) >= MOST_WAITING:
@@ -219,14 +198,20 @@ class Simulation:
 
     def _welcome(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
-        draw, plan = self._ahead.take(number, 0)
+        draw, plan = self._draw(number, 0)
         self.clients[number] = Client(reply, self.state, draw, plan, Assignment(reply.personal_model, reply.epoch))
         self._prepare(number)
+
+    def _draw(self, number: int, look: int) -> tuple[Draw, Tensor]:
+        """What a client finds at a look, and its batches: a pure function, so it does not matter when it is called."""
+        draw = self.task.federation.draw(number, look)
+        return draw, self.task.plan(draw, number, look)
 
     def _prepare(self, number: int) -> None:
         """Let a client receive its reply and next data, and decide whether it will upload."""
         client, task = self.clients[number], self.task
-        client.draw, client.plan = self._ahead.take(number, client.looks)
+        client.draw, client.plan = client.ahead or self._draw(number, client.looks)
+        client.ahead = None
         draw = client.draw
         view = ClientView(
             losses=lambda models: self._sample_losses(models, draw.train),
@@ -249,6 +234,8 @@ class Simulation:
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Keep what was trained, with all that can be known of it before its upload is due."""
+        for number in numbers:  # a GPU is still training: what comes next is drawn meanwhile
+            self.clients[number].ahead = self._draw(number, self.clients[number].looks + 1)
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
