@@ -4,13 +4,14 @@ from cdfl.core.client import Loss, client_update, make_optimizer
 from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure, mixture_of
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
-from cdfl.core.presets import PAPER, paper
+from cdfl.core.presets import DEFAULT, PAPER, paper
 from cdfl.core.pretrain import pretrain
 from cdfl.core.server import join, server_update
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, initial_state
 from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
 __all__ = [
+    "DEFAULT",
     "PAPER",
     "Estimator",
     "Evaluate",

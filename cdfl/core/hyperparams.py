@@ -10,7 +10,7 @@ Floor = float | Literal["mean"]
 
 @dataclass(frozen=True)
 class Hyperparams:
-    """The settings of CDFL; the defaults work (see `cdfl.core.presets` for where they come from).
+    """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.presets` says where they come from).
 
     >>> Hyperparams(base_rate=0.1).base_rate
     0.1
@@ -22,7 +22,7 @@ class Hyperparams:
     # -- estimating the mixture (Algorithm 2, DistributionEstimation)
     loss_weight: float = 0.5  # c1: weight of the losses F(v; D_k)
     gap_weight: float = 0.25  # c2: weight of the loss gaps |F(w_k; D_k) - F(v; D_k)|; distances get the rest
-    sharpness: tuple[float, ...] = (7.0,)  # A: softmax factors, applied in turn
+    sharpness: tuple[float, ...] = (12.0,)  # A: softmax factors, applied in turn
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
     distance_bar: Bar = "min"  # d2_bar
@@ -41,7 +41,7 @@ class Hyperparams:
     proximal_strength: float = 0.01  # rho
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 1e-3  # gamma
-    weight_decay: float = 0.005
+    weight_decay: float = 5e-4
     momentum: float = 0.0  # of sgd
     batch_size: int = 128
     local_epochs: int = 5  # passes over the local data

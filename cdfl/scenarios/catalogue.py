@@ -72,7 +72,7 @@ DIGITS_4 = Scenario(
     num_clients=40,
     num_uploads=600,
     sizes=Sizes(low=20, high=80, test=100, pretraining=100, proxy=200),
-    hyperparams={"batch_size": 16},
+    hyperparams={"batch_size": 16, "learning_rate": 0.003},  # a few dozen samples: small batches, larger steps
 )
 
 

@@ -27,7 +27,7 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
         "told": bookmark.told,
         "state": _split(bookmark.state, "state", tensors),
         "clients": {
-            str(number): _split(client, f"clients.{number}", tensors, leave=("draw", "plan"))
+            str(number): _split(client, f"clients.{number}", tensors, leave=("draw", "plan", "ahead"))
             for number, client in bookmark.clients.items()
         },
     }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from cdfl.algorithms import make_algorithm
-from cdfl.core import Hyperparams, paper
+from cdfl.core import DEFAULT, Hyperparams, paper
 from cdfl.policy import POLICIES
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
@@ -101,7 +101,7 @@ def configure(
 def preset_for(scenario: Scenario, preset: str) -> Hyperparams:
     """The settings a preset gives a scenario: `default`, ours, or `paper`, as printed."""
     if preset == "default":
-        return Hyperparams().replace(**dict(scenario.hyperparams))
+        return DEFAULT.replace(**dict(scenario.hyperparams))
     if preset == "paper":
         if scenario.paper_row is None:
             raise ValueError(f"the paper does not run {scenario.name}; take preset 'default'")

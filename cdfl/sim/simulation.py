@@ -199,7 +199,8 @@ class Simulation:
     def _welcome(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
         draw, plan = self._draw(number, 0)
-        self.clients[number] = Client(reply, self.state, draw, plan, Assignment(reply.personal_model, reply.epoch))
+        assignment = Assignment(reply.personal_model, reply.epoch)
+        self.clients[number] = Client(reply, self.state, draw, plan, assignment, ahead=(draw, plan))
         self._prepare(number)
 
     def _draw(self, number: int, look: int) -> tuple[Draw, Tensor]:
