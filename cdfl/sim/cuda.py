@@ -32,9 +32,10 @@ class GraphStack(Stack):
         dtype: torch.dtype = torch.float32,
         width: int = 64,
         precision: str = "tf32",
+        together: int = 2**17,
     ) -> None:
         super().__init__(model, loss, hyperparams, dtype, width, precision)
-        self.together = 2**17
+        self.together = together
         # A step of the optimiser for each tensor costs less than copying all gradients together first.
         self._learned = [run for name in self.layout.names for run in runs_of_learned(model, self.layout, only=name)]
         self._spaces: dict[int, Space] = {}  # by batch size
@@ -48,6 +49,12 @@ class GraphStack(Stack):
         """What each model (B, P) says."""
         with tensor_cores(self.network.precision):
             return super().outputs(models, inputs)
+
+    def let_go(self) -> None:
+        """Free the tensors and graphs."""
+        self._spaces.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
         batch = trainings[0].plan.shape[1]

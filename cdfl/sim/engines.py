@@ -24,6 +24,9 @@ SMALL_BATCH_FLOPS = 50e6
 # Above this many, one client fills a GPU by itself, and a stack would only take memory.
 BIG_BATCH_FLOPS = 20e9
 
+# So many operations are shown to models at once on a GPU: enough to fill it, not enough to fill its memory.
+LOOK_FLOPS = 2e12
+
 
 def make_engines(task: Task, *, precision: Precision = "float32", width: int | None = None) -> Engines:
     """The fastest engines we know for this network on this device; `width` asks for stacks, and limits them.
@@ -34,8 +37,8 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     free = hyperparams.replace(proximal_strength=0.0)  # for pre-training: there is no earlier model to stay near to
     check_precision(precision)
 
-    def stack(kind: type[Stack], settings: Hyperparams, height: int) -> Stack:
-        return kind(task.model, task.loss, settings, task.dtype, width or height, precision)
+    def stack(settings: Hyperparams) -> Stack:
+        return Stack(task.model, task.loss, settings, task.dtype, width or 64, precision)
 
     def workers(settings: Hyperparams) -> Workers:
         return Workers(task.model, task.loss, settings, task.dtype, precision, random=random)
@@ -47,11 +50,15 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     if task.device.type == "cuda":
         from cdfl.sim.cuda import GraphStack
 
-        height = 1 if batch_flops > BIG_BATCH_FLOPS else 64
-        trainer = stack(GraphStack, hyperparams, height)
-        return Engines(trainer, stack(GraphStack, free, height), trainer, scores_together=64)
+        height = width or (1 if batch_flops > BIG_BATCH_FLOPS else 64)
+        together = max(256, int(LOOK_FLOPS / max(1, task.forward_flops)))
+        trainer, pretrainer = (
+            GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together)
+            for settings in (hyperparams, free)
+        )
+        return Engines(trainer, pretrainer, trainer, scores_together=64)
     if width is not None or (batch_flops < SMALL_BATCH_FLOPS and precision == "float32"):
-        return Engines(stack(Stack, hyperparams, 64), stack(Stack, free, 64), workers(hyperparams))
+        return Engines(stack(hyperparams), stack(free), workers(hyperparams))
     return Engines(workers(hyperparams), workers(free), workers(hyperparams))
 
 

@@ -19,13 +19,19 @@ KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32
 
 
 class StackedNetwork:
-    """Any network through `vmap`; on a GPU, plain chains of layers through kernels made for stacks."""
+    """Any network through `vmap`; on a GPU, plain chains of layers through kernels made for stacks.
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: Loss, precision: str) -> None:
+    A network that keeps the device busy by itself is better called once for each row (`one_by_one`).
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: Loss, precision: str, *, one_by_one: bool = False
+    ) -> None:
         self.model = model
         self.layout = layout
         self.loss = loss
         self.precision = precision
+        self.one_by_one = one_by_one
         self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         parameters = dict(model.named_parameters())
         self._statistics = [name for name in layout.names if name not in parameters]
@@ -68,13 +74,16 @@ class StackedNetwork:
                 for operation in self._chain:
                     inputs = operation(views, inputs)
                 return inputs
-            if len(inputs) == 1:  # vmap over one row would only cost
-                alone = {name: view[0] for name, view in views.items()}
-                if inputs.is_cuda:  # filters as the convolutions of a GPU want them; inputs are so already
-                    alone = {name: _channels_last(view) for name, view in alone.items()}
-                return self._call(alone, inputs[0])[None]
+            if self.one_by_one or len(inputs) == 1:
+                return torch.stack([self._call_alone(views, inputs, row) for row in range(len(inputs))])
             outputs: Tensor = vmap(self._call)(views, inputs)
             return outputs
+
+    def _call_alone(self, views: Views, inputs: Tensor, row: int) -> Tensor:
+        alone = {name: view[row] for name, view in views.items()}
+        if inputs.is_cuda:  # filters as the convolutions of a GPU want them; inputs are so already
+            alone = {name: _channels_last(view) for name, view in alone.items()}
+        return self._call(alone, inputs[row])
 
     def _call(self, views: Views, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, views, (inputs,))

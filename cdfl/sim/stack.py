@@ -85,7 +85,7 @@ class Stack:
         precision: str = "float32",
     ) -> None:
         self.layout = Layout.of(model)
-        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision)
+        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision, one_by_one=width == 1)
         self.hyperparams = hyperparams
         self.dtype = dtype
         self.width = width
@@ -100,10 +100,21 @@ class Stack:
             by_batch[training.plan.shape[1]].append(place)
         for places in by_batch.values():
             places.sort(key=lambda place: -len(trainings[place].plan))
-            for first in range(0, len(places), self.width):
-                chunk = places[first : first + self.width]
-                result[chunk] = self._train_stack([trainings[place] for place in chunk])
+            while places:
+                chunk = places[: self.width]
+                try:
+                    result[chunk] = self._train_stack([trainings[place] for place in chunk])
+                except torch.OutOfMemoryError:
+                    if len(chunk) == 1:
+                        raise
+                    self.width = len(chunk) // 2  # and stay there: the next stack would not fit either
+                    self.let_go()
+                    continue
+                del places[: len(chunk)]
         return result
+
+    def let_go(self) -> None:
+        """Free what is kept from stack to stack."""
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """What each model (B, P) says; inputs of different lengths are filled up and the filling cut off again."""

@@ -107,3 +107,32 @@ def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, 
     expected = torch.stack([alone(task, training) for training in trainings])
     moved = (expected - trainings[0].start).norm()
     assert (models - expected).norm() / moved < bound
+
+
+def test_a_stack_that_does_not_fit_is_split() -> None:
+    task = make_task("cpu", torch.float64)
+
+    class Small(GraphStack):
+        def _train_stack(self, trainings: list[Training]) -> torch.Tensor:  # type: ignore[override]
+            if len(trainings) > 3:
+                raise torch.OutOfMemoryError("a stack of more than 3")
+            return super()._train_stack(trainings)
+
+    stack = Small(task.model, task.loss, task.hyperparams, task.dtype, precision="float32")
+    trainings = trainings_of(task, 9)
+    expected = torch.stack([alone(task, training) for training in trainings])
+    assert (stack.train(trainings) - expected).abs().max() < 1e-9
+    assert stack.width <= 3
+
+
+@DEVICES
+def test_a_big_network_is_called_row_by_row(device: str) -> None:
+    task = make_task(device, torch.float64, optimizer="sgd", momentum=0.9)
+    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=1, precision="float32")
+    trainings = trainings_of(task, 3)
+    expected = torch.stack([alone(task, training) for training in trainings])
+    assert (stack.train(trainings) - expected).abs().max() < 1e-9
+    inputs, _ = task.proxy_sets[0]
+    said = stack.outputs(expected, inputs)
+    for row, own in enumerate(said):
+        assert (own - task.outputs(expected[row], inputs)).abs().max() < 1e-9
