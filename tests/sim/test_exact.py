@@ -9,8 +9,9 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.policy import POLICIES, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Uploaded, only
-from cdfl.sim.clock import TIME_MODELS, Devices, Span, Uniform
+from cdfl.sim.clock import TIME_MODELS, Devices, Span
 from cdfl.sim.engine import Engines
+from cdfl.sim.engines import make_engines
 from cdfl.sim.workers import Workers
 
 from .world import SETTINGS, assert_same, make_task, run_fast, run_plain
@@ -164,6 +165,16 @@ def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
         assert_same(fast, plain, 1e-5)
 
 
-def test_uniform_is_the_default():
-    task = make_task(num_uploads=3)
-    assert run_fast(task).events == run_fast(task, time_model=Uniform()).events
+def test_nothing_is_trained_in_vain_or_twice():
+    task = make_task()
+    engines = make_engines(task, width=64)
+    stacks = []
+
+    class Counted:
+        def train(self, trainings):
+            stacks.append(len(trainings))
+            return engines.trainer.train(trainings)
+
+    run_fast(task, engines=Engines(Counted(), engines.pretrainer, engines.looker))
+    assert sum(stacks) == 40
+    assert len(stacks) < 20  # together, where they can be

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cdfl.algorithms import make_algorithm
+from cdfl.policy import POLICIES, PageHinkley
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS, Devices, Span
@@ -50,6 +51,7 @@ def interrupted(tmp_path, config, moments):
     folder = RunFolder.create(tmp_path / "parts", config.to_json())
     for number, moment in enumerate(moments):
         stop_after(run_events(config, folder, resume=number > 0), moment)
+        assert checkpoint.exists(folder.path) == (max(moments[: number + 1]) > 2)  # before the first stack: nothing
     told = list(run_events(config, folder, resume=True))
     assert told == folder.events()  # a reader of the resumed run sees all of it
     assert not checkpoint.exists(folder.path)
@@ -74,7 +76,8 @@ def test_every_algorithm(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), [("ifca", "sometimes"), ("cdfl", "page-hinkley")])
-def test_policies_newcomers_and_leavers(tmp_path, bustle, algorithm, policy):
+def test_policies_newcomers_and_leavers(tmp_path, bustle, monkeypatch, algorithm, policy):
+    monkeypatch.setitem(POLICIES, "page-hinkley", PageHinkley(0.05, 0.0))
     config = configure(SCENARIO, algorithm=algorithm, policy=policy, time_model=bustle)
     assert interrupted(tmp_path, config, [9, 14]) == in_one_go(tmp_path, config)
 

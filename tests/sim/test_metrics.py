@@ -1,0 +1,118 @@
+"""Numbers about a run, worked out by hand; costs of every algorithm, for one upload."""
+
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.record import Clusters, Diverged, Started, Uploaded, only
+from cdfl.sim.metrics import divergence, staleness_histogram, summarize
+
+from .world import SETTINGS, SIZES, make_task, run_fast, run_plain
+
+
+def test_divergence_by_hand():
+    # estimate (1, 0) smoothed: (1.0001, .0001) / 1.0002
+    assert divergence([0.5, 0.5], [1.0, 0.0]) == pytest.approx(
+        0.5 * log(0.5 * 1.0002 / 1.0001) + 0.5 * log(0.5 * 1.0002 / 0.0001)
+    )
+    assert divergence([1.0, 0.0], [1.0, 0.0]) == pytest.approx(log(1.0002 / 1.0001))  # 0 log 0 is 0
+    assert divergence([0.25] * 4, [0.25] * 4) == 0.0
+    assert divergence([1.0], [1.0]) == 0.0
+
+
+def test_staleness_in_bins():
+    assert staleness_histogram([1, 1, 2, 5, 12], width=5) == {"0-4": 3, "5-9": 1, "10-14": 1}
+    assert staleness_histogram([3, 4], width=1) == {"3-3": 1, "4-4": 1}
+    assert staleness_histogram([], width=5) == {}
+
+
+UPLOAD = Uploaded(
+    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, before=0.2, after=0.4,
+    true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10, bytes_down=20,
+    client_flops=300, server_flops=5,
+)  # fmt: skip
+
+
+def test_a_summary_by_hand():
+    events = [
+        Started("s", "a", 0, 16, 2, 4, 10),
+        Clusters(0, [0.0, 0.1]),
+        UPLOAD,
+        replace(UPLOAD, epoch=2, client=1, before=0.6, after=0.8, divergence=0.3, staleness=2, deprecated=True),
+        Diverged(3.0, 5),
+        replace(UPLOAD, epoch=3, client=0, before=0.4, after=0.6, divergence=None, staleness=3),
+        Clusters(3, [0.5, 0.7]),
+    ]
+    end = summarize(events, num_clients=16)
+    assert (end.uploads, end.diverged) == (3, 1)
+    assert end.before == pytest.approx(0.5)  # the last of client 0 and of client 1
+    assert end.after == pytest.approx(0.7)
+    assert end.cluster == pytest.approx(0.6)
+    assert end.divergence == pytest.approx(0.3)
+    assert end.deprecated == pytest.approx(1 / 3)
+    assert end.staleness == {"0-1": 1, "2-3": 2}
+    assert (end.bytes_up, end.bytes_down, end.client_flops, end.server_flops) == (30, 60, 900, 15)
+
+
+def test_a_summary_of_nothing():
+    end = summarize([], num_clients=4)
+    assert (end.uploads, end.before, end.cluster, end.divergence, end.staleness) == (0, 0.0, 0.0, None, {})
+
+
+# tiny: 3 filters of 9 weights at 36 places, then 27 x 10 weights; a multiplication and an addition each
+FORWARD = 2 * (3 * 9 * 36 + 27 * 10)
+# 3 x 9 + 3 and 27 x 10 + 10 numbers of 8 bytes
+BYTES = 8 * (30 + 280)
+DOWN = {"fedsoft": 4, "ifca": 4, "local": 0, "local-restart": 0}  # models; the others send one
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_costs_of_one_upload_by_hand(name):
+    task = make_task(SETTINGS.replace(local_epochs=2), num_uploads=1, sizes=replace(SIZES, low=18, high=18))
+    assert (task.forward_flops, task.model_bytes) == (FORWARD, BYTES)
+    (upload,) = only(run_plain(task, name).events, Uploaded)
+    assert upload.samples == 18
+    trained = 5 * 8  # two passes of 18, the last batch filled up
+    down = DOWN.get(name, 1)
+    assert upload.bytes_up == (BYTES if down else 0)
+    assert upload.bytes_down == down * BYTES
+    votes = 4 * 18 if name in ("fedsoft", "ifca") else 0  # every sample through every model it was sent
+    assert upload.client_flops == (3 * trained + votes) * FORWARD
+    moved = sum(rate > 0 for rate in upload.rates)
+    proxies = (4 + moved) * 12 if name == "cdfl" else 0  # the upload on all sets, what moved on its own
+    assert upload.server_flops == proxies * FORWARD
+    assert name != "cdfl" or 1 <= moved < 4
+    assert run_fast(task, name).events[-1] == run_plain(task, name).events[-1]
+
+
+def test_too_old_an_upload_costs_the_server_nothing():
+    task = make_task(SETTINGS.replace(max_staleness=5))
+    uploads = only(run_fast(task).events, Uploaded)
+    old = [upload for upload in uploads if upload.staleness > 5]
+    assert old
+    for upload in uploads:
+        assert upload.deprecated == (upload.staleness > 5)
+        assert (upload.server_flops == 0) == upload.deprecated
+        assert any(upload.rates) != upload.deprecated
+        assert upload.bytes_down == BYTES  # it still gets a model
+
+
+def test_what_an_upload_tells():
+    task = make_task()
+    uploads = only(run_fast(task).events, Uploaded)
+    received = dict.fromkeys(range(12), 0)
+    counts = dict.fromkeys(range(12), 0)
+    for number, upload in enumerate(uploads, start=1):
+        assert upload.epoch == number
+        assert upload.staleness == number - received[upload.client]
+        assert upload.update == counts[upload.client]
+        draw = task.federation.draw(upload.client, upload.update)
+        assert upload.true_mixture == draw.true_mixture.tolist()
+        assert upload.samples == len(draw.train)
+        assert upload.divergence == divergence(upload.true_mixture, upload.mixture)
+        assert sum(upload.mixture) == pytest.approx(1)
+        received[upload.client], counts[upload.client] = number, counts[upload.client] + 1
+    clusters = only(run_fast(task).events, Clusters)
+    assert [event.epoch for event in clusters] == [0, 12, 24, 36, 40]
