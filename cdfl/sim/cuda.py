@@ -91,7 +91,8 @@ class Space:
         self.height_held: int = height
         self.samples: int = _roomy(samples)
         self.steps: int = _roomy(steps)
-        self.rows = Rows(self.height_held, self.samples, self.steps, trainings[0], stack.dtype)
+        channels = stack.network.channels(trainings[0].federation.input_shape[0])
+        self.rows = Rows(self.height_held, self.samples, self.steps, trainings[0], stack.dtype, channels)
         self.graphs: dict[int, torch.cuda.CUDAGraph | Eager] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.rows.limits.is_cuda else None
 

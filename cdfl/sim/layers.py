@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from cdfl.core import Layout, Loss
 from cdfl.sim.kernels import Precision as KernelPrecision
@@ -32,10 +32,15 @@ class StackedNetwork:
         self.loss = loss
         self.precision = precision
         self.one_by_one = one_by_one
+        self.force_chain = False  # on a CPU, where vmap is faster, for tests
         self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         parameters = dict(model.named_parameters())
         self._statistics = [name for name in layout.names if name not in parameters]
         self._chain = chain_of(model, KERNEL_PRECISION[precision])
+
+    def channels(self, channels: int) -> int:
+        """How many channels images should be kept with: kernels read four of them faster than three."""
+        return 4 if channels == 3 and self._chain is not None else channels
 
     def look(self, models: Tensor, inputs: Tensor) -> Tensor:
         """What models (B, P) say of inputs (B, n, ...), without training them."""
@@ -70,7 +75,7 @@ class StackedNetwork:
 
     def _forward(self, views: Views, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            if inputs.is_cuda and self._chain is not None:
+            if self._chain is not None and (inputs.is_cuda or self.force_chain):
                 for operation in self._chain:
                     inputs = operation(views, inputs)
                 return inputs
@@ -80,18 +85,11 @@ class StackedNetwork:
             return outputs
 
     def _call_alone(self, views: Views, inputs: Tensor, row: int) -> Tensor:
-        alone = {name: view[row] for name, view in views.items()}
-        if inputs.is_cuda:  # filters as the convolutions of a GPU want them; inputs are so already
-            alone = {name: _channels_last(view) for name, view in alone.items()}
-        return self._call(alone, inputs[row])
+        return self._call({name: view[row] for name, view in views.items()}, inputs[row].contiguous())
 
     def _call(self, views: Views, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, views, (inputs,))
         return outputs
-
-
-def _channels_last(view: Tensor) -> Tensor:
-    return view.to(memory_format=torch.channels_last) if view.ndim == 4 else view
 
 
 def chain_of(model: nn.Module, precision: KernelPrecision) -> list[Operation] | None:
@@ -144,7 +142,14 @@ def _is_relu_pool(relu: nn.Module, pool: nn.Module) -> bool:
 
 
 def _convolution(name: str, precision: KernelPrecision) -> Operation:
-    return lambda views, inputs: conv_relu_pool(inputs, views[f"{name}.weight"], views[f"{name}.bias"], precision)
+    def apply(views: Views, inputs: Tensor) -> Tensor:
+        weight = views[f"{name}.weight"]  # (B, O, C, kh, kw)
+        filling = inputs.shape[2] - weight.shape[2]
+        if filling > 0:
+            weight = pad(weight, (0, 0, 0, 0, 0, filling))
+        return conv_relu_pool(inputs, weight, views[f"{name}.bias"], precision)
+
+    return apply
 
 
 def _linear(name: str) -> Operation:

@@ -24,9 +24,11 @@ from cdfl.sim.layers import StackedNetwork
 class Rows:
     """The tensors of a stack under training: row b is client b."""
 
-    def __init__(self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype) -> None:
+    def __init__(
+        self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype, channels: int
+    ) -> None:
         device, size = like.start.device, len(like.start)
-        channels, *sides = like.federation.input_shape
+        sides = like.federation.input_shape[1:]
         # Rows that begin on 128 bytes are read twice as fast by the matrix units of a GPU.
         wide = torch.zeros(4, height, -(-size // 32) * 32, dtype=dtype, device=device)
         self.anchors: Tensor = wide[0, :, :size]  # (B, P) what each client received
@@ -43,7 +45,7 @@ class Rows:
     @classmethod
     def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
         """Just large enough for some trainings."""
-        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype)
+        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype, trainings[0].federation.input_shape[0])
 
     def load(self, trainings: Sequence[Training]) -> None:
         """Begin some trainings; rows above them have no steps to take."""
@@ -55,7 +57,8 @@ class Rows:
             state.zero_()
         for row, (training, (images, targets)) in enumerate(zip(trainings, parts, strict=True)):
             self.models[row] = self.anchors[row] = training.start
-            self.images[row, : len(images)] = to_input(images, self.images.dtype).permute(0, 2, 3, 1)
+            ready = to_input(images, self.images.dtype).permute(0, 2, 3, 1)
+            self.images[row, : len(images), ..., : ready.shape[-1]] = ready
             self.targets[row, : len(targets)] = targets
             self.plans[row, : len(training.plan)] = training.plan.to(self.plans.device)
 

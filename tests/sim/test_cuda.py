@@ -136,3 +136,22 @@ def test_a_big_network_is_called_row_by_row(device: str) -> None:
     said = stack.outputs(expected, inputs)
     for row, own in enumerate(said):
         assert (own - task.outputs(expected[row], inputs)).abs().max() < 1e-9
+
+
+@DEVICES
+def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
+    ).to(device, torch.float64)
+    task = make_task(device, torch.float64)
+    federation = task.federation
+    task.model = network
+    federation.input_shape = (3, 8, 8)
+    fetch = federation.fetch
+    federation.fetch = lambda samples: (fetch(samples)[0].repeat(1, 3, 1, 1), fetch(samples)[1])  # type: ignore[method-assign]
+    stack = GraphStack(network, task.loss, task.hyperparams, task.dtype, precision="float32")
+    stack.network.force_chain = True
+    trainings = trainings_of(task, 4)
+    expected = torch.stack([alone(task, training) for training in trainings])
+    assert (stack.train(trainings) - expected).abs().max() < 1e-9
