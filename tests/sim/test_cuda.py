@@ -145,11 +145,8 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
     ).to(device, torch.float64)
     task = make_task(device, torch.float64)
-    federation = task.federation
     task.model = network
-    federation.input_shape = (3, 8, 8)
-    fetch = federation.fetch
-    federation.fetch = lambda samples: (fetch(samples)[0].repeat(1, 3, 1, 1), fetch(samples)[1])  # type: ignore[method-assign]
+    task.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
     stack = GraphStack(network, task.loss, task.hyperparams, task.dtype, precision="float32")
     stack.network.force_chain = True
     trainings = trainings_of(task, 4)
