@@ -25,7 +25,7 @@ SCENARIO = make_scenario(hyperparams={**asdict(SETTINGS), "max_staleness": 20}, 
 @pytest.fixture
 def bustle(monkeypatch):
     """A time model with newcomers and leavers, under a name."""
-    monkeypatch.setitem(TIME_MODELS, "bustle", Devices(joins=Span("exponential", 1.0), stays=Span("exponential", 8.0)))
+    monkeypatch.setitem(TIME_MODELS, "bustle", Devices(joins=Span("exponential", 1.0), stays=Span("exponential", 40.0)))
     return "bustle"
 
 

@@ -1,0 +1,182 @@
+"""`check_algorithm` passes what keeps its promises, and names the promise that is broken."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from cdfl.algorithms import ALGORITHMS, CDFL, Algorithm, Assignment, FedAsync, FedBuff, Local, check_algorithm
+from cdfl.core import Hyperparams
+
+SETTINGS = [
+    Hyperparams(),
+    Hyperparams(max_staleness=3, staleness_slope=1.0, reply_clusters="moved"),
+    Hyperparams(base_rate=1.0, rate_floor=0.0, sharpness=(3.0, 3.0)),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["default", "stale", "sharp"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ours_pass(name, settings):
+    check_algorithm(ALGORITHMS[name](settings))
+
+
+def test_settings_of_its_own_pass():
+    check_algorithm(FedBuff(Hyperparams(), buffer_size=1))
+    check_algorithm(CDFL(Hyperparams(), estimate=lambda losses, gaps, distances, settings: torch.softmax(-losses, 0)))
+
+
+def changed_reply(**changes):
+    class Changed(Algorithm):
+        def server_update(self, state, upload, assignment, evaluate):
+            state, reply = super().server_update(state, upload, assignment, evaluate)
+            return state, replace(reply, **{name: change(reply) for name, change in changes.items()})
+
+    return Changed
+
+
+class InPlace(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        state.cluster_models.lerp_(upload.local_model, 0.1)
+        return super().server_update(state, upload, assignment, evaluate)
+
+
+class EatsUploads(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        answer = super().server_update(state, upload, assignment, evaluate)
+        upload.local_model.zero_()
+        return answer
+
+
+class Remembers(Algorithm):
+    count = 0
+
+    def server_update(self, state, upload, assignment, evaluate):
+        self.count += 1
+        state, reply = super().server_update(state, upload, assignment, evaluate)
+        return state, replace(reply, personal_model=reply.personal_model + self.count)
+
+
+class StandsStill(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        after, reply = super().server_update(state, upload, assignment, evaluate)
+        return after.replace(epoch=state.epoch), reply
+
+
+class TakesEverything(FedAsync):
+    def server_update(self, state, upload, assignment, evaluate):
+        settings, self.hyperparams = self.hyperparams, self.hyperparams.replace(max_staleness=None)
+        answer = super().server_update(state, upload, assignment, evaluate)
+        self.hyperparams = settings
+        return answer
+
+
+class MovesTheOld(FedAsync):
+    def server_update(self, state, upload, assignment, evaluate):
+        state, reply = super().server_update(state, upload, assignment, evaluate)
+        return state.replace(cluster_models=state.cluster_models * 0.9), reply
+
+
+class Peeks(Algorithm):
+    uses_proxy = False
+
+
+class IgnoresLosses(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        state, reply = super().server_update(state, upload, assignment, evaluate)
+        extra = 1.0 if upload.losses is None else 0.0
+        return state, replace(reply, personal_model=reply.personal_model + extra)
+
+
+class Wide(Algorithm):
+    def cluster_models(self, state):
+        return torch.cat([state.cluster_models] * 2)
+
+
+class OneReply(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        return super().server_update(state, upload, assignment, evaluate)[1]
+
+
+class LateJoin(Algorithm):
+    def join(self, state):
+        return replace(super().join(state), epoch=7)
+
+
+class WrongAssignment(Algorithm):
+    def assign(self, state, reply, view):
+        return Assignment(reply.personal_model, reply.epoch + 1)
+
+
+class BadVotes(Algorithm):
+    def assign(self, state, reply, view):
+        return replace(super().assign(state, reply, view), mixture=torch.full((len(state.cluster_models),), 0.9))
+
+
+class Dictionary(Local):
+    def initial(self, cluster_models, evaluate, num_parameters):
+        return {"start": cluster_models}
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    models: list
+    epoch: int = 0
+
+
+class KeepsAList(Local):
+    def initial(self, cluster_models, evaluate, num_parameters):
+        return Listed([cluster_models])
+
+
+class Nameless(Algorithm):
+    name = ""
+
+
+class SendsTwo(Algorithm):
+    models_down = "two"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (InPlace, r"server_update changed ServerState\.cluster_models in place; expected a new one"),
+        (EatsUploads, r"server_update changed Upload\.local_model in place"),
+        (Remembers, r"server_update gave another Reply\.personal_model for the same inputs"),
+        (StandsStill, "the state is at epoch 0; expected 1, one more per upload"),
+        (TakesEverything, r"an upload \d+ epochs old, with max_staleness 1, is not marked as deprecated"),
+        (MovesTheOld, r"an upload \d+ epochs old, with max_staleness 1, moved a model; expected every one to stay"),
+        (Peeks, "uses_proxy is False, but the proxy sets were looked at"),
+        (IgnoresLosses, "an upload that brings its losses along is answered otherwise"),
+        (Wide, r"cluster_models has shape \(2, 6\); expected \(1, 6\)"),
+        (OneReply, "server_update returned Reply; expected a state and a reply"),
+        (LateJoin, "join: the reply is of epoch 7; expected 0, the server's"),
+        (WrongAssignment, "assign: base_epoch is 1; expected 0, the epoch of the reply"),
+        (BadVotes, r"mixture is \[0\.89.*\]; expected shares of at least 0 that sum to one"),
+        (Dictionary, "the state is a dict; expected a dataclass"),
+        (KeepsAList, "the state's models is a list; expected a tensor, a number or None"),
+        (Nameless, "name is ''; expected a word to call it by"),
+        (SendsTwo, "models_down is 'two'; expected 'one', 'clusters' or 'none'"),
+        (changed_reply(personal_model=lambda reply: reply.personal_model * torch.nan), "expected finite numbers"),
+        (changed_reply(personal_model=lambda reply: reply.personal_model[:3]), r"has shape \(3,\); expected \(6,\)"),
+        (changed_reply(personal_model=lambda reply: reply.personal_model.double()), "is torch.float64; expected torch"),
+        (changed_reply(mixture=lambda reply: reply.mixture * 2), r"the reply's mixture is \[2\.0\]; expected shares"),
+        (changed_reply(mixture=lambda reply: torch.ones(9)), r"mixture has shape \(9,\); expected \(1,\)"),
+        (changed_reply(epoch=lambda reply: reply.epoch - 1), "the reply is of epoch 0; expected 1"),
+        (changed_reply(staleness=lambda reply: 0), "the reply has staleness 0; expected 1"),
+        (changed_reply(rates=lambda reply: reply.rates - 5), "expected one number from 0 to 1 for each model"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_broken_promises_are_named(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(kind(Hyperparams()))
+
+
+def test_a_reply_must_be_one():
+    class Talks(Algorithm):
+        def join(self, state):
+            return "hello"
+
+    with pytest.raises(AssertionError, match="join replied with str; expected a Reply"):
+        check_algorithm(Talks(Hyperparams()))

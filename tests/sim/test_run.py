@@ -1,0 +1,117 @@
+"""Runs by name, from Python."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+import cdfl
+from cdfl.core import Hyperparams, paper
+from cdfl.record import Clusters, Finished, RunFolder, Started
+from cdfl.scenarios import load_scenario
+from cdfl.sim.run import configure, preset_for, run
+
+from .world import SETTINGS, make_scenario
+
+SMALL = make_scenario(hyperparams=asdict(SETTINGS), num_uploads=12, num_clients=5)
+
+
+def test_a_run_tells_everything_in_order():
+    seen = []
+    result = cdfl.run(SMALL, seed=3, on_event=seen.append)
+    assert result.events == seen
+    assert isinstance(result, cdfl.Run)
+    assert result.events[0] == Started("small", "cdfl", 3, 5, 4, 12, 310 * 4)
+    assert isinstance(result.events[1], Clusters)
+    assert isinstance(result.events[-1], Finished)
+    assert result.summary is result.events[-1]
+    assert [event.epoch for event in result.uploads] == list(range(1, 13))
+    assert result.summary.uploads == 12
+    assert sum(result.summary.staleness.values()) == 12
+
+
+def test_same_seed_same_bytes_and_another_seed_other_bytes(tmp_path):
+    def bytes_of(name, **options):
+        run(SMALL, out=tmp_path / name, **options)
+        return (tmp_path / name / "events.jsonl").read_bytes()
+
+    first = bytes_of("first", seed=1)
+    assert bytes_of("again", seed=1) == first
+    assert bytes_of("other", seed=2) != first
+    assert bytes_of("algorithm", seed=1, algorithm="oracle") != first
+
+
+def test_the_default_scenario_learns():
+    """What CDFL is for: after a few uploads each, the reply is better than what the client uploaded."""
+    result = run("digits-4", num_uploads=60, num_clients=20, shared_epochs=4, local_epochs=2)
+    assert result.summary.after > result.summary.before
+    assert result.summary.cluster > 0.5
+
+
+def test_a_run_folder_holds_the_resolved_settings(tmp_path):
+    result = run(SMALL, out=tmp_path / "run", algorithm="fedbuff", seed=2, policy="sometimes", base_rate=0.25)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.events() == result.events
+    config = folder.config()
+    assert config == json.loads(json.dumps(result.config.to_json()))
+    expected = json.loads(json.dumps(asdict(SETTINGS.replace(base_rate=0.25))))
+    assert config["hyperparams"] == expected  # every one of them, not only those that were given
+    assert (config["algorithm"], config["seed"], config["policy"], config["time_model"], config["device"]) == (
+        "fedbuff",
+        2,
+        "sometimes",
+        "uniform",
+        "cpu",
+    )
+    assert config["precision"] == "float32"
+    assert config["scenario"]["clusters"]["kind"] == "Rotations"
+    assert config["scenario"]["sizes"]["low"] == 4
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert set(versions) >= {"python", "cdfl", "torch", "numpy"}
+    with pytest.raises(FileExistsError, match="already holds a run; name another folder"):
+        run(SMALL, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
+        ({"time_model": "never"}, "there is no time model 'never'; there are uniform, sessions"),
+        ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
+        ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
+        ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
+        ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
+        ({"device": "tpu"}, "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "device is 'cuda:x'; expected auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', but this machine has no such GPU"),
+        ({"seed": -1}, "seed is -1; expected a whole number, 0 or more"),
+        ({"num_uploads": 0}, "num_uploads is 0; expected a whole number, 1 or more"),
+        ({"num_clients": -2}, "num_clients is -2; expected a whole number, 1 or more"),
+        ({"speed": 3}, "there is no hyperparameter 'speed'; there are loss_weight"),
+        ({"base_rate": 25}, "base_rate is 25; expected a number from 0 to 1"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_made(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(SMALL, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_scenario():
+    with pytest.raises(ValueError, match="fashion-mnist-5"):
+        configure("fashion-mnist-5")
+
+
+def test_presets():
+    digits = load_scenario("digits-4")
+    assert preset_for(digits, "default") == Hyperparams().replace(**digits.hyperparams)
+    fashion = load_scenario("fashion-mnist-4")
+    assert preset_for(fashion, "paper") == paper("fashion-mnist-4").replace(max_staleness=80)
+    smaller = configure("fashion-mnist-4", preset="paper", num_clients=10, base_rate=0.5)
+    assert (smaller.hyperparams.max_staleness, smaller.hyperparams.base_rate) == (10, 0.5)
+
+
+def test_the_simulator_is_imported_when_it_is_asked_for():
+    assert cdfl.run is run
+    with pytest.raises(AttributeError, match="module 'cdfl' has no attribute 'walk'"):
+        _ = cdfl.walk

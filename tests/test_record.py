@@ -1,0 +1,103 @@
+"""What a run tells, and where it is kept."""
+
+import json
+
+import pytest
+
+from cdfl.record import (
+    Clusters,
+    Diverged,
+    Finished,
+    RunFolder,
+    Started,
+    Uploaded,
+    from_json,
+    only,
+    to_json,
+    versions,
+)
+
+EVENTS = [
+    Started("digits-4", "cdfl", 0, 40, 4, 600, 1234),
+    Clusters(0, [0.1, 1 / 3]),
+    Uploaded(
+        epoch=1, time=0.1 + 0.2, client=3, update=0, samples=20, staleness=1, deprecated=False, before=0.5, after=0.625,
+        true_mixture=[0.25, 0.75], mixture=None, divergence=None, rates=[0.3, 0.0], bytes_up=10, bytes_down=10,
+        client_flops=10**15, server_flops=0,
+    ),
+    Diverged(2.5, 7),
+    Finished(1, 0.5, 0.6, 0.7, None, 0.0, 1, {"0-4": 1}, 10, 10, 10**15, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_is_one_line_and_comes_back_the_same(event):
+    line = to_json(event)
+    assert "\n" not in line
+    assert from_json(line) == event
+    assert json.loads(line)["event"] == type(event).__name__.lower()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"event": "party"}', '{"epoch": 3}', '{"event": "clusters", "epoch": 3}', '{"event": "clus', "[1, 2]", "3", "[]"],
+)
+def test_a_line_that_is_no_event(line):
+    with pytest.raises(ValueError, match="this line is no event of this version of cdfl: '"):
+        from_json(line)
+
+
+def test_only_one_kind():
+    assert only(EVENTS, Clusters) == [EVENTS[1]]
+
+
+def test_a_folder_keeps_settings_versions_and_events(tmp_path):
+    folder = RunFolder.create(tmp_path / "deep" / "run", {"seed": 3, "sharpness": (1.0,)})
+    assert folder.events() == []
+    with folder.writer() as write:
+        for number, event in enumerate(EVENTS, start=1):
+            write(event)
+            assert folder.events() == EVENTS[:number]  # a reader sees each at once
+    assert folder.config() == {"seed": 3, "sharpness": [1.0]}
+    assert set(json.loads((folder.path / "versions.json").read_text())) == set(versions())
+    assert sorted(path.name for path in folder.path.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
+
+
+def test_going_on_after_what_was_told(tmp_path):
+    folder = RunFolder.create(tmp_path, {})
+    with folder.writer() as write:
+        for event in EVENTS[:4]:
+            write(event)
+    whole = (tmp_path / "events.jsonl").read_bytes()
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "fini')  # cut off
+    assert folder.events() == EVENTS[:4]
+    with folder.writer(folder.events()[:2]) as write:
+        assert folder.events() == EVENTS[:2]
+        write(EVENTS[2])
+        write(EVENTS[3])
+    assert (tmp_path / "events.jsonl").read_bytes() == whole
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
+    folder = RunFolder.create(tmp_path, {})
+    (tmp_path / "events.jsonl").write_text(f"{to_json(EVENTS[0])}\n{{oops\n{to_json(EVENTS[1])}\n")
+    with pytest.raises(ValueError, match=r"no event of this version of cdfl: '{oops'"):
+        folder.events()
+
+
+def test_what_holds_a_run_is_left_alone(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"seed": 0})
+    RunFolder.create(tmp_path / "run", {"seed": 1})  # nothing has happened in it yet
+    with folder.writer() as write:
+        write(EVENTS[0])
+    for path in (tmp_path / "run", tmp_path):  # the run, and the folder that holds it
+        with pytest.raises(FileExistsError, match="already holds a run; name another folder with --out, or delete it"):
+            RunFolder.create(path, {"seed": 2})
+    assert folder.config() == {"seed": 1}
+
+
+def test_versions_tell_no_names_or_paths():
+    found = versions()
+    assert set(found) == {"python", "machine", "system", "cdfl", "torch", "numpy", "scikit-learn"}
+    assert not any("/" in value for value in found.values())
