@@ -1,0 +1,109 @@
+import json
+import re
+from statistics import fmean, stdev
+
+import pytest
+
+from cdfl.record import RunFolder
+from cdfl.sim.stack import Stack
+
+from .small import call, scenario_file
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return scenario_file(tmp_path)
+
+
+def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
+    code, output = call("compare", small, "--algorithms", "local, cdfl,cdfl", "--seeds", 2)
+    assert code == 0
+    assert "small, 2 seeds: mean and deviation of held-out accuracy" in output
+    assert "kept in runs/small-compare/: summary.json and a folder for each run" in output
+    parent = tmp_path / "runs" / "small-compare"
+    assert sorted(path.name for path in parent.iterdir()) == [
+        "cdfl-0", "cdfl-1", "config.json", "local-0", "local-1", "summary.json", "versions.json",
+    ]  # fmt: skip
+    summary = json.loads((parent / "summary.json").read_text())
+    assert list(summary) == ["local", "cdfl"]
+    for name in ("local", "cdfl"):
+        ends = [RunFolder(parent / f"{name}-{seed}").events()[-1] for seed in range(2)]
+        after = [end.after for end in ends]
+        assert summary[name]["after"] == after  # in the order of the seeds
+        assert summary[name]["before"] == [end.before for end in ends]
+        row = re.search(rf" {name} (.*?) {name if name == 'cdfl' else 'cdfl'} ", output + " cdfl ").group(1)
+        assert f"{fmean(after):.3f} ± {stdev(after):.3f}" in row
+        megabytes = fmean(end.bytes_down / 1e6 for end in ends)
+        assert f" {megabytes:.1f} " in row
+    assert summary["local"]["divergence"] == []
+    configs = [RunFolder(parent / f"cdfl-{seed}").config() for seed in range(2)]
+    assert [config["seed"] for config in configs] == [0, 1]
+
+
+def test_one_seed_has_no_deviation(small):
+    code, output = call("compare", small, "--algorithms", "oracle", "--seeds", 1, "--uploads", 4)
+    assert code == 0
+    assert "±" not in output
+
+
+def test_all_algorithms_run_together(small, tmp_path):
+    code, output = call("compare", small, "--algorithms", "all", "--seeds", 1, "--out", tmp_path / "all")
+    assert code == 0
+    for name in ("cdfl", "fedsoft", "fedasync", "fedbuff", "ifca", "local", "local-restart", "oracle"):
+        assert f" {name} " in output
+        assert RunFolder(tmp_path / "all" / f"{name}-0").events()[-1].uploads == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithms", "cdfl,avg"], "there is no algorithm 'avg'"),
+        (["--algorithms", ""], "there is no algorithm ''"),
+        (["--set", "speed=3"], "there is no hyperparameter 'speed'"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--policy", "maybe"], "there is no policy 'maybe'"),
+        (["--time-model", "never"], "there is no time model 'never'"),
+        (["--resume"], "there is no run in runs/small-compare to resume"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
+    code, output = call("compare", small, *options)
+    assert code == 2
+    assert output.startswith(f"cdfl: {message}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_of_runs_is_left_alone(small, tmp_path):
+    assert call("compare", small, "--algorithms", "local", "--seeds", 1, "--out", tmp_path / "here")[0] == 0
+    before = (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes()
+    code, output = call(
+        "compare", small, "--algorithms", "local", "--seeds", 1, "--out", tmp_path / "here", "--set", "batch_size=4"
+    )
+    assert code == 2
+    assert "already holds a run" in output
+    assert (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
+    given = ["compare", small, "--algorithms", "cdfl,fedbuff,local", "--seeds", 2]
+    assert call(*given, "--out", tmp_path / "whole")[0] == 0
+    train, calls = Stack.train, []
+
+    def interrupted(self, trainings):
+        calls.append(len(trainings))
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return train(self, trainings)
+
+    monkeypatch.setattr(Stack, "train", interrupted)
+    code, output = call(*given, "--out", tmp_path / "parts")
+    assert (code, output) == (130, "cdfl: stopped")
+    code, output = call(*given, "--out", tmp_path / "parts", "--resume", "--set", "batch_size=4")
+    assert code == 2
+    assert "holds a run with other settings" in output
+    code, output = call(*given, "--out", tmp_path / "parts", "--resume")
+    assert code == 0
+    for path in sorted((tmp_path / "whole").rglob("*.json*")):
+        assert (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes(), path
+    assert not list((tmp_path / "parts").rglob("checkpoint*"))

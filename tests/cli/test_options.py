@@ -1,0 +1,62 @@
+import json
+
+import pytest
+import typer
+
+from cdfl.cli.options import open_folder, parse_settings, refuse
+from cdfl.record import RunFolder
+
+
+def test_settings_are_read_as_what_they_look_like():
+    given = ["base_rate=0.1", "local_epochs=3", "loss_bar=min", "max_staleness=None", "sharpness=[5, 2.5]"]
+    assert parse_settings(given) == {
+        "base_rate": 0.1,
+        "local_epochs": 3,
+        "loss_bar": "min",
+        "max_staleness": None,
+        "sharpness": [5, 2.5],
+    }
+    assert parse_settings(["base_rate=0.1", "base_rate=0.2"]) == {"base_rate": 0.2}
+    assert parse_settings([]) == {}
+
+
+@pytest.mark.parametrize("setting", ["base_rate", "=3", ""])
+def test_a_setting_without_a_value(setting):
+    with pytest.raises(ValueError, match=rf"--set got '{setting}'; expected name=value, as in --set base_rate=0.1"):
+        parse_settings([setting])
+
+
+@pytest.mark.parametrize("name", ["speed", "seed", "scenario", "algorithm"])
+def test_only_hyperparameters_can_be_set(name):
+    with pytest.raises(ValueError, match=f"there is no hyperparameter '{name}'; there are loss_weight, "):
+        parse_settings([f"{name}=3"])
+
+
+def test_folders_are_numbered_and_the_last_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [open_folder(None, "a-0", {"seed": 0}, resume=False).path.as_posix() for _ in range(3)]
+    assert paths == ["runs/a-0", "runs/a-0-2", "runs/a-0-3"]
+    assert open_folder(None, "a-0", {"seed": 0}, resume=True).path.as_posix() == "runs/a-0-3"
+
+
+def test_only_the_same_run_can_be_resumed(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no run in .*x to resume; leave --resume away to begin one"):
+        open_folder(tmp_path / "x", "a", {"seed": 0}, resume=True)
+    assert not (tmp_path / "x").exists()
+    config = {"seed": 0, "sharpness": (1.0,)}
+    RunFolder.create(tmp_path / "x", config)
+    assert open_folder(tmp_path / "x", "a", config, resume=True).config() == json.loads(json.dumps(config))
+    with pytest.raises(ValueError, match="holds a run with other settings; give the same ones to resume it"):
+        open_folder(tmp_path / "x", "a", {**config, "seed": 1}, resume=True)
+
+
+def test_refusing_is_one_line(capsys):
+    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+        raise ValueError("no such thing")
+    assert error.value.exit_code == 2
+    assert capsys.readouterr().err == "cdfl: no such thing\n"
+    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+        raise KeyboardInterrupt
+    assert error.value.exit_code == 130
+    with pytest.raises(TypeError, match="ours"), refuse(ValueError):
+        raise TypeError("ours")

@@ -1,0 +1,145 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cdfl.record import Finished, RunFolder, Uploaded, only
+from cdfl.sim import checkpoint
+
+from .small import call, scenario_file
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where runs/ goes
+    return scenario_file(tmp_path)
+
+
+def test_help():
+    code, output = call("--help")
+    assert code == 0
+    for command in ("run", "compare", "scenarios", "data"):
+        assert f" {command} " in output
+    code, output = call("run", "--help")
+    assert code == 0
+    for option in ("--algorithm", "--seed", "--device", "--out", "--preset", "--time-model", "--policy", "--resume"):
+        assert option in output
+    assert "cdfl, fedsoft, fedasync, fedbuff, ifca, local," in re.sub(r"[^\w,. -]+ ", "", output)
+
+
+def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
+    code, output = call("run", small, "--seed", 3)
+    assert code == 0
+    assert "cdfl on small, seed 3: 12 uploads" in output
+    folder = RunFolder(tmp_path / "runs" / "small-cdfl-3")
+    assert "kept in runs/small-cdfl-3/: config.json, versions.json, events.jsonl" in output
+    end = folder.events()[-1]
+    assert isinstance(end, Finished)
+    for label, value in [
+        ("clients, before their upload", f"{end.before:.3f}"),
+        ("clients, after the reply", f"{end.after:.3f}"),
+        ("clusters, at the end", f"{end.cluster:.3f}"),
+        ("KL, true to estimated mixture", f"{end.divergence:.3f}"),
+    ]:
+        assert re.search(rf"{label} \W+ {value}", output), label
+    assert folder.config()["seed"] == 3
+    assert folder.config()["hyperparams"]["batch_size"] == 8
+    _, output = call("run", small, "--seed", 3)
+    assert "kept in runs/small-cdfl-3-2/" in output  # the next free name
+    assert (tmp_path / "runs" / "small-cdfl-3-2" / "events.jsonl").read_bytes() == (
+        folder.path / "events.jsonl"
+    ).read_bytes()
+
+
+def test_options_reach_the_run(small, tmp_path):
+    code, output = call(
+        "run", small, "--algorithm", "fedbuff", "--uploads", 6, "--clients", 3, "--time-model", "sessions",
+        "--policy", "every-samples", "--precision", "bfloat16", "--set", "base_rate=0.1", "--set", "max_staleness=none",
+        "--out", tmp_path / "here", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0
+    assert "KL" not in output  # an algorithm without estimates
+    config = RunFolder(tmp_path / "here").config()
+    assert (config["algorithm"], config["time_model"], config["policy"]) == ("fedbuff", "sessions", "every-samples")
+    assert (config["scenario"]["num_uploads"], config["scenario"]["num_clients"]) == (6, 3)
+    assert (config["hyperparams"]["base_rate"], config["precision"], config["device"]) == (0.1, "bfloat16", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithm", "fedavg"], "there is no algorithm 'fedavg'; there are cdfl"),
+        (["--set", "speed=3"], "there is no hyperparameter 'speed'; there are"),
+        (["--set", "seed=3"], "there is no hyperparameter 'seed'; there are"),
+        (["--set", "base_rate"], "--set got 'base_rate'; expected name=value"),
+        (["--set", "base_rate=25"], "base_rate is 25; expected a number from 0 to 1"),
+        (["--device", "tpu"], "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
+        (["--device", "cuda:99"], "device is 'cuda:99', but this machine has no such GPU"),
+        (["--precision", "half"], "precision is 'half'; expected one of"),
+        (["--time-model", "never"], "there is no time model 'never'; there are uniform"),
+        (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
+        (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
+        (["--preset", "paper"], "the paper does not run small; take preset 'default'"),
+        (["--uploads", "0"], "num_uploads is 0; expected a whole number, 1 or more"),
+        (["--seed", "-1"], "seed is -1; expected a whole number, 0 or more"),
+        (["--resume"], "there is no run in runs/small-cdfl-0 to resume"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
+    code, output = call("run", small, *options)
+    assert code == 2
+    assert output.startswith(f"cdfl: {message}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
+    code, output = call("run", "digits-5")
+    assert code == 2
+    assert output.startswith("cdfl: ")
+    assert "digits-5" in output
+    assert call("run", small, "--out", tmp_path / "here")[0] == 0
+    before = (tmp_path / "here" / "events.jsonl").read_bytes()
+    code, output = call("run", small, "--out", tmp_path / "here", "--seed", 1)
+    assert code == 2
+    assert "already holds a run; name another folder with --out, or delete it" in output
+    assert (tmp_path / "here" / "events.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_and_resume(tmp_path):
+    """A real signal to a real process; then the same bytes as in one go."""
+    small = scenario_file(tmp_path, uploads=400)
+    parts, whole = RunFolder(tmp_path / "parts"), RunFolder(tmp_path / "whole")
+    command = [sys.executable, "-c", "from cdfl.cli import app; app()", "run", str(small), "--out", str(parts.path)]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as in this process: sums in the same order
+    process = subprocess.Popen(  # noqa: S603
+        command, env={**os.environ, **one_thread}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (parts.path / "events.jsonl").exists() and len(only(parts.events(), Uploaded)) > 5:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "cdfl: stopped" in output
+    assert "Traceback" not in output
+    done = len(only(parts.events(), Uploaded))
+    assert 5 < done < 400
+    assert checkpoint.exists(parts.path)
+
+    code, output = call("run", small, "--out", parts.path, "--seed", 1, "--resume")
+    assert (code, "holds a run with other settings; give the same ones to resume it" in output) == (2, True)
+    assert len(only(parts.events(), Uploaded)) == done  # nothing was touched
+    code, output = call("run", small, "--out", parts.path, "--resume")
+    assert code == 0
+    assert "seed 0: 400 uploads" in output
+    assert call("run", small, "--out", whole.path)[0] == 0
+    assert (parts.path / "events.jsonl").read_bytes() == (whole.path / "events.jsonl").read_bytes()
+    assert json.loads((parts.path / "config.json").read_text()) == whole.config()
