@@ -1,10 +1,13 @@
 import json
 import re
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
 
-from cdfl.record import RunFolder
+from cdfl.cli.compare import _values
+from cdfl.record import Finished, RunFolder
+from cdfl.sim.run import configure
 from cdfl.sim.stack import Stack
 
 from .small import call, scenario_file
@@ -39,6 +42,15 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
     assert summary["local"]["divergence"] == []
     configs = [RunFolder(parent / f"cdfl-{seed}").config() for seed in range(2)]
     assert [config["seed"] for config in configs] == [0, 1]
+
+
+def test_numbers_are_in_the_order_of_the_seeds_whatever_run_was_over_first(small):
+    configs = [configure(str(small), algorithm="local", seed=seed) for seed in range(3)]
+    end = Finished(1, 0.5, 0.0, 0.7, None, 0.0, 0, {}, 0, 0, 0, 0)
+    results = {which: replace(end, after=float(which)) for which in (2, 0, 1)}
+    assert _values("local", "after", configs, results) == [0.0, 1.0, 2.0]
+    assert _values("local", "divergence", configs, results) == []
+    assert _values("cdfl", "after", configs, results) == []
 
 
 def test_one_seed_has_no_deviation(small):

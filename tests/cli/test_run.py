@@ -113,7 +113,7 @@ def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
 
 def test_ctrl_c_and_resume(tmp_path):
     """A real signal to a real process; then the same bytes as in one go."""
-    small = scenario_file(tmp_path, uploads=400)
+    small = scenario_file(tmp_path, uploads=250)
     parts, whole = RunFolder(tmp_path / "parts"), RunFolder(tmp_path / "whole")
     command = [sys.executable, "-c", "from cdfl.cli import app; app()", "run", str(small), "--out", str(parts.path)]
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as in this process: sums in the same order
@@ -131,7 +131,7 @@ def test_ctrl_c_and_resume(tmp_path):
     assert "cdfl: stopped" in output
     assert "Traceback" not in output
     done = len(only(parts.events(), Uploaded))
-    assert 5 < done < 400
+    assert 5 < done < 250
     assert checkpoint.exists(parts.path)
 
     code, output = call("run", small, "--out", parts.path, "--seed", 1, "--resume")
@@ -139,7 +139,7 @@ def test_ctrl_c_and_resume(tmp_path):
     assert len(only(parts.events(), Uploaded)) == done  # nothing was touched
     code, output = call("run", small, "--out", parts.path, "--resume")
     assert code == 0
-    assert "seed 0: 400 uploads" in output
+    assert "seed 0: 250 uploads" in output
     assert call("run", small, "--out", whole.path)[0] == 0
     assert (parts.path / "events.jsonl").read_bytes() == (whole.path / "events.jsonl").read_bytes()
     assert json.loads((parts.path / "config.json").read_text()) == whole.config()
