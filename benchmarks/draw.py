@@ -6,12 +6,12 @@ python benchmarks/draw.py --docs               write the table in docs/data.md f
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 from statistics import median, quantiles
 
 import torch
+from machine import machine
 
 from cdfl.scenarios import load_scenario
 
@@ -44,19 +44,6 @@ def measure(num_clusters: int, data_dir: Path | None) -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores_used": torch.get_num_threads(),
-        "cores": len(names),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def table(results: dict[str, object]) -> str:
     """The part of docs/data.md that has numbers."""
     on = results["machine"]
@@ -67,7 +54,7 @@ def table(results: dict[str, object]) -> str:
     ]
     return "\n".join(
         [
-            f"{UPDATES:,} updates of FashionMNIST on {on['cores_used']} core of {on['cpu']}, Python {on['python']}, "
+            f"{UPDATES:,} updates of FashionMNIST on one core of {on['cpu']}, Python {on['python']}, "
             f"torch {on['torch']}:\n",
             "| clusters | median | 95 % below | images in memory |",
             "|---|---|---|---|",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,3 +21,13 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def commit() -> str | None:
+    """The commit that was measured, where there is a repository."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()

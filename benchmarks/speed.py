@@ -6,7 +6,7 @@ python benchmarks/speed.py --docs        write the tables in docs/simulator.md f
 
 Both run in this process, on the same data, at the same precision. The plain loop may be stopped early: its time for
 the whole run is then that of its pre-training and the mean time of an upload, which does not change over a run.
-Each case is added to the JSON file that --out names, or replaces the same case there.
+Each case is added to the JSON file that --out names.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from machine import commit, machine
 
 from cdfl.algorithms import make_algorithm
 from cdfl.record import Clusters, Event, Finished, Uploaded
@@ -58,6 +58,7 @@ def main() -> None:
         write_docs()
         return
     case: dict[str, Any] = {"scenario": args.scenario, "algorithm": args.algorithm, "machine": machine(), "fast": {}}
+    case["commit"] = commit()
     for number, precision in enumerate(args.precisions.split(",")):
         config = configure(
             args.scenario, algorithm=args.algorithm, device=args.device, precision=precision,
@@ -180,12 +181,10 @@ def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
 
 
 def store(path: Path, case: dict[str, Any]) -> None:
-    """Add a case to a result file, in the place of the same case if it is there."""
+    """Add a case to a result file."""
     cases = json.loads(path.read_text()) if path.exists() else []
-    same = ("scenario", "algorithm", "uploads", "clients")
-    cases = [old for old in cases if any(old[key] != case[key] for key in same)] + [case]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(cases, indent=1) + "\n")
+    path.write_text(json.dumps([*cases, case], indent=1) + "\n")
 
 
 def _wait() -> None:
