@@ -85,7 +85,7 @@ MODELS.update(NETWORKS)  # names that no scenario of the library uses
 
 SETTINGS = Hyperparams(batch_size=8, local_epochs=1, shared_epochs=1, separate_epochs=1, learning_rate=3e-3)
 UNIFORM = Uniform()
-SIZES = Sizes(low=4, high=20, test=10, pretraining=16, proxy=12)
+SIZES = Sizes(low=4, high=12, test=10, pretraining=12, proxy=12)
 
 
 def make_scenario(**changes: object) -> Scenario:
