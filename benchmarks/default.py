@@ -1,4 +1,4 @@
-"""Claim: the preset `default` is the best of these settings on FashionMNIST (4), uniform uploads.
+"""Claim: none of these changes to the preset `default` gives better replies and a better estimate on FashionMNIST (4).
 
 python benchmarks/default.py --device cuda --data-dir FOLDER     run all (about 12 s each on an H200), one seed each
 Writes benchmarks/results/default.json; a setting that is already there is not run again.
@@ -17,13 +17,9 @@ SETTINGS: list[dict[str, object]] = [
     {},
     {"sharpness": 7.0},
     {"sharpness": 20.0},
-    {"sharpness": 12.0, "loss_weight": 0.8, "gap_weight": 0.1},
-    {"base_rate": 0.1},
-    {"weight_decay": 0.005},
-    {"learning_rate": 0.01},
-    {"proximal_strength": 0.1},
-    {"shared_epochs": 0, "separate_epochs": 12},
-    {"staleness_slope": 10.0, "max_staleness": 80, "base_rate": 0.025},
+    {"loss_weight": 0.8, "gap_weight": 0.1},
+    {"sharpness": 7.0, "base_rate": 0.1},
+    {"sharpness": 7.0, "weight_decay": 0.005},
 ]
 
 
@@ -39,7 +35,7 @@ def main() -> None:
         if any(row["changed"] == changed for row in rows):
             continue
         end = run("fashion-mnist-4", seed=0, device=args.device, data_dir=args.data_dir, **changed).summary
-        scores = {name: round(getattr(end, name), 4) for name in ("before", "after", "cluster", "divergence")}
+        scores = {name: round(getattr(end, name), 3) for name in ("before", "after", "cluster", "divergence")}
         rows.append({"changed": changed, "seed": 0} | scores)
         print(rows[-1], flush=True)
         args.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
