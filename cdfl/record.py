@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 
 @dataclass(frozen=True)
 class Started:
@@ -167,6 +169,7 @@ class RunFolder:
 def versions() -> dict[str, str]:
     """What a run ran on: versions and machine, no names or paths."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    found["threads"] = str(torch.get_num_threads())  # another number rounds sums in another order
     for package in ("cdfl", "torch", "numpy", "scikit-learn"):
         try:
             found[package] = version(package)

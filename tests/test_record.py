@@ -99,5 +99,5 @@ def test_what_holds_a_run_is_left_alone(tmp_path):
 
 def test_versions_tell_no_names_or_paths():
     found = versions()
-    assert set(found) == {"python", "machine", "system", "cdfl", "torch", "numpy", "scikit-learn"}
+    assert set(found) == {"python", "machine", "system", "threads", "cdfl", "torch", "numpy", "scikit-learn"}
     assert not any("/" in value for value in found.values())

@@ -32,7 +32,9 @@ def compare(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")] = None,
     preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
-    time_model: Annotated[str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}.")] = "uniform",
+    time_model: Annotated[
+        str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file.")
+    ] = "uniform",
     policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
     precision: Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")] = "auto",
     clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,

@@ -212,3 +212,16 @@ TIME_MODELS: dict[str, TimeModel] = {
     "exponential": Exponential(),
     "devices": Devices(),
 }
+
+
+def make_time_model(name: str) -> TimeModel:
+    """A time model by its name, or devices that wait as a trace file says (one client a line).
+
+    >>> make_time_model("sessions")
+    Sessions()
+    """
+    if name in TIME_MODELS:
+        return TIME_MODELS[name]
+    if Path(name).is_file():
+        return Devices(wait=Span.from_file(Path(name)))
+    raise ValueError(f"there is no time model {name!r}, and no trace file; there are {', '.join(TIME_MODELS)}")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ import torch
 
 from cdfl.algorithms import make_algorithm
 from cdfl.core import DEFAULT, Hyperparams, paper
-from cdfl.policy import POLICIES
+from cdfl.policy import ALWAYS, POLICIES, Policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
-from cdfl.sim.clock import TIME_MODELS
+from cdfl.sim.clock import TIME_MODELS, TimeModel, make_time_model
 from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
@@ -30,15 +30,20 @@ class RunConfig:
     scenario: Scenario
     hyperparams: Hyperparams
     algorithm: str = "cdfl"
-    time_model: str = "uniform"
-    policy: str = "always"
+    time_model: TimeModel = TIME_MODELS["uniform"]
+    policy: Policy = ALWAYS
     seed: int = 0
     device: str = "cpu"
     precision: Precision = "float32"
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config as it is stored with a run."""
-        return {**asdict(self), "scenario": self.scenario.to_dict()}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "scenario": self.scenario.to_dict(),
+            "hyperparams": asdict(self.hyperparams),
+            "time_model": _described(self.time_model),
+            "policy": _described(self.policy),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +69,8 @@ def configure(
     *,
     algorithm: str = "cdfl",
     preset: str = "default",
-    time_model: str = "uniform",
-    policy: str = "always",
+    time_model: str | TimeModel = "uniform",
+    policy: str | Policy = "always",
     seed: int = 0,
     device: str = "auto",
     precision: Precision | Literal["auto"] = "auto",
@@ -74,6 +79,9 @@ def configure(
     **overrides: Any,
 ) -> RunConfig:
     """Turn names into settings; everything that can be wrong is found here, before anything is computed.
+
+    `time_model` is a name, a trace file of waiting times (see `cdfl.sim.clock.Span`), or any object with `turns`;
+    `policy` a name, or any object with `decide`.
 
     >>> configure("digits-4", base_rate=0.2).hyperparams.base_rate
     0.2
@@ -85,8 +93,10 @@ def configure(
                 raise ValueError(f"{name} is {value}; expected a whole number, 1 or more")
             sized: dict[str, Any] = {name: value}
             chosen = replace(chosen, **sized)
-    _known("time model", time_model, TIME_MODELS)
-    _known("policy", policy, POLICIES)
+    clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
+    if isinstance(policy, str):
+        _known("policy", policy, POLICIES)
+        policy = POLICIES[policy]
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
     device = _usable(device)
@@ -95,7 +105,7 @@ def configure(
     check_precision(precision)
     hyperparams = preset_for(chosen, preset).replace(**overrides)
     make_algorithm(algorithm, hyperparams)  # refuses an unknown name
-    return RunConfig(chosen, hyperparams, algorithm, time_model, policy, seed, device, precision)
+    return RunConfig(chosen, hyperparams, algorithm, clock, policy, seed, device, precision)
 
 
 def preset_for(scenario: Scenario, preset: str) -> Hyperparams:
@@ -235,7 +245,7 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
         task = tasks[config.seed]
         engines = built[0].engines if built else make_engines(task, precision=config.precision)
         algorithm = make_fast(make_algorithm(config.algorithm, config.hyperparams), task, engines)
-        built.append(Simulation(task, algorithm, TIME_MODELS[config.time_model], engines, POLICIES[config.policy]))
+        built.append(Simulation(task, algorithm, config.time_model, engines, config.policy))
     return built
 
 
@@ -261,6 +271,12 @@ def _usable(device: str) -> str:
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}, but this machine has no such GPU that torch can use; take 'cpu'")
     return device
+
+
+def _described(setting: Any) -> Any:
+    """A time model or policy as plain values: its kind, and its own settings where it has any."""
+    own = {name: _described(value) for name, value in vars(setting).items()} if is_dataclass(setting) else None
+    return setting if own is None else {"kind": type(setting).__name__} | own
 
 
 def _known(what: str, name: str, names: Mapping[str, object]) -> None:

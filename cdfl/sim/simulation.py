@@ -131,7 +131,7 @@ class Simulation:
 
         turns = self.task.turns(self.time_model)
         left: Counter[int] | None = None
-        if self.policy is ALWAYS:  # then every look is an upload and the end is known: train nothing in vain
+        if self.policy == ALWAYS:  # then every look is an upload and the end is known: train nothing in vain
             planned = list(_until(turns, scenario.num_uploads))
             left = Counter(turn.client for turn in planned[place.turns :] if turn.kind == "look")
             turns = iter(planned)
@@ -244,7 +244,7 @@ class Simulation:
             client = self.clients[number]
             own_losses = None if losses is None else losses[row]
             client.trained = Trained(models[row].clone(), own_losses, finite[row])
-            if known[row] and self.policy is ALWAYS:  # it will not look again with what it holds: let go of K models
+            if known[row] and self.policy == ALWAYS:  # it will not look again with what it holds: let go of K models
                 client.state = None
 
     # -- the server

@@ -65,7 +65,11 @@ def test_options_reach_the_run(small, tmp_path):
     assert code == 0
     assert "KL" not in output  # an algorithm without estimates
     config = RunFolder(tmp_path / "here").config()
-    assert (config["algorithm"], config["time_model"], config["policy"]) == ("fedbuff", "sessions", "every-samples")
+    assert (config["algorithm"], config["time_model"]["kind"], config["policy"]["kind"]) == (
+        "fedbuff",
+        "Sessions",
+        "EverySamples",
+    )
     assert (config["scenario"]["num_uploads"], config["scenario"]["num_clients"]) == (6, 3)
     assert (config["hyperparams"]["base_rate"], config["precision"], config["device"]) == (0.1, "bfloat16", "cpu")
 
@@ -81,7 +85,7 @@ def test_options_reach_the_run(small, tmp_path):
         (["--device", "tpu"], "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
         (["--device", "cuda:99"], "device is 'cuda:99', but this machine has no such GPU"),
         (["--precision", "half"], "precision is 'half'; expected one of"),
-        (["--time-model", "never"], "there is no time model 'never'; there are uniform"),
+        (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
         (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
         (["--preset", "paper"], "the paper does not run small; take preset 'default'"),

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 import cdfl
 from cdfl.core import Hyperparams, paper
+from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
+from cdfl.sim.clock import Devices, Span
 from cdfl.sim.run import configure, preset_for, run
 
 from .world import SETTINGS, make_scenario
@@ -56,11 +59,17 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     assert config == json.loads(json.dumps(result.config.to_json()))
     expected = json.loads(json.dumps(asdict(SETTINGS.replace(base_rate=0.25))))
     assert config["hyperparams"] == expected  # every one of them, not only those that were given
-    assert (config["algorithm"], config["seed"], config["policy"], config["time_model"], config["device"]) == (
+    assert (
+        config["algorithm"],
+        config["seed"],
+        config["policy"]["kind"],
+        config["time_model"]["kind"],
+        config["device"],
+    ) == (
         "fedbuff",
         2,
-        "sometimes",
-        "uniform",
+        "Sometimes",
+        "Uniform",
         "cpu",
     )
     assert config["precision"] == "float32"
@@ -76,7 +85,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     ("options", "message"),
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
-        ({"time_model": "never"}, "there is no time model 'never'; there are uniform, sessions"),
+        ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
         ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
@@ -115,3 +124,13 @@ def test_the_simulator_is_imported_when_it_is_asked_for():
     assert cdfl.run is run
     with pytest.raises(AttributeError, match="module 'cdfl' has no attribute 'walk'"):
         _ = cdfl.walk
+
+
+def test_a_time_model_may_be_a_trace_file_and_a_policy_an_object(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("1, 2\n0.5\n")
+    config = configure(SMALL, time_model=str(trace), policy=Sometimes(0.25))
+    assert config.time_model == Devices(wait=Span("trace", trace=((1.0, 2.0), (0.5,))))
+    stored = json.loads(json.dumps(config.to_json()))
+    assert stored["time_model"]["wait"]["trace"] == [[1.0, 2.0], [0.5]]
+    assert stored["policy"] == {"kind": "Sometimes", "probability": 0.25}
