@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", default="auto", help="with commas between them; the plain loop runs the first")
     parser.add_argument("--width", type=int, help="stack height, where the fastest is not wanted")
+    parser.add_argument("--once", action="store_true", help="one run each: no warm-up, no profile")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
     parser.add_argument("--docs", action="store_true")
@@ -84,8 +85,7 @@ def main() -> None:
                 case["plain"]["precision"] = config.precision
             report("plain", case["plain"], case)
         cold = fast()
-        warm = fast()
-        profile = fast(watch=True)
+        warm, profile = (cold, {"seconds_in": {}}) if args.once else (fast(), fast(watch=True))
         case["fast"][config.precision] = {"cold": cold, "warm": warm, "profile": profile["seconds_in"]}
         report(config.precision + ", first run", cold, case)
         report(config.precision, warm, case)

@@ -51,7 +51,9 @@ def client_update(
 
 def make_optimizer(parameters: Iterable[nn.Parameter], hyperparams: Hyperparams) -> torch.optim.Optimizer:
     """The optimiser that `hyperparams` names, with L2 weight decay as in the paper."""
+    parameters = list(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)  # one pass over the weights
     rate, decay = hyperparams.learning_rate, hyperparams.weight_decay
     if hyperparams.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=hyperparams.momentum)
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=hyperparams.momentum, fused=fused)

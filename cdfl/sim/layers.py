@@ -68,8 +68,8 @@ class StackedNetwork:
         return dict(zip(self._learned, found, strict=True))
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.loss is cross_entropy and outputs.ndim == 3 and outputs.is_cuda:
-            return stacked_cross_entropy(outputs, targets)  # one kernel for both directions
+        if self.loss is cross_entropy and outputs.ndim == 3:  # on a GPU one kernel for both directions
+            return stacked_cross_entropy(outputs, targets)
         losses: Tensor = vmap(self.loss)(outputs, targets)
         return losses
 

@@ -1,7 +1,7 @@
 """Clients side by side on CPU cores: for networks big enough to keep a core busy by themselves.
 
 A core per client beats all cores on one client: nothing waits for anything between the layers. Images are laid out
-with channels last, which is what the convolutions want. The result of a training does not depend on how many run.
+with channels last, which is what the convolutions want. How many run changes nothing but rounding.
 """
 
 import copy
@@ -97,9 +97,9 @@ class Workers:
             yield
 
     def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if self.count == 1 or len(items) == 1:  # nobody else wants the cores
+            return [work(item) for item in items]
         with one_thread():
-            if self.count == 1 or len(items) == 1:
-                return [work(item) for item in items]
             return list(self._pool.map(work, items))
 
 
