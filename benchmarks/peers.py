@@ -1,0 +1,491 @@
+"""Client trainings a second on 2 CPU cores: a bare PyTorch loop, other frameworks and cdfl, all on the same work.
+
+python benchmarks/peers.py                  measure, and store benchmarks/results/peers.json (CDFL_DATA: real images)
+python benchmarks/peers.py --table          print the stored results as a Markdown table
+python benchmarks/peers.py --quick          see that everything runs; stores nothing
+
+Each framework runs in a virtual environment of its own, made on first use in --cache from the package index, with the
+torch that cdfl is tested with. The work is in benchmarks/peers/work.py, what each framework does with it beside it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from cdfl.data import DataError, load_source
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results" / "peers.json"
+TORCH = "torch==2.13.0"
+TIME_LIMIT = 300  # seconds for one run
+DISTURBED = 0.1  # cores that other processes may use while somebody is measured; else it is measured again
+TRIES = 3
+BARE, BARE_AGAIN = "bare PyTorch loop", "bare PyTorch loop, again at the end"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained; the optimiser is Adam, learning rate 1e-3, weight decay .005."""
+
+    model: str
+    source: str
+    shape: tuple[int, int, int]
+    samples: int  # of each client
+    epochs: int
+    batch_size: int
+    clients: int  # in a round
+    rounds: int  # that are measured, after one that is not
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a contender."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    clients: int | None = None  # in a round, where those of the work would take too long
+    rounds: int | None = None  # where those of the work are over too soon
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who does the work, in the settings that are tried; the best one counts."""
+
+    name: str
+    script: str
+    settings: dict[str, list[Setting]]  # by work
+    packages: tuple[str, ...] = ()  # empty: this very Python
+    note: str = ""
+
+
+# 48 samples are three full batches: cdfl fills the last batch of a training, the others leave it short, and with the
+# usual 50 they would take more steps. With 1,250 both take ten, and cdfl looks at 30 images more.
+WORKS = {
+    "cnn": Work("cnn", "fashion-mnist", (1, 28, 28), samples=1250, epochs=1, batch_size=128, clients=8, rounds=4),
+    "small-cnn": Work("small-cnn", "digits", (1, 8, 8), samples=48, epochs=5, batch_size=16, clients=32, rounds=6),
+}
+FLOWER = [
+    Setting("2 cores a client (its default)", {"num_cpus": 2}),
+    Setting("1 core a client", {"num_cpus": 1}),
+]
+PFL = [
+    Setting("1 process of 2 threads (its default)", {"processes": 1}),
+    Setting("2 processes of 1 thread", {"processes": 2}),
+]
+APPFL = [
+    Setting("its default", {"optimize_memory": True}, clients=3, rounds=3),
+    Setting("optimize_memory off", {"optimize_memory": False}),
+]
+CONTENDERS = [
+    Contender(
+        BARE,
+        "run_bare.py",
+        {"cnn": [Setting("2 threads (torch's default)")], "small-cnn": [Setting("2 threads (torch's default)")]},
+    ),
+    Contender(
+        "bare PyTorch loop, tuned by hand",
+        "run_bare.py",
+        {
+            "cnn": [Setting("channels last", {"channels_last": True})],
+            "small-cnn": [Setting("1 thread", {"threads": 1})],
+        },
+    ),
+    Contender(
+        "Flower",
+        "run_flower.py",
+        {"cnn": FLOWER, "small-cnn": FLOWER},
+        ("flwr[simulation]==1.41.0",),
+        "not 1.42.0, which asks for a newer certifi (2026.10.19) than the package index had",
+    ),
+    Contender("pfl-research", "run_pfl.py", {"cnn": PFL, "small-cnn": PFL}, ("pfl[pytorch]==0.6.0",)),
+    Contender("APPFL", "run_appfl.py", {"cnn": APPFL, "small-cnn": APPFL}, ("appfl==1.12.0",)),
+    Contender(
+        "cdfl",
+        "run_cdfl.py",
+        {
+            "cnn": [Setting("Workers", {"engine": "workers", "precision": "float32"})],
+            "small-cnn": [Setting("Stack", {"engine": "stack"}, rounds=40)],
+        },
+    ),
+    Contender(
+        "pfl-research, bfloat16 allowed",
+        "run_pfl.py",
+        {"cnn": [Setting("2 processes of 1 thread", {"processes": 2, "precision": "bfloat16"})]},
+        ("pfl[pytorch]==0.6.0",),
+    ),
+    Contender(
+        "cdfl, bfloat16 allowed",
+        "run_cdfl.py",
+        {"cnn": [Setting("Workers", {"engine": "workers", "precision": "bfloat16"})]},
+    ),
+    Contender(
+        BARE_AGAIN,
+        "run_bare.py",
+        {"cnn": [Setting("2 threads (torch's default)")], "small-cnn": [Setting("2 threads (torch's default)")]},
+    ),
+]
+
+
+class FailedError(Exception):
+    """A contender that cannot be installed or does not run; the text is its own last words."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a run used at one moment."""
+
+    time: float
+    memory: float  # MB of all its processes
+    own: float  # CPU seconds of all its processes, so far
+    busy: float  # CPU seconds of everything on this machine
+
+
+# -- virtual environments
+
+
+def python_of(contender: Contender, cache: Path) -> Path:
+    """The interpreter that runs a contender; its virtual environment is made if it is not there."""
+    if not contender.packages:
+        return Path(sys.executable)
+    folder = cache / Path(contender.script).stem.removeprefix("run_")
+    python, ready = folder / "bin" / "python", folder / "ready.txt"
+    wanted = "\n".join((TORCH, *contender.packages)) + "\n"
+    if ready.exists() and ready.read_text() == wanted:
+        return python
+    print(f"installing {' '.join(contender.packages)} ...", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+    call([sys.executable, "-m", "venv", str(folder)])
+    constraints = folder / "constraints.txt"
+    constraints.write_text(TORCH + "\n")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    call([*pip, TORCH])
+    call([*pip, "--constraint", str(constraints), *contender.packages])
+    ready.write_text(wanted)
+    return python
+
+
+def call(command: list[str]) -> None:
+    """Run a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise FailedError(last_words(done.stderr))
+
+
+def last_words(text: str) -> str:
+    """What a process said at last, without the paths of this machine."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line] or lines
+    return " / ".join(line[:300] for line in errors[-2:]).replace(str(ROOT), ".").replace(str(Path.home()), "~")
+
+
+# -- data
+
+
+def write_data(work: Work, data_dir: Path | None, path: Path) -> str:
+    """Store images and labels of all clients for one work; returns what they are."""
+    count = work.clients * work.samples
+    try:
+        dataset, kind = load_source(work.source, data_dir), work.source
+        images, labels = dataset.train_images, dataset.train_labels
+        assert tuple(images.shape[1:]) == work.shape, f"{work.source} has images of {tuple(images.shape[1:])}"
+    except DataError:
+        kind = "random pixels"
+        shuffle = torch.Generator().manual_seed(0)
+        images = torch.randint(256, (count, *work.shape), dtype=torch.uint8, generator=shuffle)
+        labels = torch.randint(10, (count,), generator=shuffle)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    order = order.repeat(-(-count // len(order)))[:count]
+    shape = (work.clients, work.samples)
+    torch.save({"images": images[order].unflatten(0, shape), "labels": labels[order].unflatten(0, shape)}, path)
+    return kind
+
+
+# -- running
+
+
+def run(contender: Contender, setting: Setting, work: Work, data: Path, cache: Path) -> dict[str, Any]:
+    """One contender in one setting: speed, memory, versions; or the error. Again, where others took the cores."""
+    tries = []
+    for _ in range(TRIES):
+        tries.append(run_once(contender, setting, work, data, cache))
+        if (tries[-1].get("others_cores") or 0.0) <= DISTURBED:
+            break
+    least_disturbed = min(tries, key=lambda row: row.get("others_cores") or 0.0)  # whatever its speed
+    return {**least_disturbed, "tries": len(tries)}
+
+
+def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cache: Path) -> dict[str, Any]:
+    """One try."""
+    row: dict[str, Any] = {"work": work.model, "contender": contender.name, "setting": setting.name}
+    clients = min(setting.clients or work.clients, work.clients)
+    work = replace(work, clients=clients, rounds=setting.rounds or work.rounds)
+    try:
+        python = python_of(contender, cache)
+        with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+            job = Path(folder) / "job.json"
+            values = {name: value for name, value in asdict(work).items() if name != "source"}
+            job.write_text(json.dumps({**values, "data": str(data), "setting": setting.options}))
+            result, samples, started = observe([str(python), str(HERE / "peers" / contender.script), str(job)], folder)
+    except FailedError as failure:
+        return {**row, "error": str(failure)}
+    ends = result["round_ends"]
+    rates = [work.clients / (end - begin) for begin, end in pairwise(ends)]
+    steady = [sample for sample in samples if ends[0] <= sample.time <= ends[-1]] or samples[-1:]
+    notes = [note for note in (contender.note, *result.get("notes", [])) if note]
+    return {
+        **row,
+        "trainings": result["trainings"],
+        "seconds": round(result["seconds"], 3),
+        "rate": round(median(rates), 3),
+        "rates": [round(rate, 3) for rate in rates],
+        "clients_a_round": work.clients,
+        "first_round_after_s": round(ends[0] - started, 2),
+        "others_cores": others_cores(steady),
+        "rss_mb": {
+            "begin": round(steady[0].memory) if steady else None,
+            "end": round(steady[-1].memory) if steady else None,
+            "peak": round(max([result["peak_rss_mb"], *(sample.memory for sample in samples)])),
+            "every_second": [round(sample.memory) for sample in samples],
+        },
+        "versions": result["versions"],
+        **({"notes": notes} if notes else {}),
+    }
+
+
+def others_cores(samples: list[Sample]) -> float | None:
+    """Cores that other processes used meanwhile: with one of two taken, two threads that wait for each other crawl."""
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    others = (last.busy - first.busy) - (last.own - first.own)
+    return round(max(0.0, others / (last.time - first.time)), 2)
+
+
+def observe(command: list[str], folder: str) -> tuple[dict[str, Any], list[Sample], float]:
+    """Run a script and watch it: its one line of JSON, a sample every second, and when it began."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),  # for cdfl.models
+        "TMPDIR": folder,
+        "RAY_TMPDIR": folder,
+        "RAY_worker_niceness": "0",  # Ray's workers would yield to anything else that runs; nobody else's do
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "WANDB_MODE": "disabled",
+    }
+    out, err = Path(folder) / "out", Path(folder) / "err"
+    samples: list[Sample] = []
+    used: dict[int, float] = {}  # CPU seconds by process, those that have ended included
+    started = time.time()
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen([*loopback_only(), *command], cwd=folder, env=env, stdout=stdout, stderr=stderr)
+        while process.poll() is None:
+            try:
+                process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                members = family(process.pid)
+                used.update({pid: max(cpu_seconds(pid), used.get(pid, 0.0)) for pid in members})
+                samples.append(Sample(time.time(), sum(map(resident_mb, members)), sum(used.values()), busy_seconds()))
+            if time.time() - started > TIME_LIMIT:
+                for pid in family(process.pid):
+                    os.kill(pid, signal.SIGKILL)
+                process.wait()
+                raise FailedError(f"it was not done after {TIME_LIMIT} seconds")
+    lines = [line for line in out.read_text(errors="replace").splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        raise FailedError(last_words(err.read_text(errors="replace")) or f"it ended with status {process.returncode}")
+    return json.loads(lines[-1]), samples, started
+
+
+def loopback_only() -> list[str]:
+    """A prefix that runs a command with a network of its own that ends at this machine, where the system allows it.
+
+    Ray and torch.distributed listen on every address they find.
+    """
+    prefix = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    works = shutil.which("unshare") and not subprocess.run([*prefix, "true"], capture_output=True).returncode
+    return prefix if works else []
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants, as /proc knows them."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for member in found:
+        found.extend(children.get(member, []))
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of one process; pages that processes share count for each."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that one process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds() -> float:
+    """CPU time that this machine has used for anything."""
+    try:
+        user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    except OSError:
+        return 0.0
+    return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def measure(contenders: list[Contender], works: dict[str, Work], data_dir: Path | None, cache: Path) -> dict[str, Any]:
+    """Everybody, one after the other."""
+    results: dict[str, Any] = {"machine": machine(), "works": {}, "rows": []}
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        for name, work in works.items():
+            data = Path(folder) / f"{name}.pt"
+            results["works"][name] = {**asdict(work), "images": write_data(work, data_dir, data)}
+            for contender in contenders:
+                for setting in contender.settings.get(name, []):
+                    row = run(contender, setting, work, data, cache)
+                    results["rows"].append(row)
+                    said = row.get("error") or f"{row['rate']:.2f} a second (others took {row['others_cores']} cores)"
+                    print(f"{name}: {contender.name}, {setting.name}: {said}", file=sys.stderr)
+    results["machine"]["load_after"] = round(os.getloadavg()[0], 2)
+    return results
+
+
+# -- table
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown: the best setting of each contender, the others named."""
+    on = results["machine"]
+    parts = [
+        f"Measured on {on['date']}: {on['cores']} cores of {on['cpu']}, Python {on['python']}, torch {on['torch']}. "
+        "Rounds of federated averaging; medians over rounds, lowest and highest in brackets; the first round is not "
+        "measured. Memory is that of all processes of a contender, after the first and after the last round.",
+    ]
+    for name, work in results["works"].items():
+        rows = [row for row in results["rows"] if row["work"] == name]
+        bare = [row["rate"] for row in rows if row["contender"] in (BARE, BARE_AGAIN) and "rate" in row]
+        parts += [
+            "",
+            f"`{name}`, each client {work['samples']:,} images ({work['images']}), {work['epochs']} local "
+            f"epoch{'s' if work['epochs'] > 1 else ''}, batches of {work['batch_size']}, float32:",
+            "",
+            "| | client trainings a second | against the bare loop | memory (MB) | first round done after |",
+            "|---|---|---|---|---|",
+        ]
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(row["contender"], []).append(row)
+        for tried in groups.values():
+            parts.append(line(tried, sum(bare) / len(bare) if bare else None))
+    notes = dict.fromkeys(f"- {row['contender']}: {note}." for row in results["rows"] for note in row.get("notes", []))
+    if any(is_disturbed(row) for row in results["rows"]):
+        notes["- (!) Other processes took more than a tenth of a core meanwhile: do not compare."] = None
+    return "\n".join([*parts, *(["", *notes] if notes else []), ""])
+
+
+def is_disturbed(row: dict[str, Any]) -> bool:
+    """Whether others took the cores while this was measured, in every try."""
+    return (row.get("others_cores") or 0.0) > DISTURBED
+
+
+def line(tried: list[dict[str, Any]], bare: float | None) -> str:
+    """One row of the table for all settings of one contender."""
+    best = max(tried, key=lambda row: row.get("rate", -1.0))
+    others = [
+        f"{row['setting']}: {row['rate']:.2f}{' (!)' * is_disturbed(row)}"
+        if "rate" in row
+        else f"{row['setting']}: failed ({row['error']})"
+        for row in tried
+        if row is not best
+    ]
+    if "rate" not in best:
+        return f"| {best['contender']} | did not run: {best['error']} | | | |"
+    own = {"Flower": "flwr", "pfl-research": "pfl", "APPFL": "appfl"}.get(best["contender"].partition(",")[0], "")
+    title, comma, rest = best["contender"].partition(",")
+    title += f" {best['versions'][own]}{comma}{rest}" if own else comma + rest
+    also = f" (also tried: {'; '.join(others)})" if others else ""
+    memory = best["rss_mb"]
+    cells = [
+        f"{title}; {best['setting']}{also}",
+        f"**{best['rate']:.2f}** ({min(best['rates']):.2f}-{max(best['rates']):.2f}){' (!)' * is_disturbed(best)}",
+        f"{best['rate'] / bare:.2f}x" if bare else "",
+        f"{memory['begin']:,} to {memory['end']:,}" if memory["begin"] is not None else f"{memory['peak']:,}",
+        f"{best['first_round_after_s']:.1f} s",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, or show what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, help="folder of the datasets; else CDFL_DATA")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".venv-peers", help="where the environments are made")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="contenders with this in their names; stores nothing")
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--quick", action="store_true", help="two clients, one round; stores nothing")
+    parser.add_argument("--table", action="store_true", help="print the stored results")
+    args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(RESULTS.read_text("utf-8"))), end="")
+        return
+    works = {name: WORKS[name] for name in args.works}
+    contenders = CONTENDERS
+    if args.quick:
+        works = {name: replace(work, clients=2, rounds=1) for name, work in works.items()}
+    if args.only:
+        contenders = [c for c in contenders if any(text.lower() in c.name.lower() for text in args.only)]
+    results = measure(contenders, works, args.data_dir, args.cache.resolve())
+    if not (args.quick or args.only or len(works) < len(WORKS)):
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(table(results), end="")
+
+
+if __name__ == "__main__":
+    main()
