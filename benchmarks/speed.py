@@ -24,6 +24,7 @@ import torch
 from machine import commit, machine
 
 from cdfl.algorithms import make_algorithm
+from cdfl.cli.options import parse_settings
 from cdfl.record import Clusters, Event, Finished, Uploaded
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.cuda import tensor_cores
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", default="auto", help="with commas between them; the plain loop runs the first")
     parser.add_argument("--width", type=int, help="stack height, where the fastest is not wanted")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="a hyperparameter, as name=value")
     parser.add_argument("--once", action="store_true", help="one run each: no warm-up, no profile")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
@@ -59,11 +61,11 @@ def main() -> None:
         write_docs()
         return
     case: dict[str, Any] = {"scenario": args.scenario, "algorithm": args.algorithm, "machine": machine(), "fast": {}}
-    case["commit"] = commit()
+    case["commit"], case["settings"] = commit(), args.settings
     for number, precision in enumerate(args.precisions.split(",")):
         config = configure(
             args.scenario, algorithm=args.algorithm, device=args.device, precision=precision,
-            num_uploads=args.uploads, num_clients=args.clients,
+            num_uploads=args.uploads, num_clients=args.clients, **parse_settings(args.settings),
         )  # fmt: skip
         federation = config.scenario.federation(0, args.data_dir).to(config.device)
         case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients

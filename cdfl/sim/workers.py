@@ -85,7 +85,10 @@ class Workers:
 
     def _cast(self) -> "torch.autocast | nullcontext[None]":
         device = next(self.model.parameters()).device.type
-        return torch.autocast(device, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+        if self.precision != "bfloat16":
+            return nullcontext()
+        # No cache: it would keep rounded weights for the whole training, while the optimiser changes the real ones.
+        return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
     @contextmanager
     def _noise(self, seed: int) -> Iterator[None]:

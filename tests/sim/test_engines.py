@@ -190,3 +190,14 @@ def test_fetching_many_draws_at_once_is_fetching_each():
         expected_images, expected_labels = federation.fetch(samples)
         assert torch.equal(images, expected_images)
         assert torch.equal(labels, expected_labels)
+
+
+def test_bfloat16_trains_to_nearly_the_same_model():
+    """Within a tenth of the distance covered: stale weights, kept by autocast, would end elsewhere."""
+    task = make_task(SETTINGS.replace(local_epochs=5), dtype=torch.float32)
+    trainings = trainings_of(task)
+    exact = Workers(task.model, task.loss, task.hyperparams).train(trainings)
+    rounded = Workers(task.model, task.loss, task.hyperparams, precision="bfloat16").train(trainings)
+    moved = (exact - trainings[0].start).norm(dim=1)
+    assert ((rounded - exact).norm(dim=1) < 0.1 * moved).all()
+    assert not torch.equal(rounded, exact)
