@@ -60,3 +60,13 @@ def test_refusing_is_one_line(capsys):
     assert error.value.exit_code == 130
     with pytest.raises(TypeError, match="ours"), refuse(ValueError):
         raise TypeError("ours")
+
+
+def test_a_missing_package_is_named_with_its_remedy(capsys):
+    with pytest.raises(typer.Exit) as stopped, refuse(ValueError):
+        raise ModuleNotFoundError("No module named 'sklearn'")
+    assert stopped.value.exit_code == 2
+    assert (
+        "No module named 'sklearn'; what simulations need comes with: pip install 'cdfl[sim]'"
+        in capsys.readouterr().err
+    )
