@@ -13,10 +13,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import open_folder, parse_settings, refuse
-from cdfl.policy import POLICIES
+from cdfl.cli.options import (
+    Clients,
+    DataDir,
+    DeviceName,
+    Out,
+    PolicyName,
+    PrecisionName,
+    PresetName,
+    Resume,
+    ScenarioName,
+    Settings,
+    TimeModelName,
+    Uploads,
+    open_folder,
+    parse_settings,
+    refuse,
+)
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.engines import Precision
 from cdfl.sim.run import RunConfig, compare_events, configure
 
@@ -24,26 +38,22 @@ COLUMNS = ("before", "after", "cluster", "divergence")
 
 
 def compare(
-    scenario: Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")],
+    scenario: ScenarioName,
     algorithms: Annotated[
         str, typer.Option(help=f"Names with commas between them: {', '.join(ALGORITHMS)}; or all.")
     ] = "cdfl,local,fedasync",
     seeds: Annotated[int, typer.Option(min=1, help="How many trials, with seeds 0, 1, 2, ...")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")] = None,
-    preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
-    time_model: Annotated[
-        str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file.")
-    ] = "uniform",
-    policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
-    precision: Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")] = "auto",
-    clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,
-    uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")] = None,
+    device: DeviceName = "auto",
+    out: Out = None,
+    preset: PresetName = "default",
+    time_model: TimeModelName = "uniform",
+    policy: PolicyName = "always",
+    precision: PrecisionName = "auto",
+    clients: Clients = None,
+    uploads: Uploads = None,
+    setting: Settings = None,
+    resume: Resume = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Compare algorithms over several seeds: live table, mean and standard deviation, a folder for each run."""
     console = Console()

@@ -5,12 +5,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from cdfl.core import Hyperparams
+from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
+from cdfl.sim.clock import TIME_MODELS
+
+ScenarioName = Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")]
+DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Out = Annotated[Path | None, typer.Option(help="Where to keep everything; default: a new folder in runs/.")]
+PresetName = Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")]
+TimeModelName = Annotated[str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file.")]
+PolicyName = Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")]
+PrecisionName = Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")]
+Clients = Annotated[int | None, typer.Option(help="Another number of clients.")]
+Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")]
+DataDir = Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")]
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`cdfl run`: one scenario, one algorithm, one seed."""
 
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -9,34 +8,44 @@ from rich.console import Console
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import open_folder, parse_settings, refuse
+from cdfl.cli.options import (
+    Clients,
+    DataDir,
+    DeviceName,
+    Out,
+    PolicyName,
+    PrecisionName,
+    PresetName,
+    Resume,
+    ScenarioName,
+    Settings,
+    TimeModelName,
+    Uploads,
+    open_folder,
+    parse_settings,
+    refuse,
+)
 from cdfl.cli.progress import watch
-from cdfl.policy import POLICIES
 from cdfl.record import Clusters, Finished
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.engines import Precision
 from cdfl.sim.run import configure, run_events
 
 
 def run(
-    scenario: Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")],
+    scenario: ScenarioName,
     algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(ALGORITHMS)}.")] = "cdfl",
     seed: Annotated[int, typer.Option(help="Decides data, weights and order; same seed, same result.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for the run; default: a new one in runs/.")] = None,
-    preset: Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")] = "default",
-    time_model: Annotated[
-        str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file.")
-    ] = "uniform",
-    policy: Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")] = "always",
-    precision: Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")] = "auto",
-    clients: Annotated[int | None, typer.Option(help="Another number of clients.")] = None,
-    uploads: Annotated[int | None, typer.Option(help="Stop after so many uploads.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")] = None,
+    device: DeviceName = "auto",
+    out: Out = None,
+    preset: PresetName = "default",
+    time_model: TimeModelName = "uniform",
+    policy: PolicyName = "always",
+    precision: PrecisionName = "auto",
+    clients: Clients = None,
+    uploads: Uploads = None,
+    setting: Settings = None,
+    resume: Resume = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Run a scenario: live progress, a short table, and a folder that holds everything."""
     console = Console()
