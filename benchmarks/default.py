@@ -1,7 +1,8 @@
 """Claim: none of these changes to the preset `default` gives better replies and a better estimate on FashionMNIST (4).
 
 python benchmarks/default.py --device cuda --data-dir FOLDER     run all (about 12 s each on an H200), one seed each
-Writes benchmarks/results/default.json; a setting that is already there is not run again.
+Writes benchmarks/results/default.json; a setting that is already there is not run again. The rows that are there now
+were typed in from printed output (see `provenance` in the file): delete it to measure them with this command.
 """
 
 import argparse

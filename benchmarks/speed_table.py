@@ -45,7 +45,7 @@ def speed(name: str) -> str:
             fast = runs["warm"]
             seconds = _seconds(fast, case["uploads"])
             rows.append(
-                f"| {case['scenario']}, {case['uploads']:,} uploads | {precision} | {plain:,.0f} s | {seconds:.1f} s "
+                f"| {case['scenario']}, {case['uploads']:,} uploads{_changed(case)} | {precision} | {plain:,.0f} s | {seconds:.1f} s "
                 f"| 1/{plain / seconds:.1f} | {_seconds(runs['cold'], case['uploads']):.1f} s "
                 f"| {fast['after']:.3f}, {fast['cluster']:.3f} |"
             )
@@ -89,8 +89,13 @@ def peers(name: str) -> str:
         return "Not measured yet.\n"
     import peers as peers_benchmark
 
-    return str(peers_benchmark.table(json.loads(path.read_text()))).rstrip() + "\n"
+    results = json.loads(path.read_text())
+    return f"{str(peers_benchmark.table(results)).rstrip()}\n\n{results.get('provenance', '')}".rstrip() + "\n"
 
 
 def _seconds(run: dict[str, Any], uploads: int) -> float:
     return float(run["seconds_to_start"] + run["ms_per_upload"] * uploads / 1e3)
+
+
+def _changed(case: dict[str, Any]) -> str:
+    return f" ({', '.join(case['settings'])})" if case.get("settings") else ""
