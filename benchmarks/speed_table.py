@@ -45,7 +45,8 @@ def speed(name: str) -> str:
             fast = runs["warm"]
             seconds = _seconds(fast, case["uploads"])
             rows.append(
-                f"| {case['scenario']}, {case['uploads']:,} uploads{_changed(case)} | {precision} | {plain:,.0f} s | {seconds:.1f} s "
+                f"| {case['scenario']}, {case['uploads']:,} uploads{_changed(case)} "
+                f"| {precision} | {plain:,.0f} s | {seconds:.1f} s "
                 f"| 1/{plain / seconds:.1f} | {_seconds(runs['cold'], case['uploads']):.1f} s "
                 f"| {fast['after']:.3f}, {fast['cluster']:.3f} |"
             )
