@@ -1,0 +1,134 @@
+"""The headers of version 1: their names, and strict readers of what stands in them."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from cdfl.wire.errors import MalformedError, UnauthorizedError
+
+# of requests
+CLIENT = "CDFL-Client"  # client_id; needed where the server is open, else it must agree with the token
+BASE_EPOCH = "CDFL-Base-Epoch"
+KEY = "Idempotency-Key"
+
+# of replies
+EPOCH = "CDFL-Epoch"  # the base epoch of the next upload
+MIXTURE = "CDFL-Mixture"
+RATES = "CDFL-Rates"
+STALENESS = "CDFL-Staleness"
+OUTCOME = "CDFL-Outcome"
+
+CONTENT_TYPE = "application/octet-stream"
+CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
+
+Outcome = Literal["applied", "deprecated", "rejected"]
+
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY = re.compile(r"[!-~]{1,128}")
+_COUNT = re.compile(r"[0-9]{1,18}")  # fits any integer column
+_BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
+
+
+@dataclass(frozen=True)
+class ReplyHead:
+    """What the headers of a reply say; the last three only after an upload."""
+
+    epoch: int
+    mixture: tuple[float, ...]
+    rates: tuple[float, ...] | None = None
+    staleness: int | None = None
+    outcome: Outcome | None = None
+
+    def to_headers(self) -> dict[str, str]:
+        """Write the headers; shares keep every digit.
+
+        >>> ReplyHead(epoch=7, mixture=(0.25, 0.75)).to_headers()
+        {'CDFL-Epoch': '7', 'CDFL-Mixture': '0.25,0.75'}
+        """
+        headers = {EPOCH: str(self.epoch), MIXTURE: _numbers_to_text(self.mixture)}
+        if self.rates is not None:
+            headers[RATES] = _numbers_to_text(self.rates)
+        if self.staleness is not None:
+            headers[STALENESS] = str(self.staleness)
+        if self.outcome is not None:
+            headers[OUTCOME] = self.outcome
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> "ReplyHead":
+        """Read the headers of a response; `headers` must not mind upper and lower case, as httpx's does not."""
+        outcome = headers.get(OUTCOME)
+        if outcome is not None and outcome not in get_args(Outcome):
+            raise MalformedError(f"{OUTCOME} is {outcome!r}; expected one of {', '.join(get_args(Outcome))}")
+        return cls(
+            epoch=parse_count(EPOCH, headers.get(EPOCH)),
+            mixture=_parse_numbers(MIXTURE, headers.get(MIXTURE)),
+            rates=_parse_numbers(RATES, headers[RATES]) if RATES in headers else None,
+            staleness=parse_count(STALENESS, headers[STALENESS]) if STALENESS in headers else None,
+            outcome=cast("Outcome | None", outcome),
+        )
+
+
+def parse_base_epoch(text: str | None) -> int:
+    """The base epoch of an upload.
+
+    >>> parse_base_epoch("-1")
+    Traceback (most recent call last):
+    cdfl.wire.errors.MalformedError: CDFL-Base-Epoch is '-1'; expected a whole number, 0 or more
+    """
+    return parse_count(BASE_EPOCH, text)
+
+
+def parse_count(name: str, text: str | None) -> int:
+    """A header that holds a whole number."""
+    if text is None:
+        raise MalformedError(f"the header {name} is missing; expected a whole number, 0 or more")
+    if _COUNT.fullmatch(text) is None:
+        raise MalformedError(f"{name} is {text[:40]!r}; expected a whole number, 0 or more")
+    return int(text)
+
+
+def check_key(text: str | None) -> str:
+    """The key that makes an upload count once."""
+    if text is None:
+        raise MalformedError(f"the header {KEY} is missing; expected a word that is new for every upload")
+    if _KEY.fullmatch(text) is None:
+        raise MalformedError(f"{KEY} is {text[:40]!r}; expected 1 to 128 visible ASCII characters")
+    return text
+
+
+def check_client_id(text: str) -> str:
+    """A client's name.
+
+    >>> check_client_id("car-7")
+    'car-7'
+    """
+    if _CLIENT_ID.fullmatch(text) is None:
+        raise MalformedError(f"the client_id is {text[:80]!r}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -")
+    return text
+
+
+def bearer_token(text: str | None) -> str | None:
+    """The token in an `Authorization` header; None if there is no such header."""
+    if text is None:
+        return None
+    match = _BEARER.fullmatch(text)
+    if match is None:
+        raise UnauthorizedError("the Authorization header cannot be read; expected 'Bearer ' and a token")
+    return match.group(1)
+
+
+def _numbers_to_text(values: tuple[float, ...]) -> str:
+    return ",".join(map(repr, values))
+
+
+def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
+    try:
+        values = tuple(map(float, (text or "").split(",")))
+    except ValueError:
+        values = ()
+    if not values or not all(map(math.isfinite, values)):
+        raise MalformedError(f"{name} is {text!r}; expected numbers with commas between them")
+    return values
