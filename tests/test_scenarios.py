@@ -32,7 +32,11 @@ def test_the_papers_rows_have_their_run_sizes():
         ("cifar-100-1", 1, 20, 400),
         ("fashion-mnist-4-ablation", 4, 100, 2000),
         ("cifar-100-4-ablation", 4, 100, 1000),
+        ("cifar-10-1", 1, 20, 400),
         ("cifar-10-4", 4, 80, 1600),
+        ("cifar-10-6", 6, 120, 2400),
+        ("cifar-10-4-ablation", 4, 100, 1000),
+        ("mini-imagenet-32px-3", 3, 60, 1200),
         ("mnist-4", 4, 80, 2000),
         ("fashion-mnist-4-labels", 4, 80, 2000),
         ("fashion-mnist-4-sudden", 4, 80, 2000),
@@ -41,6 +45,24 @@ def test_the_papers_rows_have_their_run_sizes():
 def test_the_other_runs(name, clusters, clients, uploads):
     scenario = load_scenario(name)
     assert (scenario.num_clusters, scenario.num_clients, scenario.num_uploads) == (clusters, clients, uploads)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("fashion-mnist-4-sudden", "fashion-mnist-4"),
+        ("fashion-mnist-4-ablation", "fashion-mnist-4"),
+        ("fashion-mnist-1", "fashion-mnist-2"),
+        ("cifar-10-6", "cifar-100-6"),
+        ("cifar-10-4-ablation", "cifar-100-4"),
+        ("mini-imagenet-32px-2", "mini-imagenet-2"),
+        ("mnist-4", None),
+        ("digits-4", None),
+        ("fashion-mnist-4-labels", None),
+    ],
+)
+def test_whose_printed_values_a_scenario_takes(name, row):
+    assert load_scenario(name).paper_row == row
 
 
 @pytest.mark.parametrize("scenario", list_scenarios(), ids=lambda scenario: scenario.name)

@@ -46,7 +46,7 @@ def compare(
     device: DeviceName = "auto",
     out: Out = None,
     preset: PresetName = "default",
-    time_model: TimeModelName = "uniform",
+    time_model: TimeModelName = None,
     policy: PolicyName = "always",
     precision: PrecisionName = "auto",
     clients: Clients = None,

@@ -17,8 +17,13 @@ from cdfl.sim.clock import TIME_MODELS
 ScenarioName = Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Where to keep everything; default: a new folder in runs/.")]
-PresetName = Annotated[str, typer.Option(help="default (ours) or paper (the printed values).")]
-TimeModelName = Annotated[str, typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file.")]
+PresetName = Annotated[
+    str, typer.Option(help="default (ours), paper (the printed values), paper-reading (so that they learn).")
+]
+TimeModelName = Annotated[
+    str | None,
+    typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file; if not given, the preset's."),
+]
 PolicyName = Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")]
 PrecisionName = Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")]
 Clients = Annotated[int | None, typer.Option(help="Another number of clients.")]

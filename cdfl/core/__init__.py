@@ -4,7 +4,7 @@ from cdfl.core.client import Loss, client_update, make_optimizer
 from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure, mixture_of
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
-from cdfl.core.presets import DEFAULT, PAPER, paper
+from cdfl.core.presets import DEFAULT, PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.server import join, server_update
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, initial_state
@@ -35,6 +35,7 @@ __all__ = [
     "paper",
     "personalize",
     "pretrain",
+    "reading",
     "reply_weights",
     "server_update",
     "staleness_factor",

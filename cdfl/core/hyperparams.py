@@ -104,6 +104,12 @@ class Hyperparams:
                 check(field.name, value in options, "one of " + ", ".join(map(repr, options)))
 
     @property
+    def training(self) -> dict[str, Any]:
+        """What trainings depend on, on clients and before the first upload; the rest is the server's alone."""
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in names[names.index("proximal_strength") :]}
+
+    @property
     def distance_weight(self) -> float:
         """1 - c1 - c2: the weight of the distances."""
         return max(0.0, 1.0 - self.loss_weight - self.gap_weight)

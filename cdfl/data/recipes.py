@@ -40,17 +40,19 @@ class Rotations:
     """The paper's clusters: cluster i is the source turned by i * 360 / K degrees.
 
     Right angles cost nothing. Angles that differ by a right angle share one copy, so K = 6 holds three, not six.
+    `shape` (C, H, W) is what images are fitted to before they are turned.
     """
 
     source: str
     num_clusters: int
+    shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         _at_least_one(self.num_clusters)
 
     def build(self, load: Load) -> list[Cluster]:
         """Read the source, and turn it where the angle is not a right one."""
-        base = load(self.source)
+        base = _fit(load(self.source), self.shape)
         if self.num_clusters > 1 and base.input_shape[1] != base.input_shape[2]:
             raise DataError(f"{base.name}: rotation needs square images, got {base.input_shape} (C, H, W); crop them")
         bases: dict[Fraction, Dataset] = {Fraction(0): base}
@@ -82,12 +84,9 @@ class Domains:
     def build(self, load: Load) -> list[Cluster]:
         """Read every source, fit it to the shape, and join those that belong together."""
         return [
-            Cluster(source, join(source, [self._fit(load(name)) for name in source.split("+")]))
+            Cluster(source, join(source, [_fit(load(name), self.shape) for name in source.split("+")]))
             for source in self.sources
         ]
-
-    def _fit(self, dataset: Dataset) -> Dataset:
-        return dataset if self.shape is None else _change(dataset, partial(reshape, shape=self.shape))
 
 
 @dataclass(frozen=True)
@@ -169,6 +168,10 @@ def join(name: str, datasets: list[Dataset]) -> Dataset:
         torch.cat([dataset.test_labels for dataset in datasets]),
         max(dataset.num_classes for dataset in datasets),
     )
+
+
+def _fit(dataset: Dataset, shape: tuple[int, int, int] | None) -> Dataset:
+    return dataset if shape is None else _change(dataset, partial(reshape, shape=shape))
 
 
 def _change(dataset: Dataset, change: Callable[[torch.Tensor], torch.Tensor]) -> Dataset:

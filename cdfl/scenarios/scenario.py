@@ -22,7 +22,7 @@ class Scenario:
     num_uploads: int  # of all clients together
     drift: Drift = field(default_factory=PaperDrift)
     sizes: Sizes = field(default_factory=Sizes)
-    paper_row: str | None = None  # key of the paper's parameter table, where it has a row for this
+    paper_row: str | None = None  # whose printed values `paper` takes: a key of the paper's parameter table
     hyperparams: Mapping[str, object] = field(default_factory=dict)  # overrides on the default preset
 
     def __post_init__(self) -> None:

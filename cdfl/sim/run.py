@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 
 from cdfl.algorithms import make_algorithm
-from cdfl.core import DEFAULT, Hyperparams, paper
+from cdfl.core import Hyperparams
 from cdfl.policy import ALWAYS, POLICIES, Policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS, TimeModel, make_time_model
 from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
+from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
 
@@ -69,7 +70,7 @@ def configure(
     *,
     algorithm: str = "cdfl",
     preset: str = "default",
-    time_model: str | TimeModel = "uniform",
+    time_model: str | TimeModel | None = None,
     policy: str | Policy = "always",
     seed: int = 0,
     device: str = "auto",
@@ -80,8 +81,8 @@ def configure(
 ) -> RunConfig:
     """Turn names into settings; everything that can be wrong is found here, before anything is computed.
 
-    `time_model` is a name, a trace file of waiting times (see `cdfl.sim.clock.Span`), or any object with `turns`;
-    `policy` a name, or any object with `decide`.
+    `time_model` is a name, a trace file of waiting times (see `cdfl.sim.clock.Span`), or any object with `turns`; None
+    takes the preset's. `policy` is a name, or any object with `decide`.
 
     >>> configure("digits-4", base_rate=0.2).hyperparams.base_rate
     0.2
@@ -94,6 +95,7 @@ def configure(
             sized: dict[str, Any] = {name: value}
             chosen = replace(chosen, **sized)
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
+    clock = clock or find_preset(preset).time_model
     if isinstance(policy, str):
         _known("policy", policy, POLICIES)
         policy = POLICIES[policy]
@@ -106,17 +108,6 @@ def configure(
     hyperparams = preset_for(chosen, preset).replace(**overrides)
     make_algorithm(algorithm, hyperparams)  # refuses an unknown name
     return RunConfig(chosen, hyperparams, algorithm, clock, policy, seed, device, precision)
-
-
-def preset_for(scenario: Scenario, preset: str) -> Hyperparams:
-    """The settings a preset gives a scenario: `default`, ours, or `paper`, as printed."""
-    if preset == "default":
-        return DEFAULT.replace(**dict(scenario.hyperparams))
-    if preset == "paper":
-        if scenario.paper_row is None:
-            raise ValueError(f"the paper does not run {scenario.name}; take preset 'default'")
-        return paper(scenario.paper_row).replace(max_staleness=scenario.num_clients)
-    raise ValueError(f"there is no preset {preset!r}; there are default, paper")
 
 
 def run(
@@ -166,16 +157,22 @@ def compare_events(
     *,
     resume: bool = False,
 ) -> Generator[tuple[int, Event]]:
-    """Run configs that differ in algorithm, time model, policy or seed; yields (which, event).
+    """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yields (which, event).
 
     Their clients are trained in common stacks where the models fit in memory together, else one group after the other.
     Interrupted, runs leave checkpoints in their folders. Resumed on a CPU they give the same bytes as in one go.
     """
     first = configs[0]
     for config in configs:
-        for name in ("scenario", "hyperparams", "device", "precision"):
+        for name in ("scenario", "device", "precision"):
             if getattr(config, name) != getattr(first, name):
                 raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
+        for name, value in config.hyperparams.training.items():
+            if value != getattr(first.hyperparams, name):
+                raise ValueError(
+                    f"{name} is {value} in one of these runs and {getattr(first.hyperparams, name)} in another; "
+                    "only runs that train alike share stacks"
+                )
     built = simulations(configs, data_dir)
     together = max(1, _budget(first.device) // _bytes_of(built[0]))
     for start in range(0, len(built), together):

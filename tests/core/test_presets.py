@@ -1,6 +1,8 @@
+from dataclasses import asdict
+
 import pytest
 
-from cdfl.core import PAPER, Hyperparams, paper
+from cdfl.core import PAPER, Hyperparams, paper, reading
 
 # The appendix's table, as printed:
 # dataset (clusters) | c_1 | c_2 | A | l_bar | d_1bar | d_2bar | beta_1bar
@@ -69,6 +71,16 @@ def test_what_all_rows_share(name):
 def test_the_paper_s_rows_read_its_algorithms_literally(name):
     row = paper(name)
     assert (row.staleness_hinge, row.cluster_epochs_set, row.reply_clusters) == ("paper", "before", "all")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_reading_changes_nothing_that_it_does_not_name(name):
+    printed, read = asdict(paper(name)), asdict(reading(name))
+    changed = {field for field, value in printed.items() if read[field] != value}
+    allowed = {"loss_bar", "gap_bar", "distance_bar"} | ({"learning_rate"} if printed["optimizer"] == "adam" else set())
+    assert changed <= allowed
+    assert (read["loss_bar"], read["gap_bar"], read["distance_bar"]) == ("min", "min", "min")
+    assert read["learning_rate"] == (1e-3 if printed["optimizer"] == "adam" else 0.1)
 
 
 def test_a_row_that_is_not_there_is_refused_with_the_rows_that_are():

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from cdfl.data import DataError, Datasets, Domains, LabelPermutations, Rotations, Shifts, rotate
+from cdfl.data.shift import reshape
 
 
 @pytest.mark.parametrize(("num_clusters", "copies"), [(1, 1), (2, 1), (3, 3), (4, 1), (6, 3), (8, 2)])
@@ -14,6 +15,15 @@ def test_rotations_hold_few_copies_and_show_every_angle(make_dataset, num_cluste
         images, labels = cluster.take("test", index)
         assert torch.equal(images, rotate(base.test_images[:5], 360 * i / num_clusters))
         assert torch.equal(labels, base.test_labels[:5])
+
+
+def test_rotations_fit_images_before_they_turn_them(make_dataset):
+    base = make_dataset(shape=(12, 10, 3))
+    upright, turned = Rotations("base", 2, shape=(3, 8, 8)).build(lambda name: base)
+    assert upright.dataset.input_shape == (3, 8, 8)
+    assert upright.dataset is turned.dataset
+    index = torch.arange(5)
+    assert torch.equal(turned.take("test", index)[0], rotate(reshape(base.test_images[:5], (3, 8, 8)), 180))
 
 
 def test_rotation_needs_squares(make_dataset):

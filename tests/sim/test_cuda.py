@@ -14,7 +14,7 @@ from cdfl.sim.cuda import GraphStack
 from cdfl.sim.cuda_server import GraphServer
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.plain import simulate
-from cdfl.sim.run import preset_for
+from cdfl.sim.presets import preset_for
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
 

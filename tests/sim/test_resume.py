@@ -259,12 +259,23 @@ def test_groups_that_do_not_fit_in_memory_follow_each_other(monkeypatch, group_i
 def test_runs_that_differ_too_much_share_no_stacks():
     one = configure(SCENARIO)
     for other, name in [
-        (configure(SCENARIO, base_rate=0.1), "hyperparams"),
-        (configure(SCENARIO, num_uploads=4), "scenario"),
-        (configure(SCENARIO, precision="bfloat16"), "precision"),
+        (configure(SCENARIO, learning_rate=0.1), "learning_rate is 0.1 in one"),
+        (configure(SCENARIO, separate_epochs=1), "separate_epochs is 1 in one"),
+        (configure(SCENARIO, num_uploads=4), "scenario differs"),
+        (configure(SCENARIO, precision="bfloat16"), "precision differs"),
     ]:
-        with pytest.raises(ValueError, match=f"{name} differs between these runs"):
+        with pytest.raises(ValueError, match=name):
             list(compare_events([one, other]))
+
+
+def test_runs_whose_servers_differ_share_stacks():
+    options = {"num_uploads": 12, "local_epochs": 1, "shared_epochs": 1}
+    rates = (0.1, 0.5)
+    configs = [configure(SCENARIO, base_rate=rate, **options) for rate in rates]
+    told = list(compare_events(configs))
+    for which, rate in enumerate(rates):
+        ours = [event for number, event in told if number == which]
+        assert_same_events(ours, run(SCENARIO, base_rate=rate, **options).events, 1e-4)
 
 
 # -- the file

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import cdfl
-from cdfl.core import Hyperparams, paper
+from cdfl.core import Hyperparams, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import Devices, Span
-from cdfl.sim.run import configure, preset_for, run
+from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Uniform
+from cdfl.sim.presets import PRESETS, preset_for
+from cdfl.sim.run import configure, run
 
 from .world import SETTINGS, make_scenario
 
@@ -118,6 +119,14 @@ def test_presets():
     assert preset_for(fashion, "paper") == paper("fashion-mnist-4").replace(max_staleness=80)
     smaller = configure("fashion-mnist-4", preset="paper", num_clients=10, base_rate=0.5)
     assert (smaller.hyperparams.max_staleness, smaller.hyperparams.base_rate) == (10, 0.5)
+    assert preset_for(fashion, "paper-reading") == reading("fashion-mnist-4").replace(max_staleness=80)
+    assert list(PRESETS) == ["default", "paper", "paper-reading"]
+
+
+def test_a_preset_says_who_is_there_when_unless_the_run_does():
+    times = {name: configure("fashion-mnist-4", preset=name).time_model for name in PRESETS}
+    assert times == {"default": Uniform(), "paper": Uniform(), "paper-reading": FewActive(4, 5)}
+    assert configure("fashion-mnist-4", preset="paper-reading", time_model="sessions").time_model == Sessions()
 
 
 def test_the_simulator_is_imported_when_it_is_asked_for():
