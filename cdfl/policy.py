@@ -4,11 +4,15 @@ A policy is a setting; what it remembers of one client is a short list of number
 again, so a policy serves a simulated client, ten thousand of them, or a real one that survives its own restart.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from datetime import time as TimeOfDay
+from statistics import fmean
+from typing import Any, Protocol
+from zoneinfo import ZoneInfo
 
-Memory = tuple[float, ...]  # what a policy remembers of one client; () at first
+Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Look:
     samples: int  # how many arrived
     measure: Callable[[], float]  # the loss of its personal model on them; costs a pass over the data
     chance: float = 0.0  # a uniform random number from 0 to 1, the client's own
+    time: float = 0.0  # seconds since 1970, by the client's clock
 
     @property
     def loss(self) -> float:
@@ -116,6 +121,159 @@ class PageHinkley:
         return (count, mean, total, lowest), False
 
 
+@dataclass(frozen=True)
+class EverySeconds:
+    """Upload at the first look after so many seconds; the first look of all starts the clock.
+
+    >>> policy = EverySeconds(3600)
+    >>> memory, first = policy.decide((), Look(10, lambda: 0.1, time=1000))
+    >>> policy.decide(memory, Look(10, lambda: 0.1, time=5000))
+    ((5000,), True)
+    """
+
+    seconds: float = 86400.0
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Compare clocks; one that was set back starts anew."""
+        last = min(memory[0], look.time) if memory else look.time
+        return ((look.time,), True) if memory and look.time - last >= self.seconds else ((last,), False)
+
+
+@dataclass(frozen=True)
+class Daily:
+    """Upload once a day, at the first look after a time of day.
+
+    >>> policy = Daily("03:30", zone="Europe/Berlin")
+    >>> memory, first = policy.decide((), Look(10, lambda: 0.1, time=1767225600))     # 1 January 2026, 1:00 there
+    >>> policy.decide(memory, Look(10, lambda: 0.1, time=1767225600 + 3 * 3600))[1]   # 4:00
+    True
+    """
+
+    at: str = "03:00"
+    zone: str | None = None  # a name such as Europe/Berlin; None: the device's own
+
+    def __post_init__(self) -> None:
+        try:
+            TimeOfDay.fromisoformat(self.at)
+        except ValueError:
+            raise ValueError(f"at is {self.at!r}; expected a time of day such as '03:30'") from None
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Has the time of day passed since the last upload (or the first look)?"""
+        last = min(memory[0], look.time) if memory else look.time
+        return ((look.time,), True) if last < self._latest(look.time) else ((last,), False)
+
+    def _latest(self, now: float) -> float:
+        """When it was last that time of day."""
+        here = datetime.fromtimestamp(now, ZoneInfo(self.zone) if self.zone else None)
+        moment = datetime.combine(here.date(), TimeOfDay.fromisoformat(self.at), here.tzinfo)
+        return (moment if moment <= here else moment - timedelta(days=1)).timestamp()
+
+
+@dataclass(frozen=True)
+class Unless:
+    """Another policy with a veto: never on battery, never on a metered line. What is vetoed happens later.
+
+    >>> battery = [True, False]
+    >>> policy = Unless(EverySamples(50), lambda: battery.pop(0))
+    >>> memory, vetoed = policy.decide((), Look(60, lambda: 0.1))
+    >>> vetoed, policy.decide(memory, Look(10, lambda: 0.1))[1]
+    (False, True)
+    """
+
+    policy: Policy
+    veto: Callable[[], bool] = field(repr=False)  # asked only when an upload is due
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Let the other decide; remember a yes as long as it is vetoed."""
+        due = bool(memory and memory[0])
+        inner, yes = self.policy.decide(memory[1:], look)
+        due = due or yes
+        upload = due and not self.veto()
+        return (float(due and not upload), *inner), upload
+
+
+@dataclass(frozen=True)
+class Either:
+    """Upload when one of two policies says so; both then start over.
+
+    >>> policy = Either(LossRises(), EverySamples(100))
+    >>> memory, first = policy.decide((), Look(60, lambda: 0.1))
+    >>> policy.decide(memory, Look(60, lambda: 0.1))
+    ((), True)
+    """
+
+    first: Policy
+    second: Policy
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Ask both: each must see every look."""
+        split = 1 + int(memory[0]) if memory else 0
+        mine, yes = self.first.decide(memory[1:split], look)
+        yours, also = self.second.decide(memory[split:], look)
+        return ((), True) if yes or also else ((float(len(mine)), *mine, *yours), False)
+
+
+@dataclass(frozen=True)
+class DriftDetected:
+    """Upload when a drift detector of the package `river` says that the loss on fresh data has risen.
+
+    `detector` is a name in `river.drift` (ADWIN, KSWIN, PageHinkley), `settings` are its own; it is fed one number a
+    look. A loss that has fallen starts over and uploads nothing.
+
+    No few numbers say all about a detector, so what is remembered are the losses since it last started over, the last
+    `window` of them; after a restart a new detector is fed with those. That gives the very same detector as long as no
+    loss had to be forgotten (give KSWIN a seed), and one that knows less of the past after that.
+    """
+
+    detector: str = "ADWIN"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    window: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; expected at least 1 loss to remember")
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Feed the loss; after a drift the past no longer counts."""
+        detector, loss = self._fed(memory), look.loss
+        detector.update(loss)
+        if detector.drift_detected:
+            return (), bool(memory) and loss > fmean(memory)
+        memory = (*memory, loss)[-self.window :]
+        _FED[self._key(memory)] = detector
+        if len(_FED) > MOST_FED:
+            _FED.pop(next(iter(_FED)))
+        return memory, False
+
+    def _fed(self, memory: Memory) -> Any:
+        """The detector that has seen these losses: the one that just did, or a new one."""
+        detector = _FED.pop(self._key(memory), None)
+        if detector is None:
+            detector = _river_detector(self.detector)(**self.settings)
+            for loss in memory:
+                detector.update(loss)
+        return detector
+
+    def _key(self, memory: Memory) -> tuple[str, Memory]:
+        return repr(self), memory
+
+
+# Detectors that need not be fed again: it takes milliseconds a loss with some. Only a saving of time.
+_FED: dict[tuple[str, Memory], Any] = {}
+MOST_FED = 256
+
+
+def _river_detector(name: str) -> Any:
+    try:
+        from river import drift
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("drift detectors need the package river: pip install 'cdfl[client]'") from None
+    if not isinstance(getattr(drift, name, None), type):
+        raise ValueError(f"river.drift has no detector {name!r}; try ADWIN, KSWIN or PageHinkley")
+    return getattr(drift, name)
+
+
 ALWAYS = Always()
 POLICIES: dict[str, Policy] = {
     "always": ALWAYS,
@@ -123,4 +281,6 @@ POLICIES: dict[str, Policy] = {
     "sometimes": Sometimes(),
     "loss-rises": LossRises(),
     "page-hinkley": PageHinkley(),
+    "adwin": DriftDetected("ADWIN", {"clock": 1}),
+    "kswin": DriftDetected("KSWIN", {"seed": 0}),
 }

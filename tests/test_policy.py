@@ -1,8 +1,30 @@
 """When to upload."""
 
-import pytest
+import json
+import random
+import sys
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
-from cdfl.policy import ALWAYS, POLICIES, EverySamples, Look, LossRises, PageHinkley, Sometimes
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdfl import policy as module
+from cdfl.policy import (
+    ALWAYS,
+    POLICIES,
+    Daily,
+    DriftDetected,
+    Either,
+    EverySamples,
+    EverySeconds,
+    Look,
+    LossRises,
+    PageHinkley,
+    Sometimes,
+    Unless,
+)
 
 
 def unasked():
@@ -64,5 +86,135 @@ def test_what_is_remembered_is_a_few_numbers(name):
         memory, upload = POLICIES[name].decide(memory, Look(50, lambda number=number: 1.0 + number % 7, 0.7))
         assert isinstance(upload, bool)
         assert isinstance(memory, tuple)
-        assert len(memory) <= 5
+        assert len(memory) <= (30 if isinstance(POLICIES[name], DriftDetected) else 5)
         assert all(isinstance(value, float) for value in memory)
+
+
+def at(policy, times, memory=()):
+    answers = []
+    for time in times:
+        memory, upload = policy.decide(memory, Look(1, unasked, time=time))
+        answers.append(upload)
+    return answers
+
+
+def test_every_so_many_seconds():
+    assert at(EverySeconds(10), [100, 105, 110, 119, 121]) == [False, False, True, False, True]
+    assert at(EverySeconds(10), [100, 50, 55, 60]) == [False, False, False, True]  # the clock was set back at 50
+
+
+def moment(text, zone="Europe/Berlin"):
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
+
+
+def test_once_a_day():
+    policy = Daily("03:30", zone="Europe/Berlin")
+    looks = ["2026-05-01 03:29", "2026-05-01 03:31", "2026-05-01 23:00", "2026-05-02 03:29", "2026-05-02 12:00"]
+    assert at(policy, map(moment, looks)) == [False, True, False, False, True]
+    after = ["2026-05-01 03:31", "2026-05-01 03:32", "2026-05-05 02:00", "2026-05-05 04:00"]
+    assert at(policy, map(moment, after)) == [False, False, True, True]  # days were missed, then the day itself
+
+
+def test_once_a_day_when_clocks_change():
+    policy = Daily("02:30", zone="Europe/Berlin")  # does not exist on 29 March 2026, comes twice on 25 October
+    spring = ["2026-03-28 12:00", "2026-03-29 12:00", "2026-03-30 01:00", "2026-03-30 12:00"]
+    assert at(policy, map(moment, spring)) == [False, True, False, True]
+    autumn = ["2026-10-24 12:00", "2026-10-25 12:00", "2026-10-25 13:00", "2026-10-26 12:00"]
+    assert at(policy, map(moment, autumn)) == [False, True, False, True]
+
+
+def test_a_time_of_day_that_is_none():
+    with pytest.raises(ValueError, match=r"at is '25:00'; expected a time of day such as '03:30'"):
+        Daily("25:00")
+
+
+def test_a_veto_postpones():
+    on_battery = iter([True, True, False, False])
+    policy, memory, answers = Unless(EverySamples(20), lambda: next(on_battery)), (), []
+    for _ in range(6):
+        memory, upload = policy.decide(memory, Look(10, unasked))
+        answers.append(upload)
+    #          10     due    due   allowed, and 20 seen again since (then due at once), 10, due
+    assert answers == [False, False, False, True, False, True]
+    assert next(on_battery, "asked four times") == "asked four times"
+
+
+def test_either_of_two():
+    policy, memory, answers = Either(EverySamples(100), LossRises(factor=2.0)), (), []
+    for loss in (1.0, 1.0, 5.0, 5.0, 5.0, 5.0):
+        memory, upload = policy.decide(memory, Look(30, lambda loss=loss: loss))
+        answers.append(upload)
+    assert answers == [False, False, True, False, False, False]  # the loss; then 90 samples and a new past
+    assert policy.decide(memory, Look(30, lambda: 5.0)) == ((), True)  # the samples
+
+
+COMPOSED = (
+    Unless(Either(EverySamples(35), LossRises(factor=1.5)), lambda: False),
+    Either(Unless(PageHinkley(), lambda: False), EverySeconds(40)),
+    Either(Either(EverySamples(50), PageHinkley()), Unless(Daily("00:00", "UTC"), lambda: True)),
+    DriftDetected("ADWIN", {"clock": 1, "grace_period": 2}, window=100),
+    DriftDetected("KSWIN", {"seed": 1, "window_size": 20, "stat_size": 5}, window=100),
+    DriftDetected("PageHinkley", {"min_instances": 3, "threshold": 2.0}, window=100),
+)
+
+
+@pytest.mark.parametrize("policy", COMPOSED, ids=repr)
+@settings(max_examples=20, deadline=None)
+@given(
+    losses=st.lists(st.floats(0, 10), min_size=1, max_size=40),
+    restarts=st.sets(st.integers(0, 39)),
+)
+def test_a_restart_changes_no_decision(policy, losses, restarts):
+    """What is remembered goes through a file, and what was only in the process is gone."""
+    memory, answers, restarted, again = (), [], (), []
+    for number, loss in enumerate(losses):
+        look = Look(10, lambda loss=loss: loss, time=10.0 * number)
+        memory, upload = policy.decide(memory, look)
+        answers.append(upload)
+    for number, loss in enumerate(losses):
+        if number in restarts:
+            module._FED.clear()
+            restarted = tuple(json.loads(json.dumps(restarted)))
+        look = Look(10, lambda loss=loss: loss, time=10.0 * number)
+        restarted, upload = policy.decide(restarted, look)
+        again.append(upload)
+    assert again == answers
+    assert restarted == memory
+
+
+@pytest.mark.parametrize("name", ["adwin", "kswin"])
+def test_detectors_notice_a_rise_and_let_a_fall_pass(name):
+    noise = random.Random(3)  # noqa: S311
+    steady = [noise.gauss(1.0, 0.1) for _ in range(150)]
+    rise = [noise.gauss(2.0, 0.1) for _ in range(150)]
+    answers = decisions(POLICIES[name], steady + rise)
+    assert sum(answers[:150]) == 0
+    assert sum(answers[150:200]) == 1
+    assert not any(decisions(POLICIES[name], rise + steady))
+
+
+def test_losses_beyond_the_window_are_forgotten():
+    policy, memory = DriftDetected("ADWIN", window=10), ()
+    for number in range(30):
+        memory, _ = policy.decide(memory, Look(1, lambda number=number: number % 3))
+    assert memory == (2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
+
+
+def test_detectors_of_many_clients_do_not_pile_up():
+    for client in range(2 * module.MOST_FED):
+        DriftDetected("ADWIN").decide((), Look(1, lambda client=client: float(client)))
+    assert len(module._FED) == module.MOST_FED
+
+
+def test_a_missing_package_names_its_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "river", None)
+    module._FED.clear()
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
+        DriftDetected("ADWIN").decide((), Look(1, lambda: 0.0))
+
+
+def test_a_detector_that_is_none():
+    with pytest.raises(ValueError, match=r"river.drift has no detector 'Adwin'; try ADWIN"):
+        DriftDetected("Adwin").decide((), Look(1, lambda: 0.0))
+    with pytest.raises(ValueError, match=r"window is 0"):
+        DriftDetected(window=0)
