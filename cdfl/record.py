@@ -39,7 +39,8 @@ class Uploaded:
     samples: int
     staleness: int
     deprecated: bool
-    before: float  # accuracy of the uploaded model on the client's held-out data
+    held: float  # accuracy, on held-out data like its new ones, of the model it held when they came
+    before: float  # accuracy of the uploaded model on the same data
     after: float  # accuracy of the reply on the same data
     true_mixture: list[float]
     mixture: list[float] | None  # the estimate; None where the algorithm makes none

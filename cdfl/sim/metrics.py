@@ -15,6 +15,14 @@ from cdfl.sim.task import Task
 SMOOTHING = 1e-4
 
 
+class Scores(NamedTuple):
+    """Accuracies on the client's held-out data: of the model it held, the one it uploads, and the reply."""
+
+    held: float
+    before: float
+    after: float
+
+
 class Job(NamedTuple):
     """Which upload of which client, when, and over how many samples it was trained."""
 
@@ -51,9 +59,7 @@ def started(task: Task, algorithm: Algorithm) -> Started:
     )
 
 
-def describe(
-    task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Reply, before: float, after: float
-) -> Uploaded:
+def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Reply, scores: Scores) -> Uploaded:
     """The event of one upload, with its costs."""
     num_clusters = task.federation.num_clusters
     down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
@@ -74,8 +80,9 @@ def describe(
         samples=len(draw.train),
         staleness=reply.staleness,
         deprecated=reply.deprecated,
-        before=before,
-        after=after,
+        held=scores.held,
+        before=scores.before,
+        after=scores.after,
         true_mixture=true_mixture,
         mixture=mixture,
         divergence=None if mixture is None else divergence(true_mixture, mixture),

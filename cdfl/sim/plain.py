@@ -14,7 +14,7 @@ from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel
-from cdfl.sim.metrics import Job, describe, started, summarize
+from cdfl.sim.metrics import Job, Scores, describe, started, summarize
 from cdfl.sim.task import Task
 
 
@@ -79,9 +79,10 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
             yield events[-1]
             continue
 
-        before, after = (task.accuracy(model, draw.test) for model in (local_model, reply.personal_model))
+        models = mine.reply.personal_model, local_model, reply.personal_model
+        scores = Scores(*(task.accuracy(model, draw.test) for model in models))
         job = Job(time, client, mine.updates, trained=plan.numel())
-        events.append(describe(task, algorithm, job, draw, reply, before, after))
+        events.append(describe(task, algorithm, job, draw, reply, scores))
         yield events[-1]
         if reply.epoch % scenario.num_clients == 0:
             events.append(Clusters(reply.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))

@@ -22,7 +22,7 @@ from cdfl.policy import ALWAYS, Memory, Policy
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel, Turn
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
-from cdfl.sim.metrics import Job, describe, started, summarize
+from cdfl.sim.metrics import Job, Scores, describe, started, summarize
 from cdfl.sim.task import Task
 
 MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
@@ -60,6 +60,7 @@ class _Scored:
 
     job: Job
     draw: Draw
+    held: Tensor  # (P,) what its client had before
     local_model: Tensor
     reply: Reply
 
@@ -265,7 +266,7 @@ class Simulation:
             self._waiting.append(Diverged(time, number))
             return
         job = Job(time, number, client.updates, client.plan.numel())
-        self._waiting.append(_Scored(job, draw, trained.local_model, reply))
+        self._waiting.append(_Scored(job, draw, client.reply.personal_model, trained.local_model, reply))
         if reply.epoch % self.task.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
@@ -300,13 +301,11 @@ class Simulation:
         """Score what has been waiting, and tell it in order."""
         waiting, self._waiting = self._waiting, []
         answered = [item for item in waiting if isinstance(item, _Scored)]
-        scores: Iterator[tuple[float, float]] = iter(())
-        if answered:
-            scores = iter(self._before_and_after(answered))
+        scores = iter(self._scores(answered) if answered else ())
         for item in waiting:
             event: Event
             if isinstance(item, _Scored):
-                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, *next(scores))
+                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
@@ -314,14 +313,16 @@ class Simulation:
             self.told.append(event)
             yield event
 
-    def _before_and_after(self, answered: Sequence[_Scored]) -> list[tuple[float, float]]:
-        """The share of its held-out samples each client gets right, with the model it uploaded and with the reply."""
+    def _scores(self, answered: Sequence[_Scored]) -> list[Scores]:
+        """The share of its held-out samples each client gets right: with what it had, what it uploaded, the reply."""
         parts = fetch_all([(self.task.federation, item.draw.test) for item in answered])
         ready = [self.task.ready(*part) for part in parts]
-        models = [item.local_model for item in answered] + [item.reply.personal_model for item in answered]
-        outputs = self.engines.looker.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 2)
-        shares = _shares_right(outputs, [targets for _, targets in ready] * 2)
-        return list(zip(shares[: len(ready)], shares[len(ready) :], strict=True))
+        models = [item.held for item in answered] + [item.local_model for item in answered]
+        models += [item.reply.personal_model for item in answered]
+        outputs = self.engines.looker.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
+        shares = _shares_right(outputs, [targets for _, targets in ready] * 3)
+        count = len(answered)
+        return [Scores(*shares[place::count]) for place in range(count)]
 
     def _cluster_accuracies(self, models: Tensor) -> list[float]:
         sets = self.task.test_sets

@@ -29,9 +29,9 @@ def test_staleness_in_bins():
 
 
 UPLOAD = Uploaded(
-    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, before=0.2, after=0.4,
-    true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10, bytes_down=20,
-    client_flops=300, server_flops=5,
+    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, held=0.3, before=0.2,
+    after=0.4, true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10,
+    bytes_down=20, client_flops=300, server_flops=5,
 )  # fmt: skip
 
 
@@ -116,3 +116,15 @@ def test_what_an_upload_tells():
         received[upload.client], counts[upload.client] = number, counts[upload.client] + 1
     clusters = only(run_fast(task).events, Clusters)
     assert [event.epoch for event in clusters] == [0, 12, 24, 36, 40]
+
+
+def test_a_client_held_its_last_reply_when_new_data_came():
+    task = make_task()
+    uploads = only(run_plain(task, "local").events, Uploaded)
+    first = uploads[0]
+    start = task.pretrain().mean(dim=0)
+    assert first.held == task.accuracy(start, task.federation.draw(first.client, 0).test)
+    # Whoever trains anew each time still held what it had trained before, not the common start.
+    again = only(run_plain(make_task(), "local-restart").events, Uploaded)
+    second = next(upload for upload in again if upload.update == 1)
+    assert second.held != task.accuracy(start, task.federation.draw(second.client, 1).test)
