@@ -36,8 +36,9 @@ class GraphStack(Stack):
     ) -> None:
         super().__init__(model, loss, hyperparams, dtype, width, precision)
         self.together = together
-        # A step of the optimiser for each tensor costs less than copying all gradients together first.
-        self._learned = [run for name in self.layout.names for run in runs_of_learned(model, self.layout, only=name)]
+        if width > 1:  # a step of the optimiser for each tensor costs less than copying all gradients together first
+            names = self.layout.names
+            self._learned = [run for name in names for run in runs_of_learned(model, self.layout, only=name)]
         self._spaces: dict[int, Space] = {}  # by batch size
 
     def train(self, trainings: Sequence[Training]) -> Tensor:

@@ -260,7 +260,7 @@ def test_runs_that_differ_too_much_share_no_stacks():
     one = configure(SCENARIO)
     for other, name in [
         (configure(SCENARIO, learning_rate=0.1), "learning_rate is 0.1 in one"),
-        (configure(SCENARIO, separate_epochs=1), "separate_epochs is 1 in one"),
+        (configure(SCENARIO, shared_epochs=7), "shared_epochs is 7 in one"),
         (configure(SCENARIO, num_uploads=4), "scenario differs"),
         (configure(SCENARIO, precision="bfloat16"), "precision differs"),
     ]:
@@ -275,7 +275,7 @@ def test_runs_whose_servers_differ_share_stacks():
     told = list(compare_events(configs))
     for which, rate in enumerate(rates):
         ours = [event for number, event in told if number == which]
-        assert_same_events(ours, run(SCENARIO, base_rate=rate, **options).events, 1e-4)
+        assert_same_events(ours, run(SCENARIO, base_rate=rate, **options).events, 1e-3)
 
 
 # -- the file
