@@ -1,0 +1,84 @@
+"""A client's data, in the forms people have them: loaders, datasets, lists of batches, one batch."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from cdfl.client.errors import DivergedError
+from cdfl.core import Loss
+
+Batch = tuple[Any, Any]  # inputs, targets
+Data = Iterable[Any]  # a DataLoader or other iterable of batches, a map-style Dataset, or one batch
+
+
+def batches_of(data: Data, batch_size: int) -> Iterable[Batch]:
+    """Data as batches that can be gone through again and again.
+
+    >>> one = (torch.zeros(3, 2), torch.zeros(3))
+    >>> [len(targets) for _, targets in batches_of(one, batch_size=8)]
+    [3]
+    """
+    if is_batch(data):
+        return [data]  # type: ignore[list-item]
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size, shuffle=True)
+    return list(data) if isinstance(data, Iterator) else data  # an iterator can be gone through once
+
+
+def is_batch(data: Any) -> bool:
+    """Is it one (inputs, targets) pair, rather than several?"""
+    return isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list)
+
+
+def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
+    """All batches so many times, on a device."""
+    for _ in range(count):
+        empty = True
+        for inputs, targets in batches:
+            empty = False
+            yield moved(inputs, device), moved(targets, device)
+        if empty:
+            raise ValueError("there is no data to train on; expected at least one batch of (inputs, targets)")
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors on a device, whatever they are nested in."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: moved(part, device) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(part, device) for part in value)
+    return value
+
+
+def count_samples(batches: Iterable[Batch]) -> int:
+    """How many samples there are: the length of the targets; a batch that has none counts one."""
+    return sum(_length(targets) for _, targets in batches)
+
+
+def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
+    """The loss of a model on data, without training it: the mean over batches, each weighted by its samples."""
+    was_training = model.training
+    model.eval()
+    total, samples = 0.0, 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            inputs, targets = moved(inputs, device), moved(targets, device)
+            total += float(loss(model(inputs), targets)) * _length(targets)
+            samples += _length(targets)
+    model.train(was_training)
+    mean = total / samples if samples else 0.0
+    if not torch.isfinite(torch.tensor(mean)):
+        raise DivergedError(f"the loss on fresh data is {mean}; look at the data, or join again")
+    return mean
+
+
+def _length(targets: Any) -> int:
+    try:
+        return len(targets)
+    except TypeError:  # one number
+        return 1

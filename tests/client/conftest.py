@@ -1,0 +1,32 @@
+import pytest
+
+from cdfl.client import Client, InProcess
+
+from .toy import ToyServer, make_model
+
+
+@pytest.fixture
+def server():
+    return ToyServer()
+
+
+@pytest.fixture
+def make_client(server):
+    """Make clients of the toy server that never really wait; they are closed at the end."""
+    made = []
+
+    def make(transport=None, client_id="car-7", model=None, **settings):
+        settings = {"learning_rate": 0.01, "batch_size": 8, "sleep": lambda seconds: None} | settings
+        client = Client(
+            "http://server.test",
+            model=make_model() if model is None else model,
+            client_id=client_id,
+            transport=transport or InProcess(server.handle),
+            **settings,
+        )
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.close()

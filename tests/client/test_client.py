@@ -1,0 +1,276 @@
+"""Joining, training, uploading, receiving."""
+
+import logging
+
+import httpx
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import cdfl
+from cdfl import wire
+from cdfl.client import Client, ClientError, DivergedError, InProcess, ServerAwayError
+from cdfl.core import Hyperparams, client_update, flatten
+
+from .faults import BadNetwork
+from .toy import ToyServer, make_data, make_model
+
+
+def test_the_three_lines_of_the_readme(server):
+    net = make_model()
+    client = cdfl.Client("http://server.test", model=net, client_id="car-7", transport=InProcess(server.handle))
+    joined = client.join()
+    assert (joined.outcome, joined.epoch, joined.mixture) == ("joined", 0, (0.5, 0.5))
+    assert torch.equal(flatten(net), server.state.cluster_models.mean(dim=0))
+    reply = client.update(DataLoader(TensorDataset(*make_data()), batch_size=8))
+    assert (reply.outcome, reply.epoch, reply.staleness) == ("applied", 1, 1)
+    assert client.epoch == 1
+    assert reply.mixture == client.mixture == tuple(server.mixtures["car-7"].tolist())
+    assert reply.rates[0] > 0
+    expected = torch.tensor(reply.mixture, dtype=torch.float32) @ server.state.cluster_models
+    assert torch.equal(flatten(net), expected)
+    assert not client.pending
+
+
+def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
+    client = make_client(local_epochs=3, proximal_strength=0.5)
+    client.join()
+    start = flatten(client.model)
+    batches = [tuple(part[i : i + 8] for part in make_data()) for i in (0, 8, 16)]
+    client.update(batches)
+    settings = Hyperparams(learning_rate=0.01, batch_size=8, local_epochs=3, proximal_strength=0.5)
+    expected = client_update(make_model(), start, batches * 3, nn.functional.cross_entropy, settings)
+    sent = wire.decode_model(server.requests[-1].content, server.layout)
+    assert torch.equal(sent, expected)
+
+
+BATCH = make_data()
+LISTED = [(BATCH[0][:8], BATCH[1][:8]), (BATCH[0][8:], BATCH[1][8:])]
+
+
+@pytest.mark.parametrize(
+    ("data", "steps"),
+    [
+        (BATCH, 1),
+        (list(BATCH), 1),
+        (LISTED, 2),
+        (tuple(LISTED), 2),
+        (DataLoader(TensorDataset(*BATCH), batch_size=6), 4),
+        (TensorDataset(*BATCH), 3),  # batch_size is 8
+    ],
+    ids=["batch", "list batch", "list", "tuple", "loader", "dataset"],
+)
+def test_data_in_all_forms(make_client, data, steps):
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append(len(targets))
+        return nn.functional.cross_entropy(outputs, targets)
+
+    client = make_client(loss=loss, local_epochs=2)
+    assert client.update(data).outcome == "applied"
+    assert len(seen) == 2 * steps
+    assert sum(seen) == 2 * 24
+
+
+def test_a_generator_is_gone_through_as_often_as_a_list(server, make_client):
+    uploads = []
+    for data in (LISTED, iter(LISTED), (batch for batch in LISTED)):
+        client = make_client(client_id=f"car-{len(uploads)}")
+        server.state = ToyServer().state
+        client.update(data)
+        uploads.append(server.requests[-1].content)
+    assert uploads[0] == uploads[1] == uploads[2]
+
+
+def test_no_data(server, make_client):
+    client = make_client()
+    client.join()
+    held = flatten(client.model)
+    with pytest.raises(ValueError, match="there is no data to train on; expected at least one batch"):
+        client.update([])
+    assert not client.pending
+    assert torch.equal(flatten(client.model), held)
+
+
+def test_update_joins_where_nobody_has(server, make_client):
+    make_client().update(make_data())
+    assert [request.method for request in server.requests] == ["GET", "POST"]
+
+
+def test_a_training_that_diverges_uploads_nothing(server, make_client):
+    client = make_client()
+    client.join()
+    held = flatten(client.model)
+    inputs, targets = make_data()
+    with pytest.raises(DivergedError, match=r"nothing was uploaded; use a smaller learning_rate"):
+        client.update((inputs * float("nan"), targets))
+    assert torch.equal(flatten(client.model), held)
+    assert not client.pending
+    assert server.applied == []
+    assert client.update((inputs, targets)).outcome == "applied"
+
+
+def test_uploading_a_model_trained_elsewhere(server, make_client):
+    client = make_client()
+    with pytest.raises(ClientError, match=r"call join\(\) first"):
+        client.start_model()
+    client.join()
+    mine = client.start_model() + 0.5
+    assert client.upload(mine).outcome == "applied"
+    assert torch.equal(wire.decode_model(server.requests[-1].content, server.layout), mine)
+    with pytest.raises(ValueError, match="it belongs to another model"):
+        client.upload(mine[:-1])
+
+
+def test_integer_buffers_stay_at_home(make_client):
+    client = make_client()
+    client.model[1].num_batches_tracked.fill_(17)
+    client.update(make_data())
+    assert client.model[1].num_batches_tracked == 17
+
+
+def test_training_keeps_the_mode_of_the_model(make_client):
+    client = make_client()
+    client.model.eval()
+    client.update(make_data())
+    assert not client.model.training
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "zstd"])
+def test_smaller_uploads_and_replies(server, make_client, dtype, compress):
+    client = make_client(dtype=dtype, reply_dtype=dtype, compress=compress)
+    assert client.update(make_data()).outcome == "applied"
+    request = server.requests[-1]
+    assert request.url.params["dtype"] == dtype
+    assert request.headers.get("Content-Encoding") == ("zstd" if compress else None)
+    body = wire.decompress_bytes(request.content, 10**6) if compress else request.content
+    assert len(body) == wire.body_size(server.layout, dtype)
+    weights = torch.tensor(client.mixture, dtype=torch.float32) @ server.state.cluster_models
+    assert torch.equal(flatten(client.model), weights.to(wire.DTYPES[dtype]).float())
+
+
+def test_a_half_precision_that_does_not_fit(make_client):
+    client = make_client(dtype="float16")
+    client.join()
+    with pytest.raises(wire.UnfitError, match="do not fit float16; ask for float32 or bfloat16"):
+        client.upload(torch.full_like(client.start_model(), 1e6))
+    assert not client.pending
+
+
+def test_models_in_double_precision(make_client):
+    client = make_client(model=make_model().double())
+    assert client.update([(inputs.double(), targets) for inputs, targets in LISTED]).outcome == "applied"
+
+
+def test_tokens(make_client):
+    server = ToyServer(tokens={"secret": "car-7"})
+    transport = InProcess(server.handle)
+    assert make_client(transport, token="secret").update(make_data()).outcome == "applied"
+    for token, client_id, kind in (
+        (None, "car-7", wire.UnauthorizedError),
+        ("wrong", "car-7", wire.UnauthorizedError),
+        ("secret", "car-8", wire.ForbiddenError),
+    ):
+        with pytest.raises(kind):
+            make_client(transport, token=token, client_id=client_id).join()
+
+
+def test_a_token_on_an_open_line_is_told(make_client, caplog):
+    make_client(token="secret")
+    assert "the token goes to http://server.test over plain http" in caplog.text
+
+
+def test_a_token_that_is_revoked_keeps_the_upload(server, make_client):
+    server.tokens = {"secret": "car-7"}
+    client = make_client(token="secret")
+    client.join()
+    server.tokens = {}
+    with pytest.raises(wire.UnauthorizedError):
+        client.update(make_data())
+    assert client.pending
+    server.tokens = {"secret": "car-7"}
+    assert client.flush().outcome == "applied"
+
+
+def test_what_the_server_will_never_take_is_dropped_and_told(server, make_client):
+    client = make_client()
+    client.join()
+    server.update = lambda request, client_id: (_ for _ in ()).throw(wire.TooLargeError("at most 5 bytes"))
+    with pytest.raises(wire.TooLargeError, match="at most 5 bytes"):
+        client.update(make_data())
+    assert not client.pending
+    del server.update
+    assert client.update(make_data()).outcome == "applied"
+
+
+def test_an_epoch_that_was_never_given(server, make_client, caplog):
+    """The server was set up anew, or went back to a snapshot."""
+    client = make_client()
+    client.join()
+    server.given.clear()
+    reply = client.update(make_data())
+    assert reply.outcome == "refreshed"
+    assert "never given" in reply.detail
+    assert "Fetching the model instead" in caplog.text
+    assert not client.pending
+    assert torch.equal(flatten(client.model), server.state.cluster_models.mean(dim=0))
+    assert client.update(make_data()).outcome == "applied"
+
+
+def test_a_reply_that_is_no_longer_kept(server, make_client):
+    client = make_client(BadNetwork(server.handle, ["fine", "reply lost"]))
+    server.keeps_replies = False
+    client.join()
+    reply = client.update(make_data())
+    assert (reply.outcome, reply.epoch) == ("refreshed", 1)
+    assert len(server.applied) == 1
+    assert client.mixture == tuple(server.mixtures["car-7"].tolist())
+
+
+def test_another_model_than_the_servers(make_client):
+    client = make_client(model=nn.Linear(2, 2))
+    with pytest.raises(wire.UnfitError, match=r"the server's model is not this client's: .*lacks 'weight'"):
+        client.join()
+
+
+def test_what_makes_no_sense_is_refused_at_once(server, make_client):
+    for settings, words in (
+        ({"client_id": "no spaces"}, "expected 1 to 64 characters"),
+        ({"dtype": "int8"}, "dtype is 'int8'; expected one of float32"),
+        ({"reply_dtype": "int8"}, "reply_dtype is 'int8'"),
+        ({"learning_rat": 1.0}, "there is no hyperparameter 'learning_rat'"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+    ):
+        with pytest.raises((ValueError, wire.WireError), match=words):
+            make_client(**settings)
+    for url in ("server:8443", "ftp://server", "https://"):
+        with pytest.raises(ValueError, match="expected an address such as https://server:8443"):
+            Client(url, make_model(), "car-7")
+
+
+def test_a_missing_package_is_told_before_the_first_upload(make_client, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(wire.UnsupportedError, match="pip install zstandard"):
+        make_client(compress=True)
+
+
+def test_a_server_behind_a_path(server):
+    seen = []
+
+    def proxy(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        return httpx.Response(502, text="<html>bad gateway</html>")
+
+    client = Client("https://host/fleet/one", make_model(), "car-7", transport=InProcess(proxy), sleep=lambda s: None)
+    with pytest.raises(ServerAwayError, match="answered 502: Bad Gateway"):
+        client.join()
+    assert seen == ["/fleet/one/v1/model"] * 5
+
+
+def test_the_log_says_why_it_waits(server, make_client, caplog):
+    caplog.set_level(logging.INFO, "cdfl.client")
+    make_client(BadNetwork(server.handle, ["refused"])).join()
+    assert "http://server.test does not answer: connection refused; trying again in" in caplog.text
