@@ -22,7 +22,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):  # noqa: N818 - named for what it says to the caller
-    """Database or disk are away, full or read-only for now. Nothing was changed; the store goes on when they are back."""
+    """Database or disk are away, full or read-only for now. Nothing was changed; it works again when they are back."""
 
 
 class StoreBusy(StoreError):  # noqa: N818

@@ -4,17 +4,55 @@ One process owns a store and writes to it, from one thread at a time; reads may 
 Every method may raise StoreUnavailable; then nothing was changed, and the same call works when the store is back.
 """
 
-from collections.abc import Callable, Sequence
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+import sqlalchemy as sa
+from torch import Tensor
+
 from cdfl.core import Hyperparams, Layout, ServerState
-from cdfl.server.journal import ClientRecord, Entry, Recovered, Retention, Snapshot
+from cdfl.server import rows, schema
+from cdfl.server.blobs import Blobs, Body, new_name, open_blobs
+from cdfl.server.database import Database, InDoubt
+from cdfl.server.journal import (
+    ClientRecord,
+    Entry,
+    Recovered,
+    Retention,
+    Snapshot,
+    StoreDamaged,
+    StoreError,
+    StoreUnavailable,
+)
+from cdfl.server.replay import replay
+from cdfl.server.snapshots import from_losses, load_state, read_exactly, save_models
+from cdfl.server.tokens import Tokens
+from cdfl.wire import decode_model
+
+SYNCING = 4  # replies of a group that are written at the same time
+OURS = re.compile(r"(uploads|replies|snapshots)/[0-9a-f]{32}")  # blobs that may be swept: nobody else's
+PIECE = 256  # entries read at a time
 
 
 class Store:
     """Where a server keeps everything."""
 
-    epoch: int | None  # of the last committed entry; None: nothing was begun yet
+    def __init__(self, database: Database, blobs: Blobs, retention: Retention) -> None:
+        self.database = database
+        self.blobs = blobs
+        self.retention = retention
+        self.tokens = Tokens(database)
+        self.epoch: int | None = None  # of the last committed entry; None: nothing was begun yet
+        self._journal_start = 0  # entries before this one may be gone
+        self._turn = threading.RLock()  # held while `epoch` and what is written can differ
+        self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
+        self._pool = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-store")
 
     @classmethod
     def open(
@@ -27,33 +65,76 @@ class Store:
     ) -> "Store":
         """Open a store, or make one.
 
-        `database` is a folder (SQLite inside, blobs beside it), or a URL: sqlite:///file or postgresql://...
+        `database` is a folder (SQLite inside, blobs beside it), or a URL: sqlite:///FILE or postgresql://...
         `blobs` is a folder or any fsspec URL; a URL of a database needs it.
         `own=True` is for the one server: StoreBusy if there is another. `own=False` may read, create tokens and ask
         for a client to be forgotten beside a running server.
         """
-        raise NotImplementedError
+        database, blobs = _places(database, blobs)
+        if not own and Database.version(database) < schema.VERSION:
+            Database(
+                database, own=True
+            ).close()  # nobody may use older tables; whoever owns them brings them up to date
+        connected = Database(database, own=own)
+        try:
+            store = cls(connected, open_blobs(blobs), retention or Retention())
+            store._start()
+        except BaseException:
+            connected.close()
+            raise
+        return store
 
     def close(self) -> None:
         """Let go of everything; another server may open the store."""
-        raise NotImplementedError
+        self._pool.shutdown()
+        self.database.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def check(self) -> None:
-        """Ask database and blobs whether they are there and writable (for /readyz)."""
-        raise NotImplementedError
+        """Make sure that everything is there, writable and still ours (for /readyz)."""
+        with self._write():
+            pass
+        self.blobs.check()
 
     # -- the state
 
     def begin(self, state: ServerState, layout: Layout, hyperparams: Hyperparams) -> None:
         """The first snapshot of an empty store, epoch 0."""
-        raise NotImplementedError
+        if self.epoch is not None:
+            raise ValueError(f"the store holds a server at epoch {self.epoch} already; recover it, or take a new store")
+        if state.epoch != 0:
+            raise ValueError(f"the state is at epoch {state.epoch}; a store begins with epoch 0")
+        with self._new_snapshot(state, layout, hyperparams) as (connection, snapshot):
+            rows.add_snapshot(connection, snapshot)
+            schema.put(connection, "layout", rows.layout_to_json(layout))
+        self.epoch = 0
 
     def recover(self, progress: Callable[[int, int], None] | None = None) -> Recovered | None:
         """The newest snapshot with the journal after it replayed; None: nothing was begun yet.
 
         `progress` is told how many of how many entries are done.
         """
-        raise NotImplementedError
+        kept = self.snapshots()
+        if not kept:
+            return None
+        layout, newest = self.layout(), kept[-1]
+        state = load_state(newest, layout, self.blobs)
+        total = (self.epoch or 0) - newest.epoch
+        for entry in self.all_entries(newest.epoch):
+            state, reply = replay(state, entry, self.read_upload(entry, layout), newest.hyperparams)
+            if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
+                raise StoreDamaged(
+                    f"entry {entry.epoch} moved the clusters by {entry.rates}, but the stored hyperparameters give "
+                    f"{tuple(reply.rates.tolist())}; restore a backup, or go back with `cdfl rollback`"
+                )
+            if progress is not None:
+                progress(state.epoch - newest.epoch, total)
+        return Recovered(state, layout, newest.hyperparams, replayed=state.epoch - newest.epoch)
 
     def snapshot(self, state: ServerState, hyperparams: Hyperparams | None = None) -> None:
         """Keep the clusters as they are at `state.epoch`, then `prune`. May run in a thread while commits go on.
@@ -61,39 +142,85 @@ class Store:
         `hyperparams` are those in force from this epoch on; None: as before. A server that starts with others than
         `recover` gave takes a snapshot with the new ones before it accepts an upload.
         """
-        raise NotImplementedError
+        newest = self.snapshots()[-1]
+        hyperparams = hyperparams or newest.hyperparams
+        if state.epoch == newest.epoch:
+            with self._write() as connection:
+                rows.change_hyperparams(connection, state.epoch, hyperparams)
+        else:
+            with self._new_snapshot(state, self.layout(), hyperparams) as (connection, snapshot):
+                rows.add_snapshot(connection, snapshot)
+        self.prune()
 
     def prune(self) -> None:
         """Delete what is kept no longer: old snapshots, uploads recovery does not need, old replies and entries."""
-        raise NotImplementedError
+        with self._write() as connection:
+            names = rows.expire(connection, self.retention, time.time())
+            start = rows.journal_start(connection, self.retention, self.epoch or 0)
+            if start - self._journal_start > self.retention.keep_entries // 10:  # not at every snapshot
+                rows.shorten_journal(connection, start)
+            else:
+                start = self._journal_start
+        self._journal_start = start
+        self._discard(names)
 
     def snapshots(self) -> list[Snapshot]:
         """All kept snapshots, oldest first."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.all_snapshots(connection)
+
+    def layout(self) -> Layout:
+        """The layout of the model the store was begun with."""
+        with self._read() as connection:
+            text = schema.get(connection, "layout")
+        if text is None:
+            raise StoreError("the store is empty; start a server with `cdfl serve` first")
+        return rows.layout_from_json(text)
+
+    def rollback(self, epoch: int) -> None:
+        """Go back to a snapshot: everything after it is deleted. Clients given a later epoch must ask for a model."""
+        with self._turn:
+            if epoch not in [snapshot.epoch for snapshot in self.snapshots()]:
+                raise ValueError(f"there is no snapshot of epoch {epoch}")
+            with self._write() as connection:
+                names = rows.cut(connection, epoch)
+            self.epoch = epoch
+        self._discard(names)
 
     # -- clients
 
     def client(self, client_id: str) -> ClientRecord | None:
         """What is known of a client."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.client(connection, client_id)
 
     def num_clients(self) -> int:
         """How many clients are known."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.num_clients(connection)
 
     def grant(self, client_id: str, epoch: int) -> None:
-        """Remember that this client was given a model of this epoch; durable. (`commit` does so for its replies.)"""
-        raise NotImplementedError
+        """Remember that this client was given a model of this epoch; durable. `commit` does so for its replies."""
+        if not self.was_given(client_id, epoch):
+            with self._write() as connection:
+                keep = self.retention.keep_grants
+                rows.add_grant(connection, self.database, client_id, epoch, keep=keep, now=time.time())
 
     def was_given(self, client_id: str, epoch: int) -> bool:
-        """Whether this client may name this epoch as its base epoch."""
-        raise NotImplementedError
+        """Whether this client may name this epoch as its base epoch.
+
+        Epochs older than the journal are refused: nobody could tell whether their upload was taken already.
+        """
+        if epoch < self._journal_start:
+            return False
+        with self._read() as connection:
+            return rows.was_given(connection, client_id, epoch)
 
     # -- uploads
 
     def spool(self) -> Path:
         """A path for the body of an upload, on a disk `keep` can take it from. The caller writes and may unlink it."""
-        raise NotImplementedError
+        return self.blobs.spool()
 
     def keep(self, spool: Path) -> str:
         """Make a complete upload durable and name it; to be called in the upload's own thread, before `commit`.
@@ -101,45 +228,223 @@ class Store:
         The file is renamed, not copied, where blobs are a folder. It must hold plain safetensors, as `digest` saw it.
         An upload that is never committed is dropped with `drop`, or swept at the next start.
         """
-        raise NotImplementedError
+        name = new_name("uploads")
+        self.blobs.adopt(spool, name)
+        return name
 
     def drop(self, name: str) -> None:
         """Delete the blob of an upload that was not committed."""
-        raise NotImplementedError
+        self._discard([name])
 
-    def commit(self, group: Sequence[tuple[Entry, bytes]]) -> None:
+    def commit(self, group: Sequence[tuple[Entry, Body]]) -> None:
         """Make a group of entries durable, in order, all or none, with their replies: one transaction.
 
-        `entry.upload` is what `keep` gave (None, or not kept, for an outcome other than applied), `entry.reply` is
-        named here. The reply is plain safetensors. The epochs follow on `self.epoch`. Each client is now given the
-        epoch of its reply; its earlier reply is deleted.
+        `entry.upload` is what `keep` gave; it is kept only if it was applied. `entry.reply` is named here. The reply is
+        plain safetensors. The epochs follow on `self.epoch`. Each client is now given the epoch of its reply; its
+        earlier reply is deleted. If this fails, nothing has happened, and the uploads are dropped.
         """
-        raise NotImplementedError
+        if not group:
+            return
+        with self._turn:
+            self._resolve()
+            self._check_order([entry for entry, _ in group])
+            entries = [_named(entry, group[place + 1 :]) for place, (entry, _) in enumerate(group)]
+            names = [name for entry in entries for name in (entry.upload, entry.reply) if name is not None]
+            unneeded = [entry.upload for entry, _ in group if entry.upload is not None and entry.upload not in names]
+            try:
+                self._write_replies(entries, [body for _, body in group])
+                self.blobs.settle()
+                with self.database.write() as connection:
+                    unneeded += rows.add_entries(connection, self.database, entries)
+            except InDoubt:
+                self._doubtful = names
+                raise
+            except BaseException:
+                self._discard(names)
+                raise
+            self.epoch = entries[-1].epoch
+        self._discard(unneeded)
 
     def find(self, client_id: str, key: str) -> Entry | None:
         """The entry of an idempotency key, if it was used. Its reply may be gone (`entry.reply` None): 410."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.find(connection, client_id, key)
 
     def read_reply(self, entry: Entry) -> bytes | None:
         """The reply to an entry, byte for byte; None: no longer kept."""
-        raise NotImplementedError
+        return None if entry.reply is None else self.blobs.read(entry.reply)
+
+    def read_upload(self, entry: Entry, layout: Layout) -> Tensor | None:
+        """The local model of an entry, checked against its digest; None: not kept."""
+        if entry.upload is None:
+            return None
+        return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout)
 
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
         """Entries with epochs above `after`, oldest first, as far back as the journal goes."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.entries(connection, schema.journal.c.epoch > after, limit=limit)
 
-    # -- tokens; only their hashes are stored
-
-    def token_client(self, token: str) -> str | None:
-        """The client a token belongs to; None: unknown or revoked."""
-        raise NotImplementedError
+    def all_entries(self, after: int) -> Iterator[Entry]:
+        """The same, however many there are."""
+        while piece := self.entries(after, PIECE):
+            yield from piece
+            after = piece[-1].epoch
 
     # -- forgetting
 
-    def forget(self, client_id: str, state: ServerState) -> None:
-        """Remove all that is stored of a client. Takes a snapshot of `state` first, where recovery needs its uploads."""
-        raise NotImplementedError
+    def forget(self, client_id: str, state: ServerState) -> bool:
+        """Remove all that is stored of a client; was there anything? `state` is the server's, as it is now.
+
+        Recovery must not need the client's uploads any more, so a snapshot of `state` is taken first where it would.
+        """
+        with self._turn:
+            if self._needs(client_id):
+                self.snapshot(state)
+            with self._read() as connection:
+                names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
+            self.blobs.delete(names)  # before their names are lost
+            self.blobs.settle()
+            with self._write() as connection:
+                found = rows.erase(connection, client_id)
+            self.database.clean()
+            return found
+
+    def ask_to_forget(self, client_id: str) -> None:
+        """Leave word for the owner."""
+        with self._write() as connection:
+            rows.ask_to_forget(connection, self.database, client_id, time.time())
 
     def asked_to_forget(self) -> list[str]:
         """Clients that `cdfl forget` wants forgotten while a server runs: the owner looks every second or so."""
-        raise NotImplementedError
+        with self._read() as connection:
+            return rows.asked_to_forget(connection)
+
+    def _needs(self, client_id: str) -> bool:
+        """Would recovery read an upload of this client?"""
+        newest = self.snapshots()[-1:]
+        with self._read() as connection:
+            return bool(newest) and rows.has_uploads(connection, client_id, after=newest[-1].epoch)
+
+    # -- inside
+
+    def _start(self) -> None:
+        with self._read() as connection:
+            self.epoch = rows.last_epoch(connection)
+            self._journal_start = int(schema.get(connection, "journal_start") or 0)
+        if self.database.own:
+            self._claim_blobs()
+            self._sweep()
+
+    def _claim_blobs(self) -> None:
+        """Database and blobs must belong together: blobs of another store would be swept, and ours not be found."""
+        with self._write() as connection:
+            name = schema.get(connection, "blobs")
+            if name is None:
+                name = new_name("store")
+                schema.put(connection, "blobs", name)
+        if self.blobs.read(name) is not None:
+            return
+        if self.epoch is not None:
+            raise StoreError("the blobs of this store are not there; name the place they are in, or mount its disk")
+        if any(other.startswith("store/") for other in self.blobs.names()):
+            raise StoreError(
+                "the place for the blobs holds those of another store; give every store a place of its own"
+            )
+        self.blobs.write(name, b"The blobs here belong to the store that knows this name.\n")
+        self.blobs.settle()
+
+    def _sweep(self) -> None:
+        """Delete what a crash has left: blobs that were written, or no longer needed, when it happened."""
+        self.blobs.empty_spool()
+        with self._read() as connection:
+            known = rows.all_blobs(connection)
+        self.blobs.delete(name for name in self.blobs.names() if OURS.fullmatch(name) and name not in known)
+
+    @contextmanager
+    def _read(self) -> Iterator[sa.Connection]:
+        self._resolve()
+        with self.database.read() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        with self._turn:
+            self._resolve()
+            with self.database.write() as connection:
+                yield connection
+
+    def _resolve(self) -> None:
+        """Take back a group that was perhaps committed: its clients were told that it was not."""
+        if self._doubtful is None:
+            return
+        with self._turn:
+            if self._doubtful is None or self.epoch is None:
+                return
+            with self.database.write() as connection:
+                names = rows.cut(connection, self.epoch)
+            names, self._doubtful = names + self._doubtful, None
+            self._discard(names)
+
+    def _check_order(self, entries: list[Entry]) -> None:
+        if self.epoch is None:
+            raise ValueError("nothing was begun; call begin or recover first")
+        epochs = [entry.epoch for entry in entries]
+        if epochs != list(range(self.epoch + 1, self.epoch + 1 + len(entries))):
+            raise ValueError(f"the epochs of the group are {epochs}; expected them to follow on {self.epoch}")
+
+    @contextmanager
+    def _new_snapshot(
+        self, state: ServerState, layout: Layout, hyperparams: Hyperparams
+    ) -> Iterator[tuple[sa.Connection, Snapshot]]:
+        """Write the models, then open the transaction that is to make them a snapshot."""
+        models, digests = save_models(state, layout, self.blobs)
+        try:
+            self.blobs.settle()
+            with self._write() as connection:
+                yield (
+                    connection,
+                    Snapshot(
+                        epoch=state.epoch,
+                        created=time.time(),
+                        cluster_losses=from_losses(state.cluster_losses),
+                        cluster_epochs=tuple(state.cluster_epochs.tolist()),
+                        hyperparams=hyperparams,
+                        models=models,
+                        digests=digests,
+                    ),
+                )
+        except InDoubt:
+            raise  # perhaps they are needed; if not, the next start sweeps them
+        except BaseException:
+            self._discard(models)
+            raise
+
+    def _write_replies(self, entries: list[Entry], bodies: list[Body]) -> None:
+        named = [(entry.reply, body) for entry, body in zip(entries, bodies, strict=True) if entry.reply is not None]
+        if len(named) == 1:
+            self.blobs.write(*named[0])
+        else:
+            list(self._pool.map(lambda pair: self.blobs.write(*pair), named))
+
+    def _discard(self, names: Iterable[str]) -> None:
+        """Delete blobs nobody speaks of; what cannot be deleted now is swept at the next start."""
+        with suppress(StoreUnavailable):
+            self.blobs.delete(names)
+
+
+def _named(entry: Entry, later: Sequence[tuple[Entry, Body]]) -> Entry:
+    """An entry as it is written: with a name for its reply, unless the client has a newer one in the same group."""
+    last = all(other.client_id != entry.client_id for other, _ in later)
+    upload = entry.upload if entry.outcome == "applied" else None
+    return replace(entry, upload=upload, reply=new_name("replies") if last else None)
+
+
+def _places(database: str | Path, blobs: str | Path | None) -> tuple[str, str | Path]:
+    """Where database and blobs are, from what a user writes."""
+    if "://" not in str(database):
+        folder = Path(database).absolute()
+        return f"sqlite:///{folder / 'store.db'}", blobs or folder / "blobs"
+    if blobs is None:
+        raise StoreError("a URL of a database needs a place for the blobs as well: a folder, or an fsspec URL")
+    return str(database), blobs

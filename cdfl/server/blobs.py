@@ -1,0 +1,297 @@
+"""Large values under names that are never used twice: a local folder, or whatever fsspec reaches.
+
+A blob is complete and durable before the database speaks of it, and is deleted only after the database no longer does.
+So a crash leaves at most blobs that nobody speaks of; they are swept at the next start.
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from cdfl.server.journal import StoreError, StoreUnavailable
+
+Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
+
+SPOOL = "spool"
+MOST_PIECES = 512  # that one call of writev takes on any system
+
+
+class Blobs(Protocol):
+    """Where blobs are kept. Names look like `uploads/1f...`: a kind, and a word of ours."""
+
+    def spool(self) -> Path:
+        """A path, not in use, for a file that may become a blob."""
+        ...
+
+    def adopt(self, spool: Path, name: str) -> None:
+        """Make a spooled file a blob; its content is durable."""
+        ...
+
+    def write(self, name: str, body: Body) -> None:
+        """Make bytes a blob; its content is durable."""
+        ...
+
+    def settle(self) -> None:
+        """Make durable that all blobs of so far have the names they have."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a blob; None: there is none of this name."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete blobs; those that do not exist are deleted already."""
+        ...
+
+    def names(self) -> list[str]:
+        """All blobs."""
+        ...
+
+    def empty_spool(self) -> None:
+        """Delete what was spooled and never became a blob."""
+        ...
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where nothing can be written."""
+        ...
+
+
+def open_blobs(where: str | Path) -> Blobs:
+    """Blobs in a folder or under an fsspec URL, by what `where` looks like."""
+    scheme, found, path = str(where).partition("://")
+    if not found:
+        return FolderBlobs(Path(where))
+    return FolderBlobs(Path(path)) if scheme in ("file", "local") else RemoteBlobs(str(where))
+
+
+def new_name(kind: str) -> str:
+    """A name that no blob has or had."""
+    return f"{kind}/{secrets.token_hex(16)}"
+
+
+class FolderBlobs:
+    """Blobs as files of a folder: written beside, synced, renamed, and the folder synced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._unsettled: set[Path] = set()
+        self._guard = threading.Lock()
+        with _unavailable(self.folder):
+            self._make(self.folder / SPOOL)
+
+    def spool(self) -> Path:
+        """A path in the same file system, so that a rename is enough."""
+        return self.folder / SPOOL / secrets.token_hex(16)
+
+    def adopt(self, spool: Path, name: str) -> None:
+        """Sync the file and give it its name."""
+        with _unavailable(self.folder):
+            sync(spool)
+            self._rename(spool, name)
+
+    def write(self, name: str, body: Body) -> None:
+        """Write beside, sync, rename; a failure leaves nothing."""
+        spool = self.spool()
+        with _unavailable(self.folder):
+            try:
+                file = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                try:
+                    _write_all(file, body)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                self._rename(spool, name)
+            except BaseException:
+                with suppress(OSError):
+                    spool.unlink(missing_ok=True)
+                raise
+
+    def settle(self) -> None:
+        """One sync a folder, however many blobs it got."""
+        with self._guard:
+            folders, self._unsettled = self._unsettled, set()
+        try:
+            with _unavailable(self.folder):
+                for folder in sorted(folders):
+                    sync(folder)
+        except BaseException:
+            with self._guard:
+                self._unsettled |= folders
+            raise
+
+    def read(self, name: str) -> bytes | None:
+        """Read the whole file."""
+        with _unavailable(self.folder):
+            try:
+                return (self.folder / name).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Unlink, and remember the folders for `settle`."""
+        with _unavailable(self.folder):
+            for name in names:
+                path = self.folder / name
+                path.unlink(missing_ok=True)
+                with self._guard:
+                    self._unsettled.add(path.parent)
+
+    def names(self) -> list[str]:
+        """Every file in a folder of ours other than the spool."""
+        with _unavailable(self.folder):
+            kinds = [kind for kind in self.folder.iterdir() if kind.is_dir() and kind.name != SPOOL]
+            return [f"{kind.name}/{path.name}" for kind in kinds for path in kind.iterdir()]
+
+    def empty_spool(self) -> None:
+        """Nothing in there was ever promised to anybody."""
+        with _unavailable(self.folder):
+            for path in (self.folder / SPOOL).iterdir():
+                path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Ask the file system."""
+        if not os.access(self.folder / SPOOL, os.W_OK | os.X_OK):
+            raise StoreUnavailable(f"the folder {self.folder} cannot be written to; make it writable again")
+
+    def _rename(self, spool: Path, name: str) -> None:
+        path = self.folder / name
+        self._make(path.parent)
+        spool.replace(path)
+        with self._guard:
+            self._unsettled.add(path.parent)
+
+    def _make(self, folder: Path) -> None:
+        """A folder, whose own name is durable as well."""
+        if not folder.is_dir():
+            self._make(folder.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync(folder.parent)
+
+
+class RemoteBlobs:
+    """Blobs as objects of a bucket, or of any other file system fsspec knows. What was put is durable."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"blobs are to be kept in {url!r}: {error}") from None
+        self.root = root.rstrip("/")
+        self._kinds: set[str] = set()  # whose folders exist, where the file system has folders
+        self._folder = _private_folder(url)
+
+    def spool(self) -> Path:
+        """A path on a local disk."""
+        return self._folder / secrets.token_hex(16)
+
+    def adopt(self, spool: Path, name: str) -> None:
+        """Send the file, then delete it here."""
+        with self._unavailable():
+            self._make(name)
+            self.fs.put_file(str(spool), self._path(name))
+            spool.unlink(missing_ok=True)
+
+    def write(self, name: str, body: Body) -> None:
+        """Send the bytes."""
+        with self._unavailable():
+            self._make(name)
+            self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
+
+    def settle(self) -> None:
+        """An object has its name from the start."""
+
+    def read(self, name: str) -> bytes | None:
+        """Fetch an object."""
+        with self._unavailable():
+            try:
+                return bytes(self.fs.cat_file(self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects."""
+        with self._unavailable():
+            for name in names:
+                with suppress(FileNotFoundError):
+                    self.fs.rm_file(self._path(name))
+
+    def names(self) -> list[str]:
+        """List all objects under our root."""
+        with self._unavailable():
+            self.fs.invalidate_cache()
+            start = len(self._path(""))
+            return [path[start:] for path in self.fs.find(self.root)]
+
+    def empty_spool(self) -> None:
+        """Nothing in there was ever promised to anybody."""
+        with self._unavailable():
+            for path in self._folder.iterdir():
+                path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Ask whether the root can be looked at."""
+        with self._unavailable():
+            self.fs.exists(self._path(SPOOL))
+
+    def _make(self, name: str) -> None:
+        kind = name.partition("/")[0]
+        if kind not in self._kinds:
+            self.fs.makedirs(self._path(kind), exist_ok=True)
+            self._kinds.add(kind)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # every file system has errors of its own
+            raise StoreUnavailable(f"blobs in {self.root} cannot be reached now: {error}") from error
+
+
+def _private_folder(url: str) -> Path:
+    """A local folder that the next start finds again, to empty it, and that nobody else can look into."""
+    word = hashlib.sha256(url.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise StoreError(f"{folder} is not a folder of ours alone; delete it, or set TMPDIR to another place")
+    return folder
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's names, durable."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _write_all(file: int, body: Body) -> None:
+    pieces = [memoryview(piece).cast("B") for piece in ([body] if isinstance(body, bytes) else body)]
+    while pieces:
+        written = os.writev(file, pieces[:MOST_PIECES])
+        while pieces and written >= len(pieces[0]):
+            written -= len(pieces.pop(0))
+        if pieces:
+            pieces[0] = pieces[0][written:]
+
+
+@contextmanager
+def _unavailable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"the folder {folder} cannot be used now: {error}") from error

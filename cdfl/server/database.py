@@ -1,0 +1,306 @@
+"""A database with one writer: SQLite or PostgreSQL, through the same statements.
+
+Reads take connections from a pool. All writes of the owner go through one connection, which also holds the owner's
+lock: on PostgreSQL the lock lives and dies with that connection, so no write can pass after the lock was lost.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from cdfl.server import schema
+from cdfl.server.journal import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
+
+# Those of sqlite3 come as they are while a connection is set up.
+AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
+LOCK_CLASS = 0x6364666C  # "cdfl": beside other users of advisory locks in the same database
+WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl token`) to finish its transaction
+POOL = 16
+
+
+class InDoubt(StoreUnavailable):
+    """The connection broke while a transaction was being committed: nobody knows yet whether it was."""
+
+
+class Database:
+    """Connections to one database, and the lock of its owner."""
+
+    def __init__(self, url: str, *, own: bool) -> None:
+        self.url = parse_url(url)
+        self.own = own
+        if self.is_sqlite:
+            with _translated():
+                Path(str(self.url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.engine = _engine(self.url)
+        self._upsert = sqlite.insert if self.is_sqlite else postgresql.insert
+        self._begin_words = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
+        self._turn = threading.RLock()  # one writer at a time
+        self._connection: sa.Connection | None = None
+        self._lock_file: int | None = None
+        self._owner = ""  # what the owner's row must say; empty until this process has owned the store
+        with self._turn:
+            try:
+                self._connected()
+            except BaseException:
+                self.close()
+                raise
+
+    @classmethod
+    def version(cls, url: str) -> int:
+        """The version of the tables, which must not be newer than ours; 0: there are none."""
+        database = cls(url, own=False)
+        try:
+            with database.read() as connection:
+                return schema.check_version(connection)
+        finally:
+            database.close()
+
+    @property
+    def is_sqlite(self) -> bool:
+        """SQLite rather than PostgreSQL."""
+        return self.url.get_backend_name() == "sqlite"
+
+    def insert(self, table: sa.Table) -> Any:
+        """An INSERT that knows `on_conflict_do_nothing` and `..._update`, which both databases spell alike."""
+        return self._upsert(table)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A connection to read from; every statement sees what is committed when it begins."""
+        with _translated(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction, committed and durable when the block has ended without an error. One at a time.
+
+        StoreUnavailable: nothing was changed. InDoubt: the commit itself failed, look before you go on.
+        """
+        with self._turn:
+            connection = self._begun()
+            try:
+                with _translated():
+                    yield connection
+            except BaseException:
+                self._roll_back(connection)
+                raise
+            try:
+                with _translated():
+                    connection.exec_driver_sql("COMMIT")
+            except StoreUnavailable as error:
+                self._roll_back(connection)
+                raise InDoubt(str(error)) from error
+
+    def clean(self) -> None:
+        """Make SQLite overwrite what was deleted in its log as well. PostgreSQL does so by itself, in its own time."""
+        if self.is_sqlite:
+            with self._turn, _translated():
+                self._connected().exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Let go of connections and lock."""
+        with self._turn:
+            self._disconnect()
+            self.engine.dispose()
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None
+
+    def _begun(self) -> sa.Connection:
+        """The writer's connection, in a transaction; a connection that died while it was idle is replaced."""
+        fresh = self._connection is None
+        try:
+            return self._begin()
+        except StoreUnavailable:
+            self._disconnect()
+            if fresh:
+                raise
+        return self._begin()
+
+    def _begin(self) -> sa.Connection:
+        connection = self._connected()
+        with _translated():
+            connection.exec_driver_sql(self._begin_words)
+        return connection
+
+    def _roll_back(self, connection: sa.Connection) -> None:
+        try:
+            connection.exec_driver_sql("ROLLBACK")
+        except Exception:  # the connection is gone, and with it the transaction
+            self._disconnect()
+
+    def _connected(self) -> sa.Connection:
+        if self._connection is None:
+            with _translated():
+                connection = self.engine.connect()
+            try:
+                with _translated():
+                    if self.own:
+                        self._take(connection)
+            except BaseException:
+                _discard(connection)
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            _discard(self._connection)
+            self._connection = None
+
+    def _take(self, connection: sa.Connection) -> None:
+        """Become the owner, or make sure that nobody else was in the meantime."""
+        locked = self._lock(connection)
+        written = owner_of(connection)
+        if self._owner and written != self._owner:
+            raise StoreLost(f"the store was taken over by another server ({describe(written)}); this one must stop")
+        if not locked and self._owner:
+            raise StoreUnavailable("the database has not yet noticed that the old connection of this server is dead")
+        if not locked:
+            raise StoreBusy(
+                f"the store is in use ({describe(written)}); stop that server first, or give this one its own store"
+            )
+        if not self._owner:
+            about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+            owner = json.dumps({**about, "nonce": secrets.token_hex(8)})
+            self._enter(connection, owner)
+
+    def _enter(self, connection: sa.Connection, owner: str) -> None:
+        """The first thing an owner does: bring the tables up to date and sign."""
+        connection.exec_driver_sql(self._begin_words)
+        try:
+            schema.migrate(connection)
+            schema.put(connection, "owner", owner)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            with suppress(Exception):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        self._owner = owner
+
+    def _lock(self, connection: sa.Connection) -> bool:
+        """Both kinds of lock go away with the process that holds them."""
+        if not self.is_sqlite:
+            asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(current_schema()))")
+            return bool(connection.execute(asked, {"area": LOCK_CLASS}).scalar())
+        if self._lock_file is None:
+            file = os.open(f"{self.url.database}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return False
+            self._lock_file = file
+        return True
+
+
+def parse_url(text: str) -> URL:
+    """The URL of a database we can use.
+
+    >>> parse_url("postgresql://me@db/cdfl").drivername
+    'postgresql+psycopg'
+    """
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError):
+        raise StoreError(f"the database is {text!r}; expected sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+    if backend in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise StoreError(f"the database is a {backend} one; expected sqlite:///FILE or postgresql://USER@HOST/NAME")
+    if not url.database or url.database == ":memory:":
+        raise StoreError("an SQLite database in memory would lose everything; expected sqlite:///FILE")
+    return url.set(drivername="sqlite", database=str(Path(url.database).absolute()))
+
+
+def owner_of(connection: sa.Connection) -> str:
+    """What the row of the last owner says; empty: there was none."""
+    if not sa.inspect(connection).has_table("meta"):
+        return ""
+    return schema.get(connection, "owner") or ""
+
+
+def describe(owner: str) -> str:
+    """An owner in words."""
+    if not owner:
+        return "a server that has just started"
+    about = json.loads(owner)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
+    return f"process {about['pid']} on {about['host']}, since {since}"
+
+
+def _engine(url: URL) -> sa.Engine:
+    """Autocommit everywhere: where a transaction is meant, BEGIN and COMMIT are written out."""
+    shared: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_size": POOL, "max_overflow": POOL}
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES | dict(url.query), **shared)
+    engine = sa.create_engine(url, connect_args={"timeout": WAIT_FOR_WRITERS}, **shared)
+    event.listen(engine, "connect", _set_up_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _: object) -> None:
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+# Neither end waits for ever for a peer that has vanished: ours gives up a request, the database gives up our lock.
+_POSTGRES = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+    "options": "-c synchronous_commit=on -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 "
+    "-c tcp_keepalives_count=3",
+}
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of the database as errors of the store."""
+    try:
+        yield
+    except AWAY as error:
+        raise StoreUnavailable(f"the database cannot be used now: {_first_line(error)}") from error
+    except OSError as error:
+        raise StoreUnavailable(f"the folder of the database cannot be used now: {error}") from error
+    except (DatabaseError, sqlite3.DatabaseError) as error:
+        if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # our mistake, not the database's
+            raise
+        raise StoreDamaged(f"the database cannot be read: {_first_line(error)}; restore a backup") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]
+
+
+def _discard(connection: sa.Connection) -> None:
+    with suppress(Exception):
+        connection.invalidate()
+    with suppress(Exception):
+        connection.close()

@@ -1,0 +1,243 @@
+"""What is done to the rows, each function inside a transaction of its caller.
+
+The journal is the one truth about a client's uploads: its last mixture, key and reply are those of its newest entry.
+So taking entries back (`cut`) restores everything.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+import torch
+from sqlalchemy import func, select
+
+from cdfl.core import Hyperparams, Layout
+from cdfl.server import schema
+from cdfl.server.database import Database
+from cdfl.server.journal import ClientRecord, Entry, Retention, Snapshot
+from cdfl.server.schema import clients, forgets, grants, journal, snapshots, tokens
+
+# -- entries
+
+
+def last_epoch(connection: sa.Connection) -> int | None:
+    """The epoch of the newest entry or snapshot; None: nothing was begun."""
+    newest = select(func.max(journal.c.epoch)).union_all(select(func.max(snapshots.c.epoch)))
+    epochs = [epoch for epoch in connection.execute(newest).scalars() if epoch is not None]
+    return max(epochs, default=None)
+
+
+def entries(connection: sa.Connection, *conditions: sa.ColumnElement[bool], limit: int) -> list[Entry]:
+    """Entries, oldest first."""
+    asked = select(journal).where(*conditions).order_by(journal.c.epoch).limit(limit)
+    return [_entry(row) for row in connection.execute(asked)]
+
+
+def last_entry(connection: sa.Connection, client_id: str, before: int | None = None) -> Entry | None:
+    """The newest entry of a client, or its newest before an epoch."""
+    asked = select(journal).where(journal.c.client_id == client_id).order_by(journal.c.epoch.desc()).limit(1)
+    if before is not None:
+        asked = asked.where(journal.c.epoch < before)
+    row = connection.execute(asked).first()
+    return None if row is None else _entry(row)
+
+
+def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[str]:
+    """Append to the journal; returns the replies that have become old."""
+    uploads = Counter(entry.client_id for entry in added)
+    since = {entry.client_id: entry.received for entry in reversed(added)}
+    old = sa.and_(journal.c.client_id.in_(uploads), journal.c.reply.is_not(None))
+    replies = list(connection.execute(select(journal.c.reply).where(old)).scalars())
+    if replies:
+        connection.execute(sa.update(journal).where(old).values(reply=None))
+    connection.execute(sa.insert(journal), [asdict(entry) for entry in added])
+    new = database.insert(clients)
+    counted = new.on_conflict_do_update(
+        index_elements=["client_id"], set_={"uploads": clients.c.uploads + new.excluded.uploads}
+    )
+    counts = [
+        {"client_id": client_id, "since": since[client_id], "uploads": count} for client_id, count in uploads.items()
+    ]
+    connection.execute(counted, counts)
+    return replies
+
+
+def cut(connection: sa.Connection, epoch: int) -> list[str]:
+    """Take back everything after an epoch, as if it had not been; returns the blobs nobody speaks of any more."""
+    later = journal.c.epoch > epoch
+    names = blobs_of(connection, later)
+    for models in connection.execute(select(snapshots.c.models).where(snapshots.c.epoch > epoch)).scalars():
+        names += models
+    taken_back = select(func.count()).where(later, journal.c.client_id == clients.c.client_id).scalar_subquery()
+    concerned = clients.c.client_id.in_(select(journal.c.client_id).where(later))
+    connection.execute(sa.update(clients).where(concerned).values(uploads=clients.c.uploads - taken_back))
+    for table in (journal, snapshots, grants):
+        connection.execute(sa.delete(table).where(table.c.epoch > epoch))
+    return names
+
+
+def blobs_of(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Uploads and replies of some entries."""
+    kept = sa.or_(journal.c.upload.is_not(None), journal.c.reply.is_not(None))
+    found = connection.execute(select(journal.c.upload, journal.c.reply).where(kept, condition))
+    return [name for row in found for name in row if name is not None]
+
+
+def all_blobs(connection: sa.Connection) -> set[str]:
+    """All blobs the rows speak of."""
+    models = connection.execute(select(snapshots.c.models)).scalars()
+    return {*blobs_of(connection, sa.true()), *(name for names in models for name in names)}
+
+
+def find(connection: sa.Connection, client_id: str, key: str) -> Entry | None:
+    """The entry of an idempotency key."""
+    found = entries(connection, journal.c.client_id == client_id, journal.c.key == key, limit=1)
+    return found[0] if found else None
+
+
+# -- what is kept how long
+
+
+def expire(connection: sa.Connection, retention: Retention, now: float) -> list[str]:
+    """Forget old snapshots, uploads and replies; returns their blobs."""
+    epochs = list(connection.execute(select(snapshots.c.epoch).order_by(snapshots.c.epoch.desc())).scalars())
+    kept = epochs[: max(1, retention.keep_snapshots)]
+    if not kept:
+        return []
+    old = snapshots.c.epoch < kept[-1]
+    names = [name for models in connection.execute(select(snapshots.c.models).where(old)).scalars() for name in models]
+    connection.execute(sa.delete(snapshots).where(old))
+    recoverable = journal.c.epoch <= (kept[-1] if retention.keep_uploads else kept[0])
+    names += _clear(connection, journal.c.upload, recoverable)
+    names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
+    return names
+
+
+def _clear(connection: sa.Connection, column: sa.Column[Any], condition: sa.ColumnElement[bool]) -> list[str]:
+    chosen = sa.and_(column.is_not(None), condition)
+    names = list(connection.execute(select(column).where(chosen)).scalars())
+    if names:
+        connection.execute(sa.update(journal).where(chosen).values({column: None}))
+    return names
+
+
+def journal_start(connection: sa.Connection, retention: Retention, epoch: int) -> int:
+    """The entry from which on the journal must stay: enough of them, and all that a snapshot needs."""
+    oldest = connection.execute(select(func.min(snapshots.c.epoch))).scalar() or 0
+    return min(epoch - retention.keep_entries + 1, oldest + 1)
+
+
+def shorten_journal(connection: sa.Connection, start: int) -> None:
+    """Delete entries before `start` that recovery does not need, but for the last one of every client."""
+    newer = journal.alias()
+    superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.epoch > journal.c.epoch)
+    gone = sa.or_(journal.c.client_id.is_(None), superseded)
+    connection.execute(sa.delete(journal).where(journal.c.epoch < start, gone))
+    connection.execute(sa.delete(grants).where(grants.c.epoch < start))
+    schema.put(connection, "journal_start", str(start))
+
+
+# -- clients
+
+
+def client(connection: sa.Connection, client_id: str) -> ClientRecord | None:
+    """What is known of a client."""
+    row = connection.execute(select(clients).where(clients.c.client_id == client_id)).first()
+    if row is None:
+        return None
+    return ClientRecord(row.client_id, row.since, row.uploads, last_entry(connection, client_id))
+
+
+def num_clients(connection: sa.Connection) -> int:
+    """How many clients are known."""
+    return connection.execute(select(func.count()).select_from(clients)).scalar_one()
+
+
+def add_grant(connection: sa.Connection, database: Database, client_id: str, epoch: int, keep: int, now: float) -> None:
+    """Remember that a client was given an epoch; only the newest `keep` are remembered."""
+    known = database.insert(clients).values(client_id=client_id, since=now, uploads=0).on_conflict_do_nothing()
+    connection.execute(known)
+    connection.execute(database.insert(grants).values(client_id=client_id, epoch=epoch).on_conflict_do_nothing())
+    own = grants.c.client_id == client_id
+    newest = select(grants.c.epoch).where(own).order_by(grants.c.epoch.desc()).limit(keep)
+    connection.execute(sa.delete(grants).where(own, grants.c.epoch.not_in(newest.scalar_subquery())))
+
+
+def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
+    """Whether a model of this epoch went to this client, as a reply or because it asked."""
+    asked = sa.exists().where(grants.c.client_id == client_id, grants.c.epoch == epoch)
+    uploaded = sa.exists().where(journal.c.client_id == client_id, journal.c.epoch == epoch)
+    return bool(connection.execute(select(sa.or_(asked, uploaded))).scalar())
+
+
+def erase(connection: sa.Connection, client_id: str) -> bool:
+    """Remove a client from all tables; its entries stay, without anything of it. Was there anything?"""
+    nothing = {"client_id": None, "key": "", "digest": "", "losses": None, "mixture": (), "rates": ()}
+    own = sa.update(journal).where(journal.c.client_id == client_id)
+    found = connection.execute(own.values(nothing | {"upload": None, "reply": None})).rowcount
+    for table in (clients, grants, tokens):
+        found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
+    connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
+    return found > 0
+
+
+def has_uploads(connection: sa.Connection, client_id: str, after: int) -> bool:
+    """Whether uploads of a client are stored that came after an epoch."""
+    stored = sa.exists().where(journal.c.client_id == client_id, journal.c.upload.is_not(None), journal.c.epoch > after)
+    return bool(connection.execute(select(stored)).scalar())
+
+
+def ask_to_forget(connection: sa.Connection, database: Database, client_id: str, now: float) -> None:
+    """Leave word for the owner."""
+    connection.execute(database.insert(forgets).values(client_id=client_id, asked=now).on_conflict_do_nothing())
+
+
+def asked_to_forget(connection: sa.Connection) -> list[str]:
+    """What the owner was asked."""
+    return list(connection.execute(select(forgets.c.client_id).order_by(forgets.c.asked)).scalars())
+
+
+# -- snapshots
+
+
+def all_snapshots(connection: sa.Connection) -> list[Snapshot]:
+    """Oldest first."""
+    return [_snapshot(row) for row in connection.execute(select(snapshots).order_by(snapshots.c.epoch))]
+
+
+def add_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
+    """Write a row."""
+    connection.execute(sa.insert(snapshots).values(asdict(snapshot)))
+
+
+def change_hyperparams(connection: sa.Connection, epoch: int, hyperparams: Hyperparams) -> None:
+    """Other hyperparameters are in force after a snapshot."""
+    chosen = sa.update(snapshots).where(snapshots.c.epoch == epoch)
+    connection.execute(chosen.values(hyperparams=asdict(hyperparams)))
+
+
+def layout_to_json(layout: Layout) -> str:
+    """Names and shapes of a model's tensors."""
+    shapes = [list(shape) for shape in layout.shapes]
+    return json.dumps({"names": layout.names, "shapes": shapes, "num_parameters": layout.num_parameters})
+
+
+def layout_from_json(text: str) -> Layout:
+    """The other way."""
+    read = json.loads(text)
+    shapes = tuple(torch.Size(shape) for shape in read["shapes"])
+    size = sum(shape.numel() for shape in shapes)
+    return Layout(tuple(read["names"]), shapes, read["num_parameters"], size)
+
+
+def _snapshot(row: Any) -> Snapshot:
+    values = row._asdict()
+    return Snapshot(**values | {"hyperparams": Hyperparams(**values["hyperparams"])})
+
+
+def _entry(row: Any) -> Entry:
+    values = row._asdict()
+    return Entry(**values | {"client_id": values["client_id"] or ""})
