@@ -1,0 +1,134 @@
+"""A folder of results: one JSON file a scenario, in it what was run together, and every cell of it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdfl.paper.cells import Cell
+from cdfl.sim.run import RunConfig
+
+NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A cell that was run: its digest (see `cdfl.paper.digest`), and what it was run with."""
+
+    cell: Cell
+    digest: Mapping[str, Any]
+    record: Mapping[str, Any]  # preset, changes, config, machine, commit, seconds, together, smoke
+
+    @property
+    def end(self) -> Mapping[str, Any]:
+        """The end of the run in numbers."""
+        end: Mapping[str, Any] = self.digest["end"]
+        return end
+
+    def is_of(self, config: RunConfig) -> bool:
+        """Whether it was run with these settings, as far as they existed then."""
+        return _agrees(self.record["config"], stored(config))
+
+
+class Results:
+    """What is in a folder, and a way to add to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(folder.glob("*.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if "runs" in content:  # others hold results that are not made of cells
+                self._files[content["scenario"]] = content["runs"]
+        self._index()
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(self._kept.values())
+
+    def find(self, cell: Cell) -> Kept | None:
+        """What is known of a cell."""
+        return self._kept.get(cell.key)
+
+    def trials(
+        self, scenario: str, preset: str, algorithm: str = "cdfl", changes: Mapping[str, Any] | None = None
+    ) -> list[Kept]:
+        """All seeds of a cell, in their order."""
+        wanted = Cell(scenario, preset, algorithm, 0, changes or {})
+        alike = [kept for kept in self if Cell(**{**vars(kept.cell), "seed": 0}).key == wanted.key]
+        return sorted(alike, key=lambda kept: kept.cell.seed)
+
+    def values(
+        self,
+        column: str,
+        scenario: str,
+        preset: str,
+        algorithm: str = "cdfl",
+        changes: Mapping[str, Any] | None = None,
+    ) -> list[float]:
+        """One number of the end of every trial."""
+        found = [kept.end[column] for kept in self.trials(scenario, preset, algorithm, changes)]
+        return [value for value in found if value is not None]
+
+    def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
+        """Keep cells that were run together, with what is true of all of them; older ones of the same name go."""
+        names = {cell.key for cell, _, _ in cells}
+        for scenario in {cell.scenario for cell, _, _ in cells}:
+            runs = self._files.setdefault(scenario, [])
+            for run in runs:
+                run["cells"] = [kept for kept in run["cells"] if _cell(scenario, run, kept).key not in names]
+            runs[:] = [run for run in runs if run["cells"]]
+        for cell, config, kept in cells:
+            described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
+            runs = self._files[cell.scenario]
+            same = [run for run in runs if {**run, "cells": None} == {**described, "cells": None}]
+            if not same:
+                runs.append({**described, "cells": []})
+                same = runs[-1:]
+            same[0]["cells"].append({"algorithm": cell.algorithm, "seed": cell.seed, **kept})
+        for scenario in {cell.scenario for cell, _, _ in cells}:
+            self._write(scenario)
+        self._index()
+
+    def _write(self, scenario: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{scenario}.json"
+        begun = path.with_suffix(".json.new")
+        begun.write_text(_text(scenario, self._files[scenario]), encoding="utf-8")
+        begun.replace(path)
+
+    def _index(self) -> None:
+        self._kept: dict[str, Kept] = {}
+        for scenario, runs in self._files.items():
+            for run in runs:
+                for kept in run["cells"]:
+                    cell = _cell(scenario, run, kept)
+                    self._kept[cell.key] = Kept(cell, kept, run)
+
+
+def stored(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run that decide its result, as plain values, less what a cell names itself."""
+    values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
+    scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "hyperparams")}
+    return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
+
+
+def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:
+    return Cell(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])
+
+
+def _agrees(then: Any, now: Any) -> bool:
+    """Whether everything that was stored then is the same now; settings that are newer do not count."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return all(name in now and _agrees(value, now[name]) for name, value in then.items())
+    return bool(then == now)
+
+
+def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """JSON with a line for each setting of a run and each cell: short enough to read, and to compare."""
+    parts = []
+    for run in runs:
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]
+        cells = ",\n".join(f"   {json.dumps(cell)}" for cell in run["cells"])
+        parts.append(" {\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n }")
+    return f'{{\n"scenario": {json.dumps(scenario)},\n"runs": [\n' + ",\n".join(parts) + "\n]\n}\n"

@@ -1,0 +1,78 @@
+"""The 13 rows of the paper's Table 1: what is run for each, and the figures the paper prints."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from cdfl.paper.cells import Cell
+from cdfl.paper.folder import experiments_folder
+
+COLUMNS = ("before", "after", "cluster")
+LOCAL = "local-restart"  # our reading of the paper's Local: a client trains anew on what it has, and nothing else
+
+
+class Figure(NamedTuple):
+    """A published mean and its standard deviation over five trials."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its name in the paper, and the scenario that is run for it."""
+
+    printed: str  # as in the paper
+    key: str  # of experiments/published.json
+    scenario: str
+    stand_in: str | None = None  # what the data are instead of the paper's; None: they are the paper's
+
+    @property
+    def title(self) -> str:
+        """What a table calls it: the data that were used, never those that stand behind them."""
+        return self.printed if self.stand_in is None else f"{self.stand_in} †"
+
+    def published(self, algorithm: str, column: str) -> Figure | None:
+        """The printed figure, if there is one; Local has one accuracy only, before and after are the same."""
+        figures = _published()[self.key].get(algorithm, {})
+        found = figures.get(column) or (figures.get("client") if column != "cluster" else None)
+        return None if found is None else Figure(*found)
+
+
+def _rows() -> list[Row]:
+    rows = [Row(f"FashionMNIST ({k})", f"fashion-mnist-{k}", f"fashion-mnist-{k}") for k in (2, 3, 4, 6)]
+    rows += [Row(f"CIFAR-100 ({k})", f"cifar-100-{k}", f"cifar-10-{k}", f"CIFAR-10 ({k})") for k in (2, 3, 4, 6)]
+    rows += [
+        Row(f"MiniImagenet ({k})", f"mini-imagenet-{k}", f"mini-imagenet-32px-{k}", f"MiniImageNet 32x32 ({k})")
+        for k in (2, 3, 4, 6)
+    ]
+    rows.append(Row("DigitRecognition", "digit-recognition", "digit-recognition", "digits, fewer plates"))
+    return rows
+
+
+EVERY_ROW: tuple[Row, ...] = tuple(_rows())
+FOOTNOTE = (
+    "† stands in for data that are not at hand: CIFAR-10 (10 classes) for CIFAR-100; 25,000 of the 60,000 images of "
+    "MiniImageNet-100 at 32x32 instead of 84x84; SVHN cropped anew and 3,421 instead of 100,000 plate digits. "
+    "Its figures are not the paper's to compare with."
+)
+
+
+def row_cells(algorithms: Mapping[str, Sequence[str]], trials: int, rows: Iterable[Row] = EVERY_ROW) -> list[Cell]:
+    """The cells of rows: `algorithms` of each preset, as many seeds as trials."""
+    return [
+        Cell(row.scenario, preset, algorithm, seed)
+        for row in rows
+        for preset, names in algorithms.items()
+        for algorithm in names
+        for seed in range(trials)
+    ]
+
+
+@cache
+def _published() -> dict[str, dict[str, dict[str, list[float]]]]:
+    path = experiments_folder() / "published.json"
+    rows: dict[str, dict[str, dict[str, list[float]]]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows

@@ -1,0 +1,104 @@
+"""Run the cells that are missing, many at a time."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cdfl.paper.cells import Cell, resolve
+from cdfl.paper.digest import digest
+from cdfl.paper.machine import commit, machine
+from cdfl.paper.results import Results
+from cdfl.record import Diverged, Event, Uploaded
+from cdfl.sim.engines import Precision
+from cdfl.sim.run import RunConfig, compare_events
+
+SECONDS_BETWEEN_LINES = 20.0
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how cells are run; none of it is part of the question."""
+
+    device: str = "auto"
+    precision: Precision | Literal["auto"] = "auto"
+    data_dir: Path | None = None
+    together: int | None = None  # cells in common stacks: more are faster, fewer lose less when interrupted
+    smoke: bool = False
+    commit: str | None = None  # of the code, where git cannot tell
+
+
+def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -> None:
+    """Run every cell that `results` does not hold, group by group; what is done is on disk before the next begins."""
+    configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
+    missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
+    tell(f"{len(configs)} cells, {len(configs) - len(missing)} of them are there")
+    groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], how.together))
+    for number, group in enumerate(groups, start=1):
+        names = sorted({f"{cell.scenario} {cell.preset}" for cell, _ in group})
+        tell(f"{number} of {len(groups)}: {', '.join(names)}, {len(group)} cells")
+        _run_group(group, results, how, tell)
+
+
+def _run_group(group: Sequence[tuple[Cell, RunConfig]], results: Results, how: How, tell: Tell) -> None:
+    begun = time.monotonic()
+    events: list[list[Event]] = [[] for _ in group]
+    configs = [config for _, config in group]
+    with warnings.catch_warnings():
+        # The literal bars are run to see what they do; nobody needs to be warned of them here.
+        warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
+        with closing(compare_events(configs, None, how.data_dir)) as told:
+            for which, event in _progress(told, sum(config.scenario.num_uploads for config in configs), tell):
+                events[which].append(event)
+    seconds = time.monotonic() - begun
+    kept = [
+        (cell, config, digest(own, config.scenario.num_clients, mixtures=cell.seed == 0))
+        for (cell, config), own in zip(group, events, strict=True)
+    ]
+    results.add(
+        kept,
+        {
+            "device": configs[0].device,
+            "precision": configs[0].precision,
+            "machine": machine(),
+            "commit": how.commit or commit(),
+            "seconds": round(seconds, 1),
+            "together": len(group),
+            "smoke": how.smoke,
+        },
+    )
+    tell(f"  {seconds:.0f} s")
+
+
+def _progress(told: Iterator[tuple[int, Event]], uploads: int, tell: Tell) -> Iterator[tuple[int, Event]]:
+    done, begun = 0, time.monotonic()
+    last = begun
+    for which, event in told:
+        done += isinstance(event, Uploaded | Diverged)
+        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            tell(f"  {done:,} of {uploads:,} uploads after {last - begun:.0f} s")
+        yield which, event
+
+
+def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> Iterator[list[tuple[Cell, RunConfig]]]:
+    """Cells that can share stacks, in the order in which they were asked for."""
+    alike: dict[str, list[tuple[Cell, RunConfig]]] = {}
+    for cell, config in cells:
+        shared: list[Any] = [config.scenario.to_dict(), config.hyperparams.training]
+        alike.setdefault(json.dumps(shared), []).append((cell, config))
+    for group in alike.values():
+        # One ResNet keeps a GPU busy by itself: in a group it would only wait for the others.
+        size = together or (1 if group[0][1].scenario.model == "resnet18" else 10)
+        for first in range(0, len(group), size):
+            yield group[first : first + size]
+
+
+def _is_known(cell: Cell, config: RunConfig, results: Results) -> bool:
+    kept = results.find(cell)
+    return kept is not None and kept.is_of(config)

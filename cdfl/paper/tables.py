@@ -1,0 +1,83 @@
+"""Numbers as Markdown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from cdfl.paper.results import Kept
+from cdfl.paper.rows import Figure
+
+NOTHING = "-"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers.
+
+    >>> print(table(["row", "after"], [["a", ".5"]]))
+    | row | after |
+    |---|---:|
+    | a | .5 |
+    <BLANKLINE>
+    """
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(rule) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def spread(values: Sequence[float]) -> str:
+    """A mean and its deviation over trials, as the paper prints them.
+
+    >>> spread([0.8, 0.81]), spread([0.8]), spread([])
+    ('.805 ± .007', '.800', '-')
+    """
+    if not values:
+        return NOTHING
+    return number(fmean(values)) + (f" ± {number(stdev(values))}" if len(values) > 1 else "")
+
+
+def number(value: float) -> str:
+    """Three digits after the point, none of them before it where it is zero.
+
+    >>> number(0.8234), number(1.5), number(-0.02)
+    ('.823', '1.500', '-.020')
+    """
+    text = f"{value:.3f}"
+    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
+
+
+def printed(figure: Figure | None) -> str:
+    """A published figure."""
+    return NOTHING if figure is None else f"{number(figure.mean)} ± {number(figure.deviation)}"
+
+
+def distance(values: Sequence[float], figure: Figure | None) -> float | None:
+    """How far our mean is from a published one, in its standard deviations."""
+    return None if figure is None or not values else (fmean(values) - figure.mean) / figure.deviation
+
+
+def signed(value: float | None) -> str:
+    """A distance with its sign.
+
+    >>> signed(1.25), signed(-3.0), signed(None)
+    ('+1.2', '-3.0', '-')
+    """
+    return NOTHING if value is None else f"{value:+.1f}"
+
+
+def provenance(kept: Iterable[Kept]) -> str:
+    """A line about the machines, versions, commits and seconds behind some cells."""
+    runs = {id(one.record): one.record for one in kept}.values()
+    if not runs:
+        return "Nothing of it has been run yet.\n"
+    machines = sorted({_machine(run) for run in runs})
+    commits = sorted({str(run["commit"]) for run in runs})
+    cells = sum(len(run["cells"]) for run in runs)
+    seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] for run in runs)
+    smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
+    return f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
+
+
+def _machine(run: Mapping[str, Any]) -> str:
+    on = run["machine"]
+    chip = on["gpu"] if run["device"].startswith("cuda") else f"{on['cores']} cores of {on['cpu']}"
+    return f"{chip} ({run['precision']}), torch {on['torch']}, {on['date']}"

@@ -1,0 +1,109 @@
+"""The search for `paper-reading`: which reading of what is not printed gives the figures of FashionMNIST (4).
+
+Claim: the printed values do not give the printed figures under any time model tried, and a few named changes do.
+Settings: `paper` with one of the changes below, on `fashion-mnist-4` and nothing else; CDFL alone.
+Machine: one H200; seconds stand beside the results. Cost: 2 runs of 2,000 uploads for every line below.
+
+    cdfl paper reading
+"""
+
+from pathlib import Path
+from typing import Any
+
+from cdfl.paper import EVERY_ROW, Cell, Results
+from cdfl.paper.figures import COLORS, COLUMN, figure
+from cdfl.paper.rows import COLUMNS
+from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
+
+NUMBER, TRIALS = 0, 2
+ROW = next(row for row in EVERY_ROW if row.scenario == "fashion-mnist-4")
+MIN = {"loss_bar": "min", "gap_bar": "min", "distance_bar": "min"}
+FEW = {"time_model": "few-active"}
+BASE = FEW | MIN | {"learning_rate": 1e-3}
+
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "as printed, uniform uploads": {},
+    "as printed, sessions": {"time_model": "sessions"},
+    "as printed, few active (4 clients, 5 uploads each)": FEW,
+    "few active, Adam .001": FEW | {"learning_rate": 1e-3},
+    # F(v; D_k) summed over batches of 128 (8 of them) or 64 (16): dividing the bar is the same, shares do not change.
+    "few active, Adam .001, loss summed over 8 batches": FEW | {"learning_rate": 1e-3, "loss_bar": 8 / 8},
+    "few active, Adam .001, loss summed over 16 batches": FEW | {"learning_rate": 1e-3, "loss_bar": 8 / 16},
+    "few active, min bars": FEW | MIN,
+    "uniform, Adam .001, min bars": MIN | {"learning_rate": 1e-3},
+    "BASE: few active, Adam .001, min bars": BASE,
+    "BASE, only l_bar min": FEW | {"learning_rate": 1e-3, "loss_bar": "min"},
+    "BASE, Adam .003": BASE | {"learning_rate": 3e-3},
+    "BASE, Adam .0005": BASE | {"learning_rate": 5e-4},
+    "BASE, 1 local epoch": BASE | {"local_epochs": 1},
+    "BASE, 2 local epochs": BASE | {"local_epochs": 2},
+    "BASE, 10 local epochs": BASE | {"local_epochs": 10},
+    "BASE, 5 epochs of pre-training": BASE | {"separate_epochs": 5},
+    "BASE, 20 epochs of pre-training": BASE | {"separate_epochs": 20},
+    "BASE, one shared model first": BASE | {"shared_epochs": 10, "separate_epochs": 2},
+    "BASE, others drawn unevenly": BASE | {"drift": {"kind": "paper", "rest": "uneven"}},
+    "BASE, 2 active": BASE | {"time_model": {"kind": "few-active", "active": 2}},
+    "BASE, 4 active, 25 uploads each": BASE | {"time_model": {"kind": "few-active", "turns_each": 25}},
+    "BASE, continuous hinge": BASE | {"staleness_hinge": "continuous"},
+    "BASE, reply of moved clusters": BASE | {"reply_clusters": "moved"},
+}
+
+
+def cells(trials: int) -> list[Cell]:
+    """Every candidate with every seed."""
+    return [
+        Cell(ROW.scenario, "paper", "cdfl", seed, changes) for changes in CANDIDATES.values() for seed in range(trials)
+    ]
+
+
+def report(results: Results) -> str:
+    """What every candidate gave, nearest first."""
+    rows = []
+    for name, changes in CANDIDATES.items():
+        trials = results.trials(ROW.scenario, "paper", "cdfl", changes)
+        if not trials:
+            continue
+        values = {column: [kept.end[column] for kept in trials] for column in (*COLUMNS, "divergence", "rate")}
+        away = [distance(values[column], ROW.published("cdfl", column)) or 0.0 for column in COLUMNS]
+        worst = max(map(abs, away))
+        line = [name, str(len(trials))]
+        for column, far in zip(COLUMNS, away, strict=True):
+            line += [spread(values[column]), signed(far)]
+        rows.append((worst, [*line, spread(values["divergence"]), spread(values["rate"]), f"{worst:.1f}"]))
+    lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
+    header = ["change of `paper`", "trials", "before", "Δ", "after", "Δ", "cluster", "Δ", "KL", "mean rate", "worst Δ"]
+    figures = [part for column in COLUMNS for part in (printed(ROW.published("cdfl", column)), "")]
+    everything = [
+        kept for changes in CANDIDATES.values() for kept in results.trials(ROW.scenario, "paper", changes=changes)
+    ]
+    return "\n".join(
+        [
+            "Δ: distance from the paper's mean in its deviations. Sorted by the worst of the three.\n",
+            table(header, [["*the paper*", "5", *figures, "", "", ""], *lines]),
+            provenance(everything),
+        ]
+    )
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """Distances of every candidate, worst last."""
+    found = []
+    for name, changes in CANDIDATES.items():
+        trials = results.trials(ROW.scenario, "paper", "cdfl", changes)
+        if trials:
+            values = [[kept.end[column] for kept in trials] for column in COLUMNS]
+            away = [
+                distance(own, ROW.published("cdfl", column)) or 0.0 for own, column in zip(values, COLUMNS, strict=True)
+            ]
+            found.append((max(map(abs, away)), name, away))
+    found.sort()
+    with figure(folder, "reading", 1.6 * COLUMN, 0.17 * len(found) + 0.8) as axes:
+        axes.axvspan(-2, 2, color=COLORS["paper"], alpha=0.3, lw=0)
+        for place, column in enumerate(COLUMNS):
+            marker, color = "os^"[place], (COLORS["local"], COLORS["cdfl"], COLORS["fedsoft"])[place]
+            axes.plot([away[place] for _, _, away in found], range(len(found)), marker, color=color, label=column)
+        axes.set_yticks(range(len(found)), [name for _, name, _ in found])
+        axes.invert_yaxis()
+        axes.set(xlabel="distance from the paper, in its deviations", xscale="symlog")
+        axes.legend()
+    return ["reading"]

@@ -1,0 +1,156 @@
+"""Table 1: accuracy of clients before and after the reply, and of clusters, in 13 rows.
+
+Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) alone, CDFL, FedSoft-Async and Local
+give the figures of Table 1; with settings of our own, CDFL gives better ones.
+Settings: `paper-reading` and `default`, all algorithms; `paper`, the printed values literally, CDFL alone.
+Machine: one H200 for full runs; seconds stand beside the results. Cost: 85 runs a row; 17 cells with `--trials 1`.
+
+    cdfl paper table1 --rows fashion-mnist-4 --trials 5
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
+from cdfl.paper.figures import COLORS, COLUMN, figure
+from cdfl.paper.rows import COLUMNS, FOOTNOTE, LOCAL
+from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, signed, spread, table
+
+NUMBER, TRIALS = 1, 5
+BESIDE_THE_PAPER = {"cdfl": "CDFL", "fedsoft": "FedSoft-Async", LOCAL: "Local"}
+# What the paper does not have: (preset, algorithm) and what the column is called.
+OURS = {
+    ("paper", "cdfl"): "CDFL, `paper`",
+    ("default", "cdfl"): "CDFL, `default`",
+    ("default", "fedsoft"): "FedSoft-Async",
+    ("default", "fedasync"): "FedAsync",
+    ("default", "fedbuff"): "FedBuff",
+    ("default", "ifca"): "IFCA",
+    ("default", "local"): "Local, keeps",
+    ("default", "oracle"): "Oracle",
+}
+SAME, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
+
+
+def cells(trials: int) -> list[Cell]:
+    """What is compared with the paper first, then our own columns."""
+    rest = [name for name in ALGORITHMS if name not in BESIDE_THE_PAPER]
+    algorithms = {"paper-reading": [*BESIDE_THE_PAPER, *rest], "default": list(ALGORITHMS), "paper": ["cdfl"]}
+    return row_cells(algorithms, trials)
+
+
+def report(results: Results) -> str:
+    """Three tables beside the paper's figures, one of our own columns, and what they come to."""
+    mine = [kept for kept in results if not kept.cell.changes and kept.cell.scenario in {r.scenario for r in EVERY_ROW}]
+    parts = ["Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations.\n"]
+    for algorithm, title in BESIDE_THE_PAPER.items():
+        parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
+    parts += ["**Our own columns**: before / after / cluster, `default` unless it says otherwise\n", _ours(results)]
+    parts += [FOOTNOTE + "\n", _verdict(results), provenance(mine)]
+    return "\n".join(parts)
+
+
+def _beside(results: Results, algorithm: str) -> str:
+    columns = COLUMNS if algorithm != LOCAL else COLUMNS[:1]
+    header = ["row", "trials", *(part for column in columns for part in (column, "paper", "Δ"))]
+    rows = []
+    for row in EVERY_ROW:
+        trials = results.trials(row.scenario, "paper-reading", algorithm)
+        line = [row.title, str(len(trials))]
+        for column in columns:
+            values, figure = _values(results, row, column, algorithm), _figure(row, algorithm, column)
+            line += [spread(values), printed(figure), signed(distance(values, figure))]
+        if trials:
+            rows.append(line)
+    return table(header, rows)
+
+
+def _ours(results: Results) -> str:
+    rows = []
+    for row in EVERY_ROW:
+        line = [row.title]
+        for preset, algorithm in OURS:
+            means = [results.values(column, row.scenario, preset, algorithm) for column in COLUMNS]
+            line.append(" / ".join(number(fmean(values)) for values in means) if all(means) else NOTHING)
+        if set(line[1:]) != {NOTHING}:
+            rows.append(line)
+    return table(["row", *OURS.values()], rows)
+
+
+def _verdict(results: Results) -> str:
+    """How many figures are as near as we asked for, and how many orders hold."""
+    lines = []
+    compared = {
+        (row.printed, column): distance(_values(results, row, column), _figure(row, "cdfl", column))
+        for row in SAME
+        for column in COLUMNS
+    }
+    found = [away for away in compared.values() if away is not None]
+    near = sum(abs(away) <= 2 for away in found)
+    lines.append(f"- {near} of {len(found)} figures of CDFL on the paper's own data are within two of its deviations.")
+    for rival in ("fedsoft", LOCAL):
+        said, kept = _orders(results, rival)
+        lines.append(
+            f"- CDFL is above {BESIDE_THE_PAPER[rival]} in {kept} of the {said} figures where the paper says so."
+        )
+    better = [
+        fmean(values) > figure.mean
+        for row in SAME
+        for column in COLUMNS
+        if (values := results.values(column, row.scenario, "default")) and (figure := _figure(row, "cdfl", column))
+    ]
+    lines.append(f"- `default` is above the paper's figure of CDFL in {sum(better)} of {len(better)}.")
+    for rival in ("local", "fedasync"):
+        gains = [
+            fmean(ours) > fmean(theirs)
+            for row in EVERY_ROW
+            if (ours := results.values("after", row.scenario, "default"))
+            and (theirs := results.values("after", row.scenario, "default", rival))
+        ]
+        lines.append(f"- `default`: CDFL is above {rival} after the reply in {sum(gains)} of {len(gains)} rows.")
+    return "\n".join(lines) + "\n"
+
+
+def _orders(results: Results, rival: str) -> tuple[int, int]:
+    """In how many figures the paper has CDFL above a rival, and in how many of these we have."""
+    said = kept = 0
+    for row in SAME:
+        for column in COLUMNS if rival != LOCAL else COLUMNS[:2]:
+            ours, theirs = _values(results, row, column), _values(results, row, column, rival)
+            figure, other = _figure(row, "cdfl", column), _figure(row, rival, column)
+            if ours and theirs and figure and other and figure.mean > other.mean:
+                said += 1
+                kept += fmean(ours) > fmean(theirs)
+    return said, kept
+
+
+def _values(results: Results, row: Row, column: str, algorithm: str = "cdfl") -> list[float]:
+    return results.values(column, row.scenario, "paper-reading", algorithm)
+
+
+def _figure(row: Row, algorithm: str, column: str):
+    """The published figure, unless our data are others."""
+    return None if row.stand_in else row.published("local" if algorithm == LOCAL else algorithm, column)
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """CDFL's figures on the paper's own data: the paper's bars, and our means in two presets."""
+    with figure(folder, "table1", COLUMN, 2.2, ncols=3, sharey=True) as axes:
+        for place, column in enumerate(COLUMNS):
+            _panel(axes[place], results, column)
+        axes[0].set_ylabel("accuracy")
+        axes[0].legend(loc="lower left", handlelength=1)
+    return ["table1"]
+
+
+def _panel(axes, results: Results, column: str) -> None:
+    for at, row in enumerate(SAME):
+        mean, deviation = row.published("cdfl", column)
+        label = "paper ± 2 SD" if at == 0 else None
+        axes.bar(at, 4 * deviation, 0.7, mean - 2 * deviation, color=COLORS["paper"], alpha=0.45, label=label)
+        for preset, marker, color in (("paper-reading", "o", COLORS["cdfl"]), ("default", "^", COLORS["fedsoft"])):
+            values = results.values(column, row.scenario, preset)
+            axes.plot([at] * len(values), values, marker, color=color, ms=2.5, label=preset if at == 0 else None)
+    axes.set_xticks(range(len(SAME)), [row.printed.split("(")[1][:-1] for row in SAME])
+    axes.set(title=column, xlabel="clusters")
