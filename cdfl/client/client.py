@@ -92,8 +92,12 @@ class Client:
             sleep=sleep,
         )
         self._store = Volatile() if state_dir is None else Folder(Path(state_dir))
-        self._state = self._store.load(client_id)
-        self._check_state()
+        try:
+            self._state = self._store.load(client_id)
+            self._check_state()
+        except StateError:
+            self.close()
+            raise
 
     # -- what it knows
 
@@ -289,5 +293,4 @@ class Client:
             for blob in self._state.blobs:
                 wire.decode_model(blob.data, self.layout)
         except wire.WireError as error:
-            self.close()
             raise StateError(f"the state of {self.client_id!r} is of another model: {error.detail}") from None

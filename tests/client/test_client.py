@@ -45,6 +45,7 @@ def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
     assert torch.equal(sent, expected)
 
 
+WORD = "open-sesame"
 BATCH = make_data()
 LISTED = [(BATCH[0][:8], BATCH[1][:8]), (BATCH[0][8:], BATCH[1][8:])]
 
@@ -166,32 +167,32 @@ def test_models_in_double_precision(make_client):
 
 
 def test_tokens(make_client):
-    server = ToyServer(tokens={"secret": "car-7"})
+    server = ToyServer(tokens={WORD: "car-7"})
     transport = InProcess(server.handle)
-    assert make_client(transport, token="secret").update(make_data()).outcome == "applied"
+    assert make_client(transport, token=WORD).update(make_data()).outcome == "applied"
     for token, client_id, kind in (
         (None, "car-7", wire.UnauthorizedError),
         ("wrong", "car-7", wire.UnauthorizedError),
-        ("secret", "car-8", wire.ForbiddenError),
+        (WORD, "car-8", wire.ForbiddenError),
     ):
         with pytest.raises(kind):
             make_client(transport, token=token, client_id=client_id).join()
 
 
 def test_a_token_on_an_open_line_is_told(make_client, caplog):
-    make_client(token="secret")
+    make_client(token=WORD)
     assert "the token goes to http://server.test over plain http" in caplog.text
 
 
 def test_a_token_that_is_revoked_keeps_the_upload(server, make_client):
-    server.tokens = {"secret": "car-7"}
-    client = make_client(token="secret")
+    server.tokens = {WORD: "car-7"}
+    client = make_client(token=WORD)
     client.join()
     server.tokens = {}
     with pytest.raises(wire.UnauthorizedError):
         client.update(make_data())
     assert client.pending
-    server.tokens = {"secret": "car-7"}
+    server.tokens = {WORD: "car-7"}
     assert client.flush().outcome == "applied"
 
 
