@@ -41,8 +41,9 @@ class GraphServer(Algorithm):
 
     @staticmethod
     def fits(algorithm: Algorithm) -> bool:
-        """Is this CDFL with the paper's estimator?"""
-        return type(algorithm) is Algorithm and algorithm.estimate is estimate_mixture
+        """Is this CDFL with the paper's estimator, and are all uploads taken?"""
+        plain = type(algorithm) is Algorithm and algorithm.estimate is estimate_mixture
+        return plain and algorithm.hyperparams.max_harm is None
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Begin at epoch 0, with everything on the device."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cdfl.data import Federation, Samples
+from cdfl.data import Federation, Samples, to_input
 
 DataSet = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n,)
 
@@ -63,19 +63,20 @@ class Engines:
     scores_together: int = 1  # uploads that are scored, and told, in one go at the least
 
 
-def fetch_all(wanted: Sequence[tuple[Federation, Samples]]) -> list[tuple[Tensor, Tensor]]:
-    """Images and labels of many draws; those of one federation and split are gathered in one go."""
-    found: list[tuple[Tensor, Tensor]] = [None] * len(wanted)  # type: ignore[list-item]
+def fetch_all(wanted: Sequence[tuple[Federation, Samples]], dtype: torch.dtype) -> list[DataSet]:
+    """Inputs and targets of many draws; those of one federation and split are gathered and scaled in one go."""
+    found: list[DataSet] = [None] * len(wanted)  # type: ignore[list-item]
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, (federation, samples) in enumerate(wanted):
         groups[id(federation), samples.split].append(place)
     for places in groups.values():
         federation, _ = wanted[places[0]]
         parts = [wanted[place][1] for place in places]
-        images, labels = federation.fetch(joined(parts))
+        images, targets = federation.fetch(joined(parts))
         sizes = [len(part) for part in parts]
-        for place, own_images, own_labels in zip(places, images.split(sizes), labels.split(sizes), strict=True):
-            found[place] = own_images, own_labels
+        pairs = zip(to_input(images, dtype).split(sizes), targets.split(sizes), strict=True)
+        for place, pair in zip(places, pairs, strict=True):
+            found[place] = pair
     return found
 
 

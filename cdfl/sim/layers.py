@@ -39,7 +39,7 @@ class StackedNetwork:
         self._chain = chain_of(model, KERNEL_PRECISION[precision])
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[method-assign]
+                layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
 
     def channels(self, channels: int) -> int:
         """How many channels images should be kept with: kernels read four of them faster than three."""

@@ -91,6 +91,7 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
         bytes_down=down * task.model_bytes,
         client_flops=client_passes * task.forward_flops,
         server_flops=server_passes * task.forward_flops,
+        rejected=reply.rejected,
     )
 
 

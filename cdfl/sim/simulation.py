@@ -280,11 +280,10 @@ class Simulation:
         sets = self.task.proxy_sets
         sizes = [len(targets) for _, targets in sets]
         outputs = self.engines.looker.outputs(models, torch.cat([inputs for inputs, _ in sets]))
-        rows = [
-            torch.stack([cross_entropy(out, own[1]) for out, own in zip(row.split(sizes), sets, strict=True)])
-            for row in outputs
-        ]
-        return torch.stack(rows).double().cpu()
+        said = torch.stack(outputs)  # (B, n, classes)
+        targets = torch.cat([own for _, own in sets]).expand(len(said), -1)  # (B, n)
+        losses = cross_entropy(said.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        return torch.stack([own.mean(dim=1) for own in losses.split(sizes, dim=1)], dim=1).double().cpu()
 
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """The loss of every model (K, P) on every sample, (n, K)."""
@@ -302,10 +301,11 @@ class Simulation:
         waiting, self._waiting = self._waiting, []
         answered = [item for item in waiting if isinstance(item, _Scored)]
         scores = iter(self._scores(answered) if answered else ())
+        replies = iter(_on_host([item.reply for item in answered]))
         for item in waiting:
             event: Event
             if isinstance(item, _Scored):
-                event = describe(self.task, self.algorithm, item.job, item.draw, item.reply, next(scores))
+                event = describe(self.task, self.algorithm, item.job, item.draw, next(replies), next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
@@ -315,8 +315,7 @@ class Simulation:
 
     def _scores(self, answered: Sequence[_Scored]) -> list[Scores]:
         """The share of its held-out samples each client gets right: with what it had, what it uploaded, the reply."""
-        parts = fetch_all([(self.task.federation, item.draw.test) for item in answered])
-        ready = [self.task.ready(*part) for part in parts]
+        ready = fetch_all([(self.task.federation, item.draw.test) for item in answered], self.task.dtype)
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
         outputs = self.engines.looker.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
@@ -331,8 +330,23 @@ class Simulation:
 
 
 def _shares_right(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
-    right = [(out.argmax(dim=1) == own).double().mean() for out, own in zip(outputs, targets, strict=True)]
-    return [float(share) for share in torch.stack(right).tolist()]
+    if all(len(own) == len(targets[0]) for own in targets):
+        right = torch.stack(list(outputs)).argmax(dim=2) == torch.stack(list(targets))  # (B, n)
+        shares = right.double().mean(dim=1)
+    else:
+        pairs = zip(outputs, targets, strict=True)
+        shares = torch.stack([(out.argmax(dim=1) == own).double().mean() for out, own in pairs])
+    return [float(share) for share in shares.tolist()]
+
+
+def _on_host(replies: Sequence[Reply]) -> list[Reply]:
+    """The same replies; mixtures and rates that are on a GPU come over in one go, to be told."""
+    there = [reply for reply in replies if reply.mixture.is_cuda]
+    if not there:
+        return list(replies)
+    numbers = torch.stack([torch.stack([reply.mixture, reply.rates]) for reply in there]).cpu()  # (n, 2, K)
+    here = {id(reply): replace(reply, mixture=own[0], rates=own[1]) for reply, own in zip(there, numbers, strict=True)}
+    return [here.get(id(reply), reply) for reply in replies]
 
 
 def _until(turns: Iterator[Turn], looks: int) -> Iterator[Turn]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.core import Hyperparams, Layout, Loss
-from cdfl.data import to_input
 from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
 from cdfl.sim.kernels import adam_step_, sgd_step_
 from cdfl.sim.layers import StackedNetwork
@@ -49,18 +48,21 @@ class Rows:
 
     def load(self, trainings: Sequence[Training]) -> None:
         """Begin some trainings; rows above them have no steps to take."""
-        parts = fetch_all([(training.federation, training.samples) for training in trainings])
-        limits = [len(training.plan) for training in trainings]
-        self.limits[: len(limits)] = torch.tensor(limits).to(self.limits.device)
-        self.limits[len(limits) :] = 0
+        parts = fetch_all([(training.federation, training.samples) for training in trainings], self.images.dtype)
+        count, steps = len(trainings), sizes_of(trainings)[1]
+        plans = torch.zeros(count, steps, self.plans.shape[2], dtype=torch.int64)  # on the host: one copy takes it over
+        limits = torch.zeros(len(self.limits), dtype=torch.int64)
         for state in (self.step, self.first, self.second):
             state.zero_()
-        for row, (training, (images, targets)) in enumerate(zip(trainings, parts, strict=True)):
-            self.models[row] = self.anchors[row] = training.start
-            ready = to_input(images, self.images.dtype).permute(0, 2, 3, 1)
-            self.images[row, : len(images), ..., : ready.shape[-1]] = ready
+        for row, (training, (inputs, targets)) in enumerate(zip(trainings, parts, strict=True)):
+            plans[row, : len(training.plan)] = training.plan
+            limits[row] = len(training.plan)
+            self.images[row, : len(inputs), ..., : inputs.shape[1]] = inputs.permute(0, 2, 3, 1)
             self.targets[row, : len(targets)] = targets
-            self.plans[row, : len(training.plan)] = training.plan.to(self.plans.device)
+        self.plans[:count, :steps] = plans.to(self.plans.device)
+        self.limits.copy_(limits)
+        starts = torch.stack([training.start for training in trainings])
+        self.models[:count], self.anchors[:count] = starts, starts
 
     def batch(self, alive: int) -> tuple[Tensor, Tensor]:
         """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets."""
@@ -130,7 +132,8 @@ class Stack:
                 found.extend(self.network.look(stack, inputs.expand(len(stack), *inputs.shape)))
             else:
                 own = inputs[first : first + count]
-                filled = nn.utils.rnn.pad_sequence(list(own), batch_first=True)
+                same = all(len(part) == len(own[0]) for part in own)  # then one copy takes them all
+                filled = torch.stack(list(own)) if same else nn.utils.rnn.pad_sequence(list(own), batch_first=True)
                 outputs = self.network.look(stack, filled)
                 found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
         return found

