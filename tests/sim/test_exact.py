@@ -159,12 +159,12 @@ def test_a_client_with_one_sample():
 
 
 def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
-    """One training and one server step; later uploads amplify rounding, as any training does."""
+    """One training and one server step: models to 1e-5, what is told to 1e-4; later uploads amplify rounding."""
     task = make_task(num_uploads=1, num_clients=1, dtype=torch.float32)
     for engines in (None, workers(task, 1)):
         fast, plain = run_fast(task, engines=engines), run_plain(task)
         assert (fast.models - plain.models).abs().max() < 1e-5
-        assert_same(fast, plain, 1e-5)
+        assert_same(fast, plain, 1e-4)
 
 
 def test_nothing_is_trained_in_vain_or_twice():
