@@ -46,7 +46,9 @@ class Entry:
     """One upload, as the journal keeps it. Numbers are kept exactly."""
 
     epoch: int  # t, after this upload
-    client_id: str  # "": the client was forgotten, and with it all that is its own: key, digest, losses, mixture, rates
+    client_id: (
+        str  # "": the client was forgotten, and with it its key, digest, losses, mixture, rates, upload and reply
+    )
     base_epoch: int
     key: str  # the idempotency key
     digest: str  # sha256 of the uploaded safetensors, in hex
@@ -57,6 +59,7 @@ class Entry:
     rates: tuple[float, ...]
     staleness: int
     received: float  # unix time
+    harm: float | None = None  # as `Reply.harm`: what the acceptance test saw; None: not looked at
     upload: str | None = None  # blob of the local model, as `Store.keep` named it; None: no longer kept
     reply: str | None = None  # blob of the reply; None: no longer kept
 
@@ -94,6 +97,7 @@ class Snapshot:
     created: float  # unix time
     cluster_losses: tuple[float | None, ...]
     cluster_epochs: tuple[int, ...]
+    recent_harms: tuple[float, ...]
     hyperparams: Hyperparams
     models: tuple[str, ...]  # blobs, one a cluster
     digests: tuple[str, ...]  # their sha256, in hex

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Hyperparams, Reply, ServerState, Upload, join, server_update
+from cdfl.core.accept import remember
 from cdfl.server.journal import Entry, StoreDamaged
 from cdfl.server.snapshots import to_losses
 
@@ -19,22 +20,27 @@ def replay(
 ) -> tuple[ServerState, Reply]:
     """The state after an entry and the reply to it, from the state before: `core.server_update` again.
 
-    Recovery takes the recorded mixture, so its bits depend on no machine: the clusters become exactly those that the
-    replies were made of. `anew=True` estimates again from the recorded losses, as the server did.
-    An entry that moved nothing needs no `local_model`; it was answered with `last_mixture`.
+    Recovery takes what was decided as it is recorded (outcome, mixture, harm), so its bits depend on no machine: the
+    clusters become exactly those that the replies were made of; an entry that moved nothing needs no `local_model`.
+    `anew=True` decides again from the recorded losses, as the server did; `last_mixture` is that of the client before.
     """
     if entry.epoch != state.epoch + 1:
         raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}; restore a backup")
-    if entry.outcome != "applied":
-        state = state.replace(epoch=entry.epoch)
-        return state, join(state, hyperparams, _tensor(last_mixture))
+    mixture = _tensor(last_mixture)
+    if entry.outcome != "applied" and not anew:
+        state = _with_harm(state.replace(epoch=entry.epoch), entry)
+        return state, join(state, hyperparams, mixture)
     if local_model is None:
         raise StoreDamaged(f"the upload of entry {entry.epoch} is missing; restore a backup, or `cdfl rollback`")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
     upload = Upload(local_model, entry.base_epoch, entry.client_id, **known)
     losses = to_losses(entry.cluster_losses)
-    state, reply = server_update(state, upload, hyperparams, evaluate=lambda _, clusters: losses[clusters])
-    return state.replace(cluster_losses=losses), reply
+    state, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
+    return state if anew else _with_harm(state.replace(cluster_losses=losses), entry), reply
+
+
+def _with_harm(state: ServerState, entry: Entry) -> ServerState:
+    return state if entry.harm is None else state.replace(recent_harms=remember(state.recent_harms, entry.harm))
 
 
 def _tensor(values: tuple[float, ...] | None) -> Tensor | None:

@@ -45,6 +45,13 @@ def last_entry(connection: sa.Connection, client_id: str, before: int | None = N
     return None if row is None else _entry(row)
 
 
+def complete_since(connection: sa.Connection) -> int:
+    """The epoch after which every entry is there, with its upload where it was applied."""
+    without = select(func.max(journal.c.epoch)).where(journal.c.outcome == "applied", journal.c.upload.is_(None))
+    start = int(schema.get(connection, "journal_start") or 0)
+    return max(connection.execute(without).scalar() or 0, start - 1)
+
+
 def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[str]:
     """Append to the journal; returns the replies that have become old."""
     uploads = Counter(entry.client_id for entry in added)
@@ -175,19 +182,13 @@ def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
 
 def erase(connection: sa.Connection, client_id: str) -> bool:
     """Remove a client from all tables; its entries stay, without anything of it. Was there anything?"""
-    nothing = {"client_id": None, "key": "", "digest": "", "losses": None, "mixture": (), "rates": ()}
+    nothing = {"client_id": None, "key": "", "digest": "", "losses": None, "mixture": (), "rates": (), "harm": None}
     own = sa.update(journal).where(journal.c.client_id == client_id)
     found = connection.execute(own.values(nothing | {"upload": None, "reply": None})).rowcount
     for table in (clients, grants, tokens):
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
     return found > 0
-
-
-def has_uploads(connection: sa.Connection, client_id: str, after: int) -> bool:
-    """Whether uploads of a client are stored that came after an epoch."""
-    stored = sa.exists().where(journal.c.client_id == client_id, journal.c.upload.is_not(None), journal.c.epoch > after)
-    return bool(connection.execute(select(stored)).scalar())
 
 
 def ask_to_forget(connection: sa.Connection, database: Database, client_id: str, now: float) -> None:

@@ -39,6 +39,7 @@ snapshots = Table(
     Column("created", Double),
     Column("cluster_losses", Json),
     Column("cluster_epochs", Json),
+    Column("recent_harms", Json),
     Column("hyperparams", Json),  # in force after this epoch
     Column("models", Json),  # blobs, one a cluster
     Column("digests", Json),  # their sha256
@@ -58,6 +59,7 @@ journal = Table(
     Column("rates", Json),
     Column("staleness", BigInteger),
     Column("received", Double),
+    Column("harm", Double),
     Column("upload", Text),
     Column("reply", Text),
 )
@@ -99,7 +101,9 @@ STEPS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE tokens (hash TEXT PRIMARY KEY, client_id TEXT NOT NULL, created DOUBLE PRECISION NOT NULL,
             revoked DOUBLE PRECISION)""",
     ),
-    (  # clients can be forgotten while a server runs; what is to be deleted is found without reading the journal
+    (  # the acceptance test; forgetting a client while a server runs; finding what is to be deleted
+        "ALTER TABLE journal ADD COLUMN harm DOUBLE PRECISION",
+        "ALTER TABLE snapshots ADD COLUMN recent_harms TEXT NOT NULL DEFAULT '[]'",
         "CREATE TABLE forgets (client_id TEXT PRIMARY KEY, asked DOUBLE PRECISION NOT NULL)",
         "CREATE INDEX journal_upload ON journal (epoch) WHERE upload IS NOT NULL",
         "CREATE INDEX journal_reply ON journal (client_id) WHERE reply IS NOT NULL",

@@ -41,6 +41,7 @@ def load_state(snapshot: Snapshot, layout: Layout, blobs: Blobs) -> ServerState:
         cluster_epochs=torch.tensor(snapshot.cluster_epochs, dtype=torch.int64),
         epoch=snapshot.epoch,
         num_parameters=layout.num_parameters,
+        recent_harms=torch.tensor(snapshot.recent_harms, dtype=torch.float64),
     )
 
 

@@ -49,7 +49,7 @@ class Store:
         self.retention = retention
         self.tokens = Tokens(database)
         self.epoch: int | None = None  # of the last committed entry; None: nothing was begun yet
-        self._journal_start = 0  # entries before this one may be gone
+        self.journal_start = 0  # entries before this one may be gone
         self._turn = threading.RLock()  # held while `epoch` and what is written can differ
         self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
         self._pool = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-store")
@@ -157,11 +157,11 @@ class Store:
         with self._write() as connection:
             names = rows.expire(connection, self.retention, time.time())
             start = rows.journal_start(connection, self.retention, self.epoch or 0)
-            if start - self._journal_start > self.retention.keep_entries // 10:  # not at every snapshot
+            if start - self.journal_start > self.retention.keep_entries // 10:  # not at every snapshot
                 rows.shorten_journal(connection, start)
             else:
-                start = self._journal_start
-        self._journal_start = start
+                start = self.journal_start
+        self.journal_start = start
         self._discard(names)
 
     def snapshots(self) -> list[Snapshot]:
@@ -211,7 +211,7 @@ class Store:
 
         Epochs older than the journal are refused: nobody could tell whether their upload was taken already.
         """
-        if epoch < self._journal_start:
+        if epoch < self.journal_start:
             return False
         with self._read() as connection:
             return rows.was_given(connection, client_id, epoch)
@@ -239,16 +239,17 @@ class Store:
     def commit(self, group: Sequence[tuple[Entry, Body]]) -> None:
         """Make a group of entries durable, in order, all or none, with their replies: one transaction.
 
-        `entry.upload` is what `keep` gave; it is kept only if it was applied. `entry.reply` is named here. The reply is
-        plain safetensors. The epochs follow on `self.epoch`. Each client is now given the epoch of its reply; its
-        earlier reply is deleted. If this fails, nothing has happened, and the uploads are dropped.
+        `entry.upload` is what `keep` gave; where it moved nothing it is not kept (but see `Retention`). `entry.reply`
+        is named here; a reply is plain safetensors. The epochs follow on `self.epoch`. Each client is now given the
+        epoch of its reply, and its earlier reply is deleted. If this fails, nothing has happened, and the uploads are
+        dropped.
         """
         if not group:
             return
         with self._turn:
             self._resolve()
             self._check_order([entry for entry, _ in group])
-            entries = [_named(entry, group[place + 1 :]) for place, (entry, _) in enumerate(group)]
+            entries = self._named([entry for entry, _ in group])
             names = [name for entry in entries for name in (entry.upload, entry.reply) if name is not None]
             unneeded = [entry.upload for entry, _ in group if entry.upload is not None and entry.upload not in names]
             try:
@@ -285,6 +286,21 @@ class Store:
         with self._read() as connection:
             return rows.entries(connection, schema.journal.c.epoch > after, limit=limit)
 
+    def newest_epoch(self) -> int:
+        """The epoch of the last entry, also where another process owns the store."""
+        with self._read() as connection:
+            return rows.last_epoch(connection) or 0
+
+    def complete_since(self) -> int:
+        """The epoch after which every entry is there, with its upload where it was applied."""
+        with self._read() as connection:
+            return rows.complete_since(connection)
+
+    def entry_before(self, entry: Entry) -> Entry | None:
+        """The entry before this one of the same client, if the journal goes back that far."""
+        with self._read() as connection:
+            return rows.last_entry(connection, entry.client_id, before=entry.epoch)
+
     def all_entries(self, after: int) -> Iterator[Entry]:
         """The same, however many there are."""
         while piece := self.entries(after, PIECE):
@@ -296,10 +312,13 @@ class Store:
     def forget(self, client_id: str, state: ServerState) -> bool:
         """Remove all that is stored of a client; was there anything? `state` is the server's, as it is now.
 
-        Recovery must not need the client's uploads any more, so a snapshot of `state` is taken first where it would.
+        Recovery must not need the client's entries any more, so a snapshot of `state` is taken first where it would.
         """
         with self._turn:
-            if self._needs(client_id):
+            record = self.client(client_id)
+            newest = self.snapshots()[-1:]
+            if newest and record and record.last and record.last.epoch > newest[0].epoch:
+                self._check_newest(state)
                 self.snapshot(state)
             with self._read() as connection:
                 names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
@@ -320,18 +339,12 @@ class Store:
         with self._read() as connection:
             return rows.asked_to_forget(connection)
 
-    def _needs(self, client_id: str) -> bool:
-        """Would recovery read an upload of this client?"""
-        newest = self.snapshots()[-1:]
-        with self._read() as connection:
-            return bool(newest) and rows.has_uploads(connection, client_id, after=newest[-1].epoch)
-
     # -- inside
 
     def _start(self) -> None:
         with self._read() as connection:
             self.epoch = rows.last_epoch(connection)
-            self._journal_start = int(schema.get(connection, "journal_start") or 0)
+            self.journal_start = int(schema.get(connection, "journal_start") or 0)
         if self.database.own:
             self._claim_blobs()
             self._sweep()
@@ -386,6 +399,10 @@ class Store:
             names, self._doubtful = names + self._doubtful, None
             self._discard(names)
 
+    def _check_newest(self, state: ServerState) -> None:
+        if state.epoch != self.epoch:
+            raise ValueError(f"the state is at epoch {state.epoch}, the store at {self.epoch}; expected the newest one")
+
     def _check_order(self, entries: list[Entry]) -> None:
         if self.epoch is None:
             raise ValueError("nothing was begun; call begin or recover first")
@@ -409,6 +426,7 @@ class Store:
                         created=time.time(),
                         cluster_losses=from_losses(state.cluster_losses),
                         cluster_epochs=tuple(state.cluster_epochs.tolist()),
+                        recent_harms=tuple(state.recent_harms.tolist()),
                         hyperparams=hyperparams,
                         models=models,
                         digests=digests,
@@ -419,6 +437,18 @@ class Store:
         except BaseException:
             self._discard(models)
             raise
+
+    def _named(self, entries: list[Entry]) -> list[Entry]:
+        """Entries as they are written: the last one of a client has a reply, those recovery needs have an upload."""
+        last = {entry.client_id: entry.epoch for entry in entries}
+        return [
+            replace(
+                entry,
+                upload=entry.upload if entry.outcome == "applied" or self.retention.keep_uploads else None,
+                reply=new_name("replies") if last[entry.client_id] == entry.epoch else None,
+            )
+            for entry in entries
+        ]
 
     def _write_replies(self, entries: list[Entry], bodies: list[Body]) -> None:
         named = [(entry.reply, body) for entry, body in zip(entries, bodies, strict=True) if entry.reply is not None]
@@ -431,13 +461,6 @@ class Store:
         """Delete blobs nobody speaks of; what cannot be deleted now is swept at the next start."""
         with suppress(StoreUnavailable):
             self.blobs.delete(names)
-
-
-def _named(entry: Entry, later: Sequence[tuple[Entry, Body]]) -> Entry:
-    """An entry as it is written: with a name for its reply, unless the client has a newer one in the same group."""
-    last = all(other.client_id != entry.client_id for other, _ in later)
-    upload = entry.upload if entry.outcome == "applied" else None
-    return replace(entry, upload=upload, reply=new_name("replies") if last else None)
 
 
 def _places(database: str | Path, blobs: str | Path | None) -> tuple[str, str | Path]:

@@ -1,0 +1,164 @@
+"""Is everything that is stored what it should be? The journal is run again and compared, bit for bit."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cdfl.core import Hyperparams, NotFiniteError, Reply, ServerState
+from cdfl.server.journal import Entry, Snapshot, StoreDamaged, StoreError
+from cdfl.server.replay import replay
+from cdfl.server.snapshots import load_state
+from cdfl.server.store import Store
+from cdfl.wire import DTYPES, UnfitError, encode_model
+
+TRIES = 5  # beside a running server, which may delete what is about to be read
+
+
+@dataclass
+class Verified:
+    """What was looked at, and what was wrong with it."""
+
+    first: int  # epoch of the snapshot it began with
+    last: int  # epoch it came to
+    snapshots: int = 0
+    entries: int = 0
+    replies: int = 0
+    findings: list[str] = field(default_factory=list)  # one sentence each; empty: everything is as it should be
+
+
+class _Overtaken(Exception):  # noqa: N818
+    """A running server has deleted what was to be read next, as it should."""
+
+
+def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
+    """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
+
+    `tolerance` is for a store whose server ran on other hardware: by so much may mixtures, rates and harms differ.
+    """
+    for _ in range(TRIES):
+        try:
+            return _Walk(store, tolerance).run(progress or (lambda done, total: None))
+        except _Overtaken:
+            pass
+    raise StoreError("the server takes snapshots faster than this can look at them; try again, or stop it meanwhile")
+
+
+class _Walk:
+    """One pass over the journal."""
+
+    def __init__(self, store: Store, tolerance: float) -> None:
+        self.store = store
+        self.tolerance = tolerance
+        self.layout = store.layout()
+        self.snapshots = {snapshot.epoch: snapshot for snapshot in store.snapshots()}
+        complete = store.complete_since()
+        first = min(epoch for epoch in self.snapshots if epoch >= complete)
+        self.result = Verified(first=first, last=store.newest_epoch())
+
+    def run(self, progress: Callable[[int, int], None]) -> Verified:
+        """Go from the first snapshot to the last entry. After something unreadable, go on at the next snapshot."""
+        result = self.result
+        state = self._load(self.snapshots[result.first])
+        hyperparams = self.snapshots[result.first].hyperparams
+        for entry in self._entries():
+            if state is not None:
+                state = self._step(state, entry, hyperparams)
+            if snapshot := self.snapshots.get(entry.epoch):
+                state, hyperparams = self._compare(state, snapshot), snapshot.hyperparams
+            progress(entry.epoch - result.first, result.last - result.first)
+        return result
+
+    def _entries(self) -> Iterator[Entry]:
+        for entry in self.store.all_entries(self.result.first):
+            if entry.epoch > self.result.last:  # a running server goes on meanwhile
+                return
+            yield entry
+
+    def _step(self, state: ServerState, entry: Entry, hyperparams: Hyperparams) -> ServerState | None:
+        """The state after an entry; None if it cannot be known."""
+        self.result.entries += 1
+        try:
+            model = self.store.read_upload(entry, self.layout)
+            known, mixture = self._last_mixture(entry)
+            anew = known and model is not None  # else only what was recorded can be replayed
+            after, reply = replay(state, entry, model, hyperparams, mixture, anew=anew)
+            same = self._same_decision(entry, reply, anew=anew) if known else True
+            return after if same and self.tolerance == 0 else replay(state, entry, model, hyperparams)[0]
+        except (StoreDamaged, NotFiniteError) as error:
+            self._unreadable(f"entry {entry.epoch}: {error}")
+            return None
+
+    def _last_mixture(self, entry: Entry) -> tuple[bool, tuple[float, ...] | None]:
+        """Whether the mixture this client had before is known, and which. An entry that was applied does without."""
+        if entry.client_id == "" or entry.outcome == "applied":
+            return entry.client_id != "", None
+        before = self.store.entry_before(entry)
+        if before is not None:
+            return True, before.mixture
+        return self.store.journal_start == 0, None
+
+    def _same_decision(self, entry: Entry, reply: Reply, *, anew: bool) -> bool:
+        """Compare what was decided with what is decided now; False: something differs."""
+        pairs: list[tuple[str, object, object]] = [("mixture", entry.mixture, tuple(reply.mixture.tolist()))]
+        if anew:
+            outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+            pairs += [
+                ("outcome", entry.outcome, outcome),
+                ("rates", entry.rates, tuple(reply.rates.tolist())),
+                ("staleness", entry.staleness, reply.staleness),
+                ("harm", entry.harm, reply.harm),
+            ]
+        differs = [(name, was, now) for name, was, now in pairs if not self._same(was, now)]
+        for name, was, now in differs:
+            self.result.findings.append(f"entry {entry.epoch}: {name} was {was}, a replay gives {now}")
+        return not differs and self._same_reply(entry, reply)
+
+    def _same(self, was: object, now: object) -> bool:
+        if self.tolerance == 0 or not isinstance(was, tuple | float) or not isinstance(now, tuple | float):
+            return was == now
+        pair = [torch.tensor(value, dtype=torch.float64) for value in (was, now)]
+        return pair[0].shape == pair[1].shape and bool((pair[0] - pair[1]).abs().le(self.tolerance).all())
+
+    def _same_reply(self, entry: Entry, reply: Reply) -> bool:
+        stored = self.store.read_reply(entry) if self.tolerance == 0 else None
+        if stored is None:
+            return True
+        self.result.replies += 1
+        for dtype in DTYPES:
+            with suppress(UnfitError):  # a value beyond float16
+                if encode_model(reply.personal_model, self.layout, dtype) == stored:
+                    return True
+        self.result.findings.append(f"entry {entry.epoch}: the stored reply {entry.reply} is not what a replay gives")
+        return False
+
+    def _compare(self, state: ServerState | None, snapshot: Snapshot) -> ServerState | None:
+        """Compare a replayed state with a snapshot; go on with the snapshot, which is what recovery would do."""
+        stored = self._load(snapshot)
+        if state is None or stored is None:
+            return stored
+        self.result.snapshots += 1
+        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms")
+        for name in parts:
+            if not _same_bits(getattr(state, name), getattr(stored, name)):
+                self.result.findings.append(f"snapshot {snapshot.epoch}: {name} are not what a replay gives")
+        return stored
+
+    def _load(self, snapshot: Snapshot) -> ServerState | None:
+        try:
+            return load_state(snapshot, self.layout, self.store.blobs)
+        except StoreDamaged as error:
+            self._unreadable(f"snapshot {snapshot.epoch}: {error}")
+            return None
+
+    def _unreadable(self, finding: str) -> None:
+        if [snapshot.epoch for snapshot in self.store.snapshots()] != list(self.snapshots):
+            raise _Overtaken
+        self.result.findings.append(finding)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal to the last bit: signed zeros differ, NaN equals itself."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
