@@ -50,6 +50,7 @@ class Uploaded:
     bytes_down: int
     client_flops: int  # passes through the network while training and, where the client does it, estimating
     server_flops: int  # passes over the proxy sets
+    rejected: bool = False  # it would have done more harm than max_harm allows; written down only where it is so
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,10 @@ def to_json(event: Event) -> str:
     >>> to_json(Clusters(epoch=3, accuracies=[0.5, 0.75]))
     '{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}'
     """
-    return json.dumps({"event": type(event).__name__.lower(), **asdict(event)})
+    values = asdict(event)
+    if values.get("rejected") is False:
+        del values["rejected"]
+    return json.dumps({"event": type(event).__name__.lower(), **values})
 
 
 def from_json(line: str) -> Event:
@@ -114,7 +118,7 @@ def from_json(line: str) -> Event:
     except (ValueError, TypeError):
         values = {}
     kind = _KINDS.get(values.pop("event", None))
-    if kind is None or set(values) != {field.name for field in fields(kind)}:
+    if kind is None or {"rejected", *values} != {"rejected", *(field.name for field in fields(kind))}:
         raise ValueError(f"this line is no event of this version of cdfl: {line[:80]!r}")
     event: Event = kind(**values)
     return event

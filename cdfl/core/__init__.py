@@ -2,6 +2,7 @@
 
 from cdfl.core.client import Loss, client_update, make_optimizer
 from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure, mixture_of
+from cdfl.core.evaluate import ProxySets
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.presets import DEFAULT, PAPER, paper, reading
@@ -20,6 +21,7 @@ __all__ = [
     "Loss",
     "Measures",
     "NotFiniteError",
+    "ProxySets",
     "Reply",
     "ServerState",
     "Upload",

@@ -37,6 +37,9 @@ class Hyperparams:
     cluster_epochs_set: Literal["before", "after"] = "before"  # e_k <- t before or after the staleness test
     reply_clusters: Literal["all", "moved"] = "all"  # which clusters the reply mixes: all, or those at the floor
 
+    # -- whether an upload counts at all (not in the paper: `cdfl.core.accept`)
+    max_harm: float | None = None  # times the usual harm that an upload may do; None: every upload counts
+
     # -- training on the client (equation 4)
     proximal_strength: float = 0.01  # rho
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -86,6 +89,8 @@ class Hyperparams:
             _is_count(self.max_staleness, 0, optional=True),
             "a whole number of epochs, or None",
         )
+        harm = self.max_harm
+        check("max_harm", harm is None or (_is_number(harm) and harm > 0), "a number above 0, or None")
         for name in ("staleness_slope", "staleness_grace", "proximal_strength", "weight_decay"):
             value = getattr(self, name)
             check(name, _is_number(value) and value >= 0, "a number, 0 or more")

@@ -1,8 +1,11 @@
 """ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from cdfl.core.accept import harm_of, is_harmful, remember, usual_harms
 from cdfl.core.estimate import Estimator, estimate_mixture, measure
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated
@@ -29,7 +32,8 @@ def server_update(
 
     `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
     too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
-    An upload that brings its own mixture is not estimated.
+    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm moves nothing and is
+    answered like one that is too old.
     """
     _check(state, upload)
     epoch = state.epoch + 1
@@ -38,9 +42,17 @@ def server_update(
         reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=True)
         return state.replace(epoch=epoch), reply
 
+    harm = None
     if upload.mixture is None:
         state = _look(state, evaluate)
-        mixture = _checked(estimate(*measure(state, upload, evaluate), hyperparams), state.num_clusters)
+        measures = measure(state, upload, evaluate)
+        if hyperparams.max_harm is not None:
+            harm, usual = harm_of(measures, state.cluster_losses), usual_harms(state)
+            state = state.replace(recent_harms=remember(usual, harm))
+            if is_harmful(harm, usual, hyperparams.max_harm):
+                reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=False)
+                return state.replace(epoch=epoch), replace(reply, rejected=True, harm=harm)
+        mixture = _checked(estimate(*measures, hyperparams), state.num_clusters)
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
@@ -52,6 +64,7 @@ def server_update(
         rates=rates,
         staleness=staleness,
         deprecated=False,
+        harm=harm,
     )
     state = state.replace(
         cluster_models=cluster_models,

@@ -1,7 +1,7 @@
 """What the server holds, what a client sends, what it gets back. Frozen: a step makes new ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,10 @@ class NotFiniteError(ValueError):
 
 # Losses of n models (n, P), each on the proxy set of the cluster named beside it (n,): the server's only look at data.
 Evaluate = Callable[[Tensor, Tensor], Tensor]
+
+
+def _none() -> Tensor:
+    return torch.empty(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,7 @@ class ServerState:
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
     epoch: int = 0  # t: one per upload
     num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
+    recent_harms: Tensor = field(default_factory=_none)  # of the last uploads, oldest first; where max_harm is set
 
     @property
     def num_clusters(self) -> int:
@@ -61,6 +66,8 @@ class Reply:
     rates: Tensor  # (K,)  beta_mk, float64; all zero for a deprecated upload
     staleness: int  # t - tau
     deprecated: bool  # the upload was older than max_staleness and moved nothing
+    rejected: bool = False  # the upload did more harm than max_harm allows and moved nothing
+    harm: float | None = None  # as max_harm saw it; None: not looked at
 
 
 def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:

@@ -1,0 +1,46 @@
+"""The server's only look at data: losses of models on the proxy sets, one model and one set at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cdfl.core.client import Loss
+from cdfl.core.flat import Layout
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, layout: Layout, vector: Tensor, inputs: Any) -> Any:
+    """What a model, given as its vector (P,), says of inputs, without training it.
+
+    `model` lends its architecture for the time of the call: two threads need one each.
+    """
+    model.eval()
+    return functional_call(model, layout.views(vector), (inputs,))
+
+
+class ProxySets:
+    """K sets of (inputs, targets), as an `Evaluate`.
+
+    >>> net, x = nn.Linear(2, 1), torch.ones(4, 2)
+    >>> look = ProxySets(net, nn.functional.mse_loss, [(x, torch.zeros(4, 1)), (x, torch.ones(4, 1))])
+    >>> look(torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 1]))
+    tensor([9., 4.])
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, sets: Sequence[tuple[Any, Any]]) -> None:
+        self.model = model
+        self.loss = loss
+        self.sets = sets
+        self.layout = Layout.of(model)
+
+    @torch.no_grad()
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        losses = []
+        for vector, cluster in zip(models, clusters.tolist(), strict=True):
+            inputs, targets = self.sets[cluster]
+            losses.append(self.loss(outputs(self.model, self.layout, vector, inputs), targets))
+        return torch.stack(losses)
