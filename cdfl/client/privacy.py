@@ -58,6 +58,8 @@ class Privacy:
         if uploads < 1:
             return 0.0
         shift = 2.0 * math.sqrt(uploads) / self.noise  # sensitivity by deviation
+        if _delta(0.0, shift) <= delta:
+            return 0.0
         low, high = 0.0, 1.0
         while _delta(high, shift) > delta:
             low, high = high, 2 * high

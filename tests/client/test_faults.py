@@ -30,6 +30,12 @@ def connect(transport, folder=None):
     )
 
 
+def live(client):
+    client.join()
+    client.update(make_data(seed=0))
+    client.update(make_data(seed=1))
+
+
 def holds_the_last_reply(client, server):
     body = b"".join(server.last["car-7"][2].stream)
     return torch.equal(flatten(client.model), wire.decode_model(body, server.layout))
@@ -99,9 +105,7 @@ def test_killed_at_every_request(tmp_path, fault, at):
     server = ToyServer()
     client = connect(BadNetwork(server.handle, ["fine"] * at + [fault], kill=True), tmp_path)
     with pytest.raises(Killed):
-        client.join()
-        client.update(make_data(seed=0))
-        client.update(make_data(seed=1))
+        live(client)
     made = client.uploads
     client.close()  # as the system does for a process that ends
     again = connect(InProcess(server.handle), tmp_path)
@@ -137,9 +141,7 @@ def test_killed_at_every_write(tmp_path, monkeypatch, at, when):
     client = connect(InProcess(server.handle), tmp_path)
     monkeypatch.setattr(state_module, "_write", killing(state_module._write, at, when))
     with pytest.raises(Killed):
-        client.join()
-        client.update(make_data(seed=0))
-        client.update(make_data(seed=1))
+        live(client)
     monkeypatch.undo()
     client.close()
     again = connect(InProcess(server.handle), tmp_path)
@@ -156,9 +158,7 @@ def test_the_writes_that_are_tried_are_all_there_are(tmp_path, monkeypatch):
     write = state_module._write
     monkeypatch.setattr(state_module, "_write", lambda file, data: (written.append(file), write(file, data)))
     client = connect(InProcess(ToyServer().handle), tmp_path)
-    client.join()
-    client.update(make_data(seed=0))
-    client.update(make_data(seed=1))
+    live(client)
     client.close()
     # model and state of the join; then, for each update, local model and state, personal model and state
     assert len(written) == 2 + 2 * 4

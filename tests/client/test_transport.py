@@ -1,0 +1,249 @@
+"""Requests over real sockets, and how long a client waits."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import time
+
+import httpx
+import pytest
+import torch
+
+from cdfl import wire
+from cdfl.client import Client, Retry, ServerAwayError
+from cdfl.core import flatten
+
+from .toy import ToyServer, make_data, make_model
+
+
+class Site:
+    """A toy server on a free port of this machine. `spoil` may ruin an answer after the server has done its work."""
+
+    def __init__(self, server: ToyServer, context: ssl.SSLContext | None = None) -> None:
+        self.server, self.spoil = server, []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                site.serve(self)
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        scheme = "http"
+        if context is not None:
+            scheme, self.http.socket = "https", context.wrap_socket(self.http.socket, server_side=True)
+        self.url = f"{scheme}://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def serve(self, connection: BaseHTTPRequestHandler) -> None:
+        body = connection.rfile.read(int(connection.headers.get("Content-Length", 0)))
+        url = f"{self.url}{connection.path}"
+        request = httpx.Request(connection.command, url, headers=dict(connection.headers), content=body)
+        response = self.server.handle(request)
+        body = b"".join(response.stream)
+        spoil = self.spoil.pop(0) if self.spoil else None
+        connection.close_connection = spoil is not None
+        if spoil == "no answer":
+            return
+        connection.send_response(response.status_code)
+        for name, value in response.headers.items():
+            if name != "content-length":
+                connection.send_header(name, value)
+        connection.send_header("Content-Length", str(len(body)))
+        connection.end_headers()
+        connection.wfile.write(body[: len(body) // 2] if spoil == "cut" else body)
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+@pytest.fixture
+def site(server):
+    site = Site(server)
+    yield site
+    site.close()
+
+
+def connect(site, **settings):
+    settings = {"sleep": lambda seconds: None, "local_epochs": 1} | settings
+    return Client(site.url, make_model(), "car-7", **settings)
+
+
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "zstd"])
+def test_over_a_real_socket(site, compress):
+    with connect(site, compress=compress) as client:
+        client.join()
+        for number in range(3):
+            assert client.update(make_data(seed=number)).epoch == number + 1
+        expected = torch.tensor(client.mixture, dtype=torch.float32) @ site.server.state.cluster_models
+        assert torch.equal(flatten(client.model), expected)
+
+
+@pytest.mark.parametrize("spoil", ["no answer", "cut"])
+def test_answers_that_break_off(site, spoil):
+    with connect(site) as client:
+        client.join()
+        site.spoil = [spoil, spoil]
+        assert client.update(make_data()).outcome == "applied"
+    assert len(site.server.applied) == 1
+    assert [request.method for request in site.server.requests] == ["GET", "POST", "POST", "POST"]
+
+
+def test_a_server_that_is_not_there(server):
+    site = Site(server)
+    site.close()
+    with connect(site) as client, pytest.raises(ServerAwayError, match=r"does not answer: .*refused"):
+        client.join()
+
+
+def test_a_server_that_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with (
+            Client(url, make_model(), "car-7", timeout=0.1, retry=Retry(attempts=2, first_wait=0)) as client,
+            pytest.raises(ServerAwayError, match="timed out"),
+        ):
+            client.join()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate that no authority has signed."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)  # noqa: S603
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_certificates(server, certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    site, waits = Site(server, context), []
+    try:
+        with (
+            connect(site, sleep=waits.append) as client,
+            pytest.raises(ServerAwayError, match=r"CERTIFICATE.*a certificate of your own is named by verify=FILE"),
+        ):
+            client.join()
+        assert waits == []  # trying again would not help
+        trusted = ssl.create_default_context(cafile=str(certificate[0]))
+        for verify in (certificate[0], str(certificate[0]), trusted):
+            with connect(site, verify=verify) as client:
+                assert client.update(make_data()).outcome == "applied"
+    finally:
+        site.close()
+
+
+def answering(*answers):
+    """A transport that gives these answers, then the server's."""
+    server, left = ToyServer(), list(answers)
+
+    def handle(request):
+        return left.pop(0) if left else server.handle(request)
+
+    return httpx.MockTransport(handle)
+
+
+def waits_of(make_client, *answers, **settings):
+    waits = []
+    client = make_client(answering(*answers), sleep=waits.append, **settings)
+    client.join()
+    return waits
+
+
+def busy(retry_after=None, status=503):
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    return httpx.Response(status, headers=headers, json={"detail": "busy"})
+
+
+def test_waits_double_and_vary(make_client):
+    for _ in range(20):
+        waits = waits_of(make_client, *[busy()] * 4)
+        assert [0.5 <= wait / 0.5 / 2**number <= 1 for number, wait in enumerate(waits)] == [True] * 4
+    assert len({round(wait, 6) for _ in range(5) for wait in waits_of(make_client, busy())}) == 5
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 409])
+def test_the_server_may_say_how_long(make_client, status):
+    assert waits_of(make_client, busy("7", status)) == [7.0]
+
+
+def test_the_server_may_say_until_when(make_client):
+    (wait,) = waits_of(make_client, busy(formatdate(time() + 20, usegmt=True)))
+    assert 15 < wait < 21
+
+
+def test_a_server_that_asks_for_too_much_patience(make_client):
+    waits = []
+    client = make_client(answering(*[busy("3600")] * 5), sleep=waits.append)
+    with pytest.raises(ServerAwayError, match="answered 503: busy") as caught:
+        client.join()
+    assert caught.value.retry_after == 3600
+    assert waits == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(302, headers={"Location": "http://hotel/login"}), "answered 302"),
+        (httpx.Response(200, text="<html>log in</html>"), "gave no answer of a cdfl server: the header CDFL-Epoch"),
+        (httpx.Response(200, headers={"CDFL-Epoch": "1", "CDFL-Mixture": "0.5,0.5"}, text="short"), "no answer of a"),
+        (httpx.Response(200, content=bytes(2**21)), "no answer of a cdfl server"),
+    ],
+    ids=["redirect", "page", "short", "long"],
+)
+def test_answers_of_somebody_else_mean_that_the_server_is_away(make_client, answer, words):
+    client = make_client(httpx.MockTransport(lambda request: answer), retry=Retry(attempts=2))
+    with pytest.raises(ServerAwayError, match=words):
+        client.join()
+
+
+def test_an_answer_longer_than_any_model_is_not_read_to_its_end(make_client):
+    read = []
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self):
+            while True:
+                read.append(1)
+                yield bytes(2**16)
+
+    client = make_client(httpx.MockTransport(lambda request: httpx.Response(200, stream=Endless())), retry=Retry(1))
+    with pytest.raises(ServerAwayError, match="the answer is longer than"):
+        client.join()
+    assert len(read) < 20
+
+
+def test_a_bomb_in_the_answer(make_client):
+    bomb = wire.compress(bytes(2**24))
+    headers = {"CDFL-Epoch": "1", "CDFL-Mixture": "1.0", "Content-Encoding": "zstd"}
+
+    def handle(request):
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(bomb))
+
+    client = make_client(httpx.MockTransport(handle), compress=True, retry=Retry(1))
+    with pytest.raises(ServerAwayError, match="once decompressed"):
+        client.join()
+
+
+def test_a_refusal_without_words(make_client):
+    client = make_client(httpx.MockTransport(lambda request: httpx.Response(403, text="no")))
+    with pytest.raises(wire.ForbiddenError, match="Forbidden"):
+        client.join()
