@@ -9,7 +9,6 @@ import os
 import secrets
 import stat
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ MOST_PIECES = 512  # that one call of writev takes on any system
 
 
 class Blobs(Protocol):
-    """Where blobs are kept. Names look like `uploads/1f...`: a kind, and a word of ours."""
+    """Where blobs are kept, all in one place: a name is a kind and 32 random digits, as `new_name` makes it."""
 
     def spool(self) -> Path:
         """A path, not in use, for a file that may become a blob."""
@@ -73,7 +72,7 @@ def open_blobs(where: str | Path) -> Blobs:
 
 def new_name(kind: str) -> str:
     """A name that no blob has or had."""
-    return f"{kind}/{secrets.token_hex(16)}"
+    return f"{kind}-{secrets.token_hex(16)}"
 
 
 class FolderBlobs:
@@ -81,10 +80,8 @@ class FolderBlobs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self._unsettled: set[Path] = set()
-        self._guard = threading.Lock()
         with _unavailable(self.folder):
-            self._make(self.folder / SPOOL)
+            _make(self.folder / SPOOL)
 
     def spool(self) -> Path:
         """A path in the same file system, so that a rename is enough."""
@@ -94,7 +91,7 @@ class FolderBlobs:
         """Sync the file and give it its name."""
         with _unavailable(self.folder):
             sync(spool)
-            self._rename(spool, name)
+            spool.replace(self.folder / name)
 
     def write(self, name: str, body: Body) -> None:
         """Write beside, sync, rename; a failure leaves nothing."""
@@ -107,24 +104,16 @@ class FolderBlobs:
                     os.fsync(file)
                 finally:
                     os.close(file)
-                self._rename(spool, name)
+                spool.replace(self.folder / name)
             except BaseException:
                 with suppress(OSError):
                     spool.unlink(missing_ok=True)
                 raise
 
     def settle(self) -> None:
-        """One sync a folder, however many blobs it got."""
-        with self._guard:
-            folders, self._unsettled = self._unsettled, set()
-        try:
-            with _unavailable(self.folder):
-                for folder in sorted(folders):
-                    sync(folder)
-        except BaseException:
-            with self._guard:
-                self._unsettled |= folders
-            raise
+        """Sync the folder: once, however many blobs it got."""
+        with _unavailable(self.folder):
+            sync(self.folder)
 
     def read(self, name: str) -> bytes | None:
         """Read the whole file."""
@@ -135,19 +124,15 @@ class FolderBlobs:
                 return None
 
     def delete(self, names: Iterable[str]) -> None:
-        """Unlink, and remember the folders for `settle`."""
+        """Unlink."""
         with _unavailable(self.folder):
             for name in names:
-                path = self.folder / name
-                path.unlink(missing_ok=True)
-                with self._guard:
-                    self._unsettled.add(path.parent)
+                (self.folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Every file in a folder of ours other than the spool."""
+        """Every file of the folder."""
         with _unavailable(self.folder):
-            kinds = [kind for kind in self.folder.iterdir() if kind.is_dir() and kind.name != SPOOL]
-            return [f"{kind.name}/{path.name}" for kind in kinds for path in kind.iterdir()]
+            return [path.name for path in self.folder.iterdir() if path.name != SPOOL]
 
     def empty_spool(self) -> None:
         """Nothing in there was ever promised to anybody."""
@@ -159,20 +144,6 @@ class FolderBlobs:
         """Ask the file system."""
         if not os.access(self.folder / SPOOL, os.W_OK | os.X_OK):
             raise StoreUnavailable(f"the folder {self.folder} cannot be written to; make it writable again")
-
-    def _rename(self, spool: Path, name: str) -> None:
-        path = self.folder / name
-        self._make(path.parent)
-        spool.replace(path)
-        with self._guard:
-            self._unsettled.add(path.parent)
-
-    def _make(self, folder: Path) -> None:
-        """A folder, whose own name is durable as well."""
-        if not folder.is_dir():
-            self._make(folder.parent)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            sync(folder.parent)
 
 
 class RemoteBlobs:
@@ -186,8 +157,9 @@ class RemoteBlobs:
         except (ImportError, ValueError) as error:
             raise StoreError(f"blobs are to be kept in {url!r}: {error}") from None
         self.root = root.rstrip("/")
-        self._kinds: set[str] = set()  # whose folders exist, where the file system has folders
         self._folder = _private_folder(url)
+        with self._unavailable():
+            self.fs.makedirs(self.root, exist_ok=True)
 
     def spool(self) -> Path:
         """A path on a local disk."""
@@ -196,14 +168,12 @@ class RemoteBlobs:
     def adopt(self, spool: Path, name: str) -> None:
         """Send the file, then delete it here."""
         with self._unavailable():
-            self._make(name)
             self.fs.put_file(str(spool), self._path(name))
             spool.unlink(missing_ok=True)
 
     def write(self, name: str, body: Body) -> None:
         """Send the bytes."""
         with self._unavailable():
-            self._make(name)
             self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
 
     def settle(self) -> None:
@@ -229,7 +199,7 @@ class RemoteBlobs:
         with self._unavailable():
             self.fs.invalidate_cache()
             start = len(self._path(""))
-            return [path[start:] for path in self.fs.find(self.root)]
+            return [path[start:] for path in self.fs.find(self.root, maxdepth=1)]
 
     def empty_spool(self) -> None:
         """Nothing in there was ever promised to anybody."""
@@ -241,12 +211,6 @@ class RemoteBlobs:
         """Ask whether the root can be looked at."""
         with self._unavailable():
             self.fs.exists(self._path(SPOOL))
-
-    def _make(self, name: str) -> None:
-        kind = name.partition("/")[0]
-        if kind not in self._kinds:
-            self.fs.makedirs(self._path(kind), exist_ok=True)
-            self._kinds.add(kind)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -268,6 +232,14 @@ def _private_folder(url: str) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StoreError(f"{folder} is not a folder of ours alone; delete it, or set TMPDIR to another place")
     return folder
+
+
+def _make(folder: Path) -> None:
+    """Make a folder whose own name is durable as well."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync(folder.parent)
 
 
 def sync(path: Path) -> None:

@@ -257,7 +257,9 @@ def _engine(url: URL) -> sa.Engine:
     """Autocommit everywhere: where a transaction is meant, BEGIN and COMMIT are written out."""
     shared: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_size": POOL, "max_overflow": POOL}
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=_POSTGRES | dict(url.query), **shared)
+        options = f"{_POSTGRES['options']} {url.query.get('options', '')}"
+        arguments = _POSTGRES | dict(url.query) | {"options": options}  # what the URL says comes last, and counts
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=arguments, **shared)
     engine = sa.create_engine(url, connect_args={"timeout": WAIT_FOR_WRITERS}, **shared)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine

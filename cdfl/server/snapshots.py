@@ -20,7 +20,7 @@ def save_models(state: ServerState, layout: Layout, blobs: Blobs) -> tuple[tuple
             digest = hashlib.sha256()
             for part in parts:
                 digest.update(part)
-            names.append(new_name("snapshots"))
+            names.append(new_name("snapshot"))
             blobs.write(names[-1], parts)
             digests.append(digest.hexdigest())
     except BaseException:

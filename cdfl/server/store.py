@@ -36,7 +36,7 @@ from cdfl.server.tokens import Tokens
 from cdfl.wire import decode_model
 
 SYNCING = 4  # replies of a group that are written at the same time
-OURS = re.compile(r"(uploads|replies|snapshots)/[0-9a-f]{32}")  # blobs that may be swept: nobody else's
+OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
 PIECE = 256  # entries read at a time
 
 
@@ -52,7 +52,8 @@ class Store:
         self.journal_start = 0  # entries before this one may be gone
         self._turn = threading.RLock()  # held while `epoch` and what is written can differ
         self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
-        self._pool = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-store")
+        self._writers = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-replies")
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
 
     @classmethod
     def open(
@@ -86,7 +87,8 @@ class Store:
 
     def close(self) -> None:
         """Let go of everything; another server may open the store."""
-        self._pool.shutdown()
+        self._writers.shutdown()
+        self._cleaner.shutdown()
         self.database.close()
 
     def __enter__(self) -> "Store":
@@ -228,7 +230,7 @@ class Store:
         The file is renamed, not copied, where blobs are a folder. It must hold plain safetensors, as `digest` saw it.
         An upload that is never committed is dropped with `drop`, or swept at the next start.
         """
-        name = new_name("uploads")
+        name = new_name("upload")
         self.blobs.adopt(spool, name)
         return name
 
@@ -250,13 +252,13 @@ class Store:
             self._resolve()
             self._check_order([entry for entry, _ in group])
             entries = self._named([entry for entry, _ in group])
-            names = [name for entry in entries for name in (entry.upload, entry.reply) if name is not None]
-            unneeded = [entry.upload for entry, _ in group if entry.upload is not None and entry.upload not in names]
+            uploads = {entry.upload for entry, _ in group if entry.upload is not None}
+            names = [*uploads, *(entry.reply for entry in entries if entry.reply is not None)]
             try:
                 self._write_replies(entries, [body for _, body in group])
                 self.blobs.settle()
                 with self.database.write() as connection:
-                    unneeded += rows.add_entries(connection, self.database, entries)
+                    old_replies = rows.add_entries(connection, self.database, entries)
             except InDoubt:
                 self._doubtful = names
                 raise
@@ -264,7 +266,7 @@ class Store:
                 self._discard(names)
                 raise
             self.epoch = entries[-1].epoch
-        self._discard(unneeded)
+        self._discard([*old_replies, *(uploads - {entry.upload for entry in entries})])
 
     def find(self, client_id: str, key: str) -> Entry | None:
         """The entry of an idempotency key, if it was used. Its reply may be gone (`entry.reply` None): 410."""
@@ -360,7 +362,7 @@ class Store:
             return
         if self.epoch is not None:
             raise StoreError("the blobs of this store are not there; name the place they are in, or mount its disk")
-        if any(other.startswith("store/") for other in self.blobs.names()):
+        if any(other.startswith("store-") for other in self.blobs.names()):
             raise StoreError(
                 "the place for the blobs holds those of another store; give every store a place of its own"
             )
@@ -445,7 +447,7 @@ class Store:
             replace(
                 entry,
                 upload=entry.upload if entry.outcome == "applied" or self.retention.keep_uploads else None,
-                reply=new_name("replies") if last[entry.client_id] == entry.epoch else None,
+                reply=new_name("reply") if last[entry.client_id] == entry.epoch else None,
             )
             for entry in entries
         ]
@@ -455,12 +457,17 @@ class Store:
         if len(named) == 1:
             self.blobs.write(*named[0])
         else:
-            list(self._pool.map(lambda pair: self.blobs.write(*pair), named))
+            list(self._writers.map(lambda pair: self.blobs.write(*pair), named))
 
     def _discard(self, names: Iterable[str]) -> None:
-        """Delete blobs nobody speaks of; what cannot be deleted now is swept at the next start."""
-        with suppress(StoreUnavailable):
-            self.blobs.delete(names)
+        """Delete blobs nobody speaks of, while nobody waits. What cannot be deleted is swept at the next start."""
+
+        def delete() -> None:
+            with suppress(StoreUnavailable):
+                self.blobs.delete(names)
+
+        with suppress(RuntimeError):  # the store was closed meanwhile
+            self._cleaner.submit(delete)
 
 
 def _places(database: str | Path, blobs: str | Path | None) -> tuple[str, str | Path]:

@@ -22,4 +22,4 @@ def store_url(request, tmp_path):
     """The URL of an empty database, once of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
-    return request.getfixturevalue("postgres").new_database()
+    return request.getfixturevalue("postgres").new_schema()

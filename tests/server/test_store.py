@@ -1,0 +1,348 @@
+"""What the store promises while nothing goes wrong, on both databases."""
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from cdfl.core import Hyperparams
+from cdfl.server.journal import Retention, StoreDamaged, StoreError
+from cdfl.server.store import Store
+from cdfl.wire import encode_model
+
+from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, spooled, stored_blobs
+
+
+@pytest.fixture
+def where(store_url, tmp_path):
+    return store_url, tmp_path / "blobs"
+
+
+@pytest.fixture
+def store(where):
+    with Store.open(*where) as store:
+        yield store
+
+
+@pytest.fixture
+def toy(store):
+    return Toy(store)
+
+
+def reopened(store, where, retention=None):
+    store.close()
+    return Store.open(*where, retention)
+
+
+def test_an_empty_store(store):
+    assert store.recover() is None
+    assert store.epoch is None
+    assert store.snapshots() == store.entries(after=0) == []
+    assert store.num_clients() == 0
+    assert store.client("car-7") is None
+    assert store.find("car-7", "key") is None
+    assert not store.was_given("car-7", 0)
+    store.check()
+    store.commit([])
+    with pytest.raises(ValueError, match="nothing was begun; call begin or recover first"):
+        store.commit([(some_entry(epoch=1), b"reply")])
+    with pytest.raises(StoreError, match="the store is empty; start a server with `cdfl serve` first"):
+        store.layout()
+
+
+def test_what_was_begun_comes_back(store, where):
+    state = first_state()
+    store.begin(state, LAYOUT, HYPERPARAMS)
+    with pytest.raises(ValueError, match="the store holds a server at epoch 0 already"):
+        store.begin(state, LAYOUT, HYPERPARAMS)
+    with reopened(store, where) as again:
+        recovered = again.recover()
+        assert same_state(recovered.state, state)
+        assert recovered.state.num_parameters == 12
+        assert (recovered.layout, recovered.hyperparams, recovered.replayed) == (LAYOUT, HYPERPARAMS, 0)
+
+
+def test_an_upload_is_kept_to_the_last_bit(toy, store):
+    (entry,) = toy.upload("car-7", key="first")
+    (kept,) = store.entries(after=0)
+    assert kept == replace(entry, reply=kept.reply)
+    assert store.find("car-7", "first") == kept
+    assert store.find("car-7", "second") is store.find("car-8", "first") is None
+    record = store.client("car-7")
+    assert (record.uploads, record.last, record.mixture) == (1, kept, entry.mixture)
+    assert record.since == entry.received
+    assert store.num_clients() == 1
+    assert store.epoch == 1
+
+
+def test_the_reply_is_kept_byte_for_byte_until_the_next_one(toy, store):
+    _, entry, reply = toy.take(toy.state, "car-7", "first")
+    body = encode_model(reply.personal_model, LAYOUT, "float16")
+    store.commit([(entry, body)])
+    first = store.find("car-7", "first")
+    assert store.read_reply(first) == body
+    store.commit([(some_entry(epoch=2, client_id="car-8"), b"another client"), (some_entry(epoch=3), b"next")])
+    assert store.find("car-7", "first").reply is None
+    assert len(stored_blobs(store, "reply")) == 2
+    assert store.read_reply(first) is None  # the blob is gone as well
+    assert store.read_reply(store.client("car-7").last) == b"next"
+    assert store.read_reply(store.client("car-8").last) == b"another client"
+
+
+def test_two_uploads_of_one_client_in_a_group(toy, store):
+    toy.upload("car-7", "car-8", "car-7")
+    assert store.client("car-7").uploads == 2
+    assert [entry.reply is None for entry in store.entries(after=0)] == [True, False, False]
+    assert len(stored_blobs(store, "reply")) == 2
+
+
+def test_uploads_that_moved_nothing_are_not_kept(toy, store):
+    for _ in range(7):
+        toy.upload("car-7")
+    (late,) = toy.upload("car-8", base_epoch=0)
+    assert late.outcome == "deprecated"
+    assert store.entries(after=7)[0].upload is None
+    assert len(stored_blobs(store, "upload")) == 7
+
+
+def test_a_stopped_server_comes_back_bit_for_bit(toy, store, where):
+    for place in range(20):
+        toy.upload(*[f"car-{place % 3}", "car-9"][: 1 + place % 2], base_epoch=max(0, toy.state.epoch - 5))
+        if place == 8:
+            toy.snapshot()
+    assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated"}
+    after = toy.store.snapshots()[-1].epoch
+    told = []
+    with reopened(store, where) as again:
+        recovered = again.recover(lambda *done: told.append(done))
+        assert same_state(recovered.state, toy.state)
+        assert recovered.replayed == again.epoch - after == 30 - after
+        assert told == [(done, 30 - after) for done in range(1, 31 - after)]
+        going_on = Toy(again)
+        going_on.upload("car-1")
+        assert again.epoch == 31
+
+
+def test_recovery_knows_the_harms_of_refused_uploads(store, where):
+    toy = Toy(store, hyperparams=Hyperparams(max_harm=1.2))
+    for _ in range(30):
+        toy.upload("car-7")
+        if toy.state.epoch == 5:
+            toy.snapshot()
+    assert {entry.outcome for entry in store.entries(after=5)} == {"applied", "rejected"}
+    with reopened(store, where) as again:
+        assert same_state(again.recover().state, toy.state)
+
+
+def test_other_hyperparameters_are_in_force_from_a_snapshot_on(toy, store, where):
+    toy.upload("car-7")
+    slower = Hyperparams(base_rate=0.01)
+    store.snapshot(toy.state, slower)
+    toy.hyperparams = slower
+    toy.upload("car-7")
+    slowest = Hyperparams(base_rate=0.001, sharpness=(3.0, 2.0))
+    toy.snapshot()
+    toy.upload("car-8")
+    toy.snapshot()
+    store.snapshot(toy.state, slowest)  # the same epoch once more
+    toy.hyperparams = slowest
+    toy.upload("car-7")
+    with reopened(store, where) as again:
+        recovered = again.recover()
+        assert same_state(recovered.state, toy.state)
+        assert recovered.hyperparams == slowest
+        assert [kept.hyperparams for kept in again.snapshots()] == [slower, slowest]
+
+
+def test_a_journal_that_does_not_fit_its_hyperparameters_is_noticed(toy, store, where):
+    toy.hyperparams = Hyperparams(base_rate=0.01)  # a server that forgot to tell its store
+    toy.upload("car-7")
+    with reopened(store, where) as again, pytest.raises(StoreDamaged, match=r"entry 1 moved the clusters by .*0\.01"):
+        again.recover()
+
+
+def test_epochs_must_follow_each_other(toy, store):
+    with pytest.raises(ValueError, match=r"the epochs of the group are \[2\]; expected them to follow on 0"):
+        store.commit([(some_entry(epoch=2), b"")])
+    with pytest.raises(ValueError, match=r"the epochs of the group are \[1, 3\]"):
+        store.commit([(some_entry(epoch=1), b""), (some_entry(epoch=3), b"")])
+    assert store.entries(after=0) == []
+
+
+def test_a_group_is_kept_whole_or_not_at_all(toy, store, where):
+    toy.upload("car-7", key="used")
+    before = stored_blobs(store)
+    _, good, _ = toy.take(toy.state, "car-8", "new")
+    again = some_entry(epoch=3, key="used", upload=store.keep(spooled(store, b"upload")))
+    with pytest.raises(IntegrityError):
+        store.commit([(good, b"one"), (again, b"two")])
+    assert store.epoch == 1
+    assert store.client("car-8") is None
+    assert store.client("car-7").uploads == 1
+    assert stored_blobs(store) == before  # uploads and replies of the group are dropped
+    toy.upload("car-8")
+
+
+def test_a_dropped_upload_is_gone(store):
+    name = store.keep(spooled(store, b"upload"))
+    assert store.blobs.read(name) == b"upload"
+    store.drop(name)
+    assert stored_blobs(store, "upload") == []
+    assert store.blobs.read(name) is None
+
+
+def test_base_epochs_are_those_a_client_was_given(toy, store, where):
+    store.grant("car-7", 0)
+    toy.upload("car-8")
+    toy.upload("car-7")
+    assert store.client("car-9") is None
+    store.grant("car-9", 2)
+    store.grant("car-9", 2)
+    assert store.client("car-9").last is store.client("car-9").mixture is None
+    assert store.num_clients() == 3
+    with reopened(store, where) as again:
+        given = {name: [again.was_given(name, epoch) for epoch in range(4)] for name in ("car-7", "car-8", "car-9")}
+    assert given == {
+        "car-7": [True, False, True, False],
+        "car-8": [False, True, False, False],
+        "car-9": [False, False, True, False],
+    }
+
+
+def test_of_many_given_epochs_the_newest_are_remembered(toy, store, where):
+    with reopened(store, where, Retention(keep_grants=3)) as store:
+        toy.store = store
+        for epoch in range(6):
+            store.grant("car-7", epoch)
+            store.grant("car-8", 0)
+            toy.upload("car-9")
+        assert [store.was_given("car-7", epoch) for epoch in range(6)] == [False] * 3 + [True] * 3
+        assert store.was_given("car-8", 0)
+
+
+@pytest.mark.parametrize("keep_uploads", [False, True])
+def test_a_snapshot_makes_uploads_unneeded(toy, store, where, keep_uploads):
+    with reopened(store, where, Retention(keep_snapshots=2, keep_uploads=keep_uploads)) as store:
+        toy.store = store
+        for _ in range(4):
+            toy.upload("car-7", "car-8")
+            toy.snapshot()
+        toy.upload("car-7")
+        assert [kept.epoch for kept in store.snapshots()] == [6, 8]
+        kept = [entry.epoch for entry in store.entries(after=0) if entry.upload is not None]
+        assert kept == ([7, 8, 9] if keep_uploads else [9])
+        assert len(stored_blobs(store, "upload")) == len(kept)
+        assert len(stored_blobs(store, "snapshot")) == 2 * 3
+        assert len(stored_blobs(store, "reply")) == 2
+        assert same_state(store.recover().state, toy.state)
+
+
+def test_replies_are_kept_for_a_while(toy, store, monkeypatch):
+    toy.upload("car-7", "car-8")
+    store.prune()
+    assert len(stored_blobs(store, "reply")) == 2
+    later = time.time() + Retention().keep_replies + 60
+    monkeypatch.setattr("cdfl.server.store.time.time", lambda: later)
+    store.prune()
+    assert stored_blobs(store, "reply") == []
+    assert store.find("car-7", "key-0").reply is None
+    assert store.client("car-7").mixture is not None
+
+
+def test_the_journal_is_shortened_but_nobody_is_forgotten(toy, store, where):
+    with reopened(store, where, Retention(keep_snapshots=1, keep_entries=10)) as store:
+        toy.store = store
+        store.grant("car-9", 0)
+        (seldom,) = toy.upload("car-8", key="seldom")
+        for _ in range(30):
+            toy.upload("car-7")
+        toy.snapshot()
+        epochs = [entry.epoch for entry in store.entries(after=0)]
+        assert epochs == [1, *range(22, 32)]
+        assert store.client("car-8").mixture == seldom.mixture
+        assert store.find("car-8", "seldom") is not None
+        assert store.client("car-7").uploads == 30
+        # An upload from before the journal could be one it has forgotten: it is refused, and cannot count twice.
+        assert [store.was_given("car-7", epoch) for epoch in (1, 21, 22, 31)] == [False, False, True, True]
+        assert not store.was_given("car-9", 0)
+        assert store.client("car-9") is not None
+    with Store.open(*where) as again:
+        assert not again.was_given("car-7", 21)
+        assert again.was_given("car-7", 22)
+        assert same_state(again.recover().state, toy.state)
+
+
+def test_entries_come_in_pieces(toy, store, monkeypatch):
+    for _ in range(5):
+        toy.upload("car-7")
+    assert [entry.epoch for entry in store.entries(after=2)] == [3, 4, 5]
+    assert [entry.epoch for entry in store.entries(after=0, limit=2)] == [1, 2]
+    monkeypatch.setattr("cdfl.server.store.PIECE", 2)
+    assert [entry.epoch for entry in store.all_entries(after=0)] == [1, 2, 3, 4, 5]
+
+
+def test_back_to_a_snapshot(toy, store, where):
+    toy.upload("car-7", "car-8")
+    toy.snapshot()
+    then = toy.state
+    for _ in range(3):
+        toy.upload("car-7", "car-9")
+    store.grant("car-8", 7)
+    with pytest.raises(ValueError, match="there is no snapshot of epoch 1"):
+        store.rollback(1)
+    store.rollback(2)
+    assert store.epoch == 2
+    assert [store.was_given("car-7", epoch) for epoch in range(9)] == [epoch == 1 for epoch in range(9)]
+    assert not store.was_given("car-8", 7)
+    assert [store.client(name).uploads for name in ("car-7", "car-8", "car-9")] == [1, 1, 0]
+    assert store.client("car-9").mixture is None
+    assert stored_blobs(store, "upload") == []
+    with reopened(store, where) as again:
+        assert same_state(again.recover().state, then)
+        Toy(again).upload("car-7", key="key-2")  # a key that was cut off is free again
+        assert again.epoch == 3
+
+
+def test_many_read_while_one_writes(toy, store):
+    toy.upload("car-7")
+    stop, seen, failures = threading.Event(), [], []
+
+    def read():
+        try:
+            while not stop.wait(0.001):
+                record = store.client("car-7")
+                seen.append(record.last.epoch)
+                reply = store.read_reply(record.last)
+                assert reply is None or reply.startswith(encode_model(toy.state.cluster_models[0], LAYOUT)[:8])
+                assert store.was_given("car-7", record.last.epoch)
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for place in range(20):
+        toy.upload("car-7", "car-8")
+        if place % 5 == 4:
+            toy.snapshot()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    assert seen
+    assert store.client("car-7").uploads == 21
+
+
+def test_snapshots_may_be_taken_while_commits_go_on(toy, store, where):
+    for _ in range(5):
+        toy.upload("car-7")
+        snapshot = threading.Thread(target=store.snapshot, args=(toy.state,))
+        snapshot.start()
+        for _ in range(4):
+            toy.upload("car-8")
+        snapshot.join()
+    assert [kept.epoch for kept in store.snapshots()] == [16, 21]
+    with reopened(store, where) as again:
+        assert same_state(again.recover().state, toy.state)

@@ -1,0 +1,123 @@
+"""A server without a network: takes uploads one by one through `core`, and keeps them in a store."""
+
+import hashlib
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, server_update
+from cdfl.server.journal import Entry
+from cdfl.server.store import Store
+from cdfl.wire import body_parts, encode_model
+
+LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics
+HYPERPARAMS = Hyperparams(max_staleness=6)
+TARGETS = torch.tensor([[0.0], [1.0], [2.0]])  # what the three clusters are about
+
+
+def evaluate(models: torch.Tensor, clusters: torch.Tensor) -> torch.Tensor:
+    return (models - TARGETS[clusters]).square().mean(dim=1) + 0.1
+
+
+def first_state(seed: int = 0) -> ServerState:
+    noise = torch.randn(len(TARGETS), LAYOUT.size, generator=torch.Generator().manual_seed(seed))
+    return initial_state(TARGETS + 0.1 * noise, evaluate, LAYOUT.num_parameters)
+
+
+class Toy:
+    """The state, and what clients were last told."""
+
+    def __init__(self, store: Store, seed: int = 0, hyperparams: Hyperparams = HYPERPARAMS) -> None:
+        self.store = store
+        self.hyperparams = hyperparams
+        self.random = torch.Generator().manual_seed(seed)
+        recovered = store.recover()
+        if recovered is None:
+            self.state = first_state(seed)
+            store.begin(self.state, LAYOUT, hyperparams)
+        else:
+            self.state = recovered.state
+
+    def upload(self, *client_ids: str, key: str | None = None, base_epoch: int | None = None) -> list[Entry]:
+        """One group: an upload of each of these clients."""
+        state, group = self.state, []
+        for client_id in client_ids:
+            state, entry, reply = self.take(state, client_id, key or f"key-{state.epoch}", base_epoch)
+            group.append((entry, body_parts(reply.personal_model, LAYOUT)))
+        self.store.commit(group)
+        self.state = state
+        return [entry for entry, _ in group]
+
+    def take(self, state, client_id, key, base_epoch=None, dtype="float32"):
+        """What a server does with an upload before it commits it."""
+        base_epoch = self.state.epoch if base_epoch is None else base_epoch
+        target = TARGETS[int(torch.randint(len(TARGETS), (1,), generator=self.random))]
+        body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT, dtype)
+        model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
+        losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
+        known = self.store.client(client_id)
+        mixture = None if known is None or known.mixture is None else torch.tensor(known.mixture, dtype=torch.float64)
+        upload = Upload(model, base_epoch, client_id, losses=losses)
+        after, reply = server_update(state, upload, self.hyperparams, evaluate, mixture)
+        entry = Entry(
+            epoch=after.epoch,
+            client_id=client_id,
+            base_epoch=base_epoch,
+            key=key,
+            digest=hashlib.sha256(body).hexdigest(),
+            outcome="deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied",
+            losses=None if reply.deprecated else tuple(losses.double().tolist()),
+            cluster_losses=tuple(after.cluster_losses.tolist()),
+            mixture=tuple(reply.mixture.tolist()),
+            rates=tuple(reply.rates.tolist()),
+            staleness=reply.staleness,
+            received=time.time(),
+            harm=reply.harm,
+            upload=self.store.keep(spooled(self.store, body)),
+        )
+        return after, entry, reply
+
+    def snapshot(self) -> None:
+        self.store.snapshot(self.state)
+
+
+def some_entry(epoch: int, client_id: str = "car-7", **changes: Any) -> Entry:
+    """An entry with made-up numbers, for tests that look at rows only."""
+    made_up = Entry(
+        epoch=epoch,
+        client_id=client_id,
+        base_epoch=epoch - 1,
+        key=f"key-{epoch}",
+        digest="d" * 64,
+        outcome="deprecated",
+        losses=None,
+        cluster_losses=(0.1, 0.2, None),
+        mixture=(0.1, 0.2, 0.7),
+        rates=(0.0, 0.0, 0.0),
+        staleness=1,
+        received=time.time(),
+    )
+    return replace(made_up, **changes)
+
+
+def spooled(store: Store, body: bytes) -> Path:
+    path = store.spool()
+    path.write_bytes(body)
+    return path
+
+
+def same_state(one: ServerState, other: ServerState) -> bool:
+    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms")
+    return one.epoch == other.epoch and all(
+        getattr(one, part).numpy().tobytes() == getattr(other, part).numpy().tobytes() for part in parts
+    )
+
+
+def stored_blobs(store: Store, kind: str = "") -> list[str]:
+    """All blobs of a kind, once what is deleted in the background has been."""
+    store._cleaner.submit(lambda: None).result()
+    return sorted(name for name in store.blobs.names() if name.startswith(kind))
