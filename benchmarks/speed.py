@@ -80,7 +80,10 @@ def main() -> None:
             return found | {"seconds_in": {stage: round(seconds, 3) for stage, seconds in times.items()}}
 
         if number == 0:
-            with tensor_cores(config.precision):
+            half = torch.autocast(
+                config.device, torch.bfloat16, enabled=config.precision == "bfloat16", cache_enabled=False
+            )
+            with tensor_cores(config.precision), half:
                 task = Task(config.scenario, federation, config.hyperparams)
                 algorithm = make_algorithm(config.algorithm, config.hyperparams)
                 case["plain"] = clocked(simulate(task, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
@@ -162,7 +165,7 @@ def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
         (simulation.engines.pretrainer, "train", "pre-training"),
         (simulation.algorithm, "server_update", "server steps, one by one"),
         (simulation, "_proxy_losses", "proxy losses of whole stacks"),
-        (simulation, "_before_and_after", "scores of clients"),
+        (simulation, "_scores", "scores of clients"),
         (simulation, "_cluster_accuracies", "scores of clusters"),
         (Rows, "load", "  loading stacks"),
         (simulation, "_prepare", "drawing data and receiving replies"),

@@ -1,6 +1,6 @@
 """One network applied to B clients, each with its own weights: row b of the inputs meets row b of the models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,10 +83,9 @@ class StackedNetwork:
                     inputs = operation(views, inputs)
                 return inputs
             if self.one_by_one or len(inputs) == 1:
-                # unbind, not indexing: its gradient is one stack, where each index would fill a zero tensor
-                rows = zip(*(view.unbind() for view in views.values()), strict=True)
+                rows = zip(*map(_rows, views.values()), strict=True)
                 alone = [dict(zip(views, map(_channels_last, row), strict=True)) for row in rows]
-                images = map(_channels_last, inputs.unbind())
+                images = map(_channels_last, _rows(inputs))
                 return torch.stack([self._call(*pair) for pair in zip(alone, images, strict=True)])
             outputs: Tensor = vmap(self._call)(views, inputs)
             return outputs
@@ -105,6 +104,11 @@ class _WithoutCudnn:
     def __call__(self, inputs: Tensor) -> Tensor:
         with torch.backends.cudnn.flags(enabled=False):
             return self.forward(inputs)
+
+
+def _rows(tensor: Tensor) -> Sequence[Tensor]:
+    """One tensor a row. Never by index, whose gradient fills a zero tensor; a single row costs nothing to take out."""
+    return tensor.unbind() if len(tensor) > 1 else [tensor.squeeze(0)]
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
