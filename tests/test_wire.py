@@ -308,7 +308,7 @@ class TestHeaders:
 
 def test_every_error_has_its_own_status():
     kinds = wire.WireError.__subclasses__()
-    assert sorted(kind.status for kind in kinds) == [400, 401, 403, 404, 409, 410, 411, 413, 415, 422, 429, 503]
+    assert sorted(kind.status for kind in kinds) == [400, 401, 403, 404, 408, 409, 410, 411, 413, 415, 422, 429, 503]
     for kind in kinds:
         assert type(wire.error_of(kind.status, "why")) is kind
     assert wire.error_of(502, "bad gateway").detail == "the server answered 502: bad gateway"

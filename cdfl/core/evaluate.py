@@ -44,3 +44,10 @@ class ProxySets:
             inputs, targets = self.sets[cluster]
             losses.append(self.loss(outputs(self.model, self.layout, vector, inputs), targets))
         return torch.stack(losses)
+
+    def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The losses of n models (P,) on every set (n, K), float64 on the CPU, where all n arrive together."""
+        clusters = torch.arange(len(self.sets))
+        device = next(self.model.parameters()).device
+        losses = [self(vector.to(device).expand(len(clusters), -1), clusters) for vector in vectors]
+        return torch.stack(losses).double().cpu()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Hyperparams, Reply, ServerState, Upload, join, server_update
-from cdfl.core.accept import remember
+from cdfl.core.accept import remember, usual_harms
 from cdfl.server.journal import Entry, StoreDamaged
 from cdfl.server.snapshots import to_losses
 
@@ -28,19 +28,20 @@ def replay(
         raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}; restore a backup")
     mixture = _tensor(last_mixture)
     if entry.outcome != "applied" and not anew:
-        state = _with_harm(state.replace(epoch=entry.epoch), entry)
+        state = state.replace(epoch=entry.epoch, recent_harms=_harms(state, entry))
         return state, join(state, hyperparams, mixture)
     if local_model is None:
         raise StoreDamaged(f"the upload of entry {entry.epoch} is missing; restore a backup, or `cdfl rollback`")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
     upload = Upload(local_model, entry.base_epoch, entry.client_id, **known)
     losses = to_losses(entry.cluster_losses)
-    state, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
-    return state if anew else _with_harm(state.replace(cluster_losses=losses), entry), reply
+    after, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
+    return after if anew else after.replace(cluster_losses=losses, recent_harms=_harms(state, entry)), reply
 
 
-def _with_harm(state: ServerState, entry: Entry) -> ServerState:
-    return state if entry.harm is None else state.replace(recent_harms=remember(state.recent_harms, entry.harm))
+def _harms(before: ServerState, entry: Entry) -> Tensor:
+    """What the server remembered of harms after this entry."""
+    return before.recent_harms if entry.harm is None else remember(usual_harms(before), entry.harm)
 
 
 def _tensor(values: tuple[float, ...] | None) -> Tensor | None:

@@ -53,6 +53,12 @@ class NotFoundError(WireError):
     status = 404
 
 
+class TooSlowError(WireError):
+    """The body did not come in time."""
+
+    status = 408
+
+
 class ConflictError(WireError):
     """A base epoch this client was never given, or a key that is still in progress."""
 
