@@ -22,12 +22,13 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--together", type=int, help="cells in common stacks; 10, and 1 for a ResNet, if not given")
+    parser.add_argument("--processes", type=int, default=1, help="groups of cells that are run side by side")
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     args = parser.parse_args(given)
     if args.name == "list":
         sys.stdout.write(overview() + "\n")
         return
-    how = How(args.device, args.precision, args.data_dir, args.together, args.smoke, args.commit)
+    how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
     only = Only(args.rows, args.presets, args.algorithms)
     perform(args.name, how, args.out, args.trials, only, lambda line: print(line, flush=True))  # noqa: T201
 

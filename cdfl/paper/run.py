@@ -4,8 +4,10 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,8 @@ from cdfl.sim.run import RunConfig, compare_events
 
 SECONDS_BETWEEN_LINES = 20.0
 Tell = Callable[[str], None]
+Group = Sequence[tuple[Cell, RunConfig]]  # cells that share stacks
+Outcome = tuple[list[tuple[Cell, RunConfig, dict[str, Any]]], dict[str, Any]]  # digests, and what is true of all
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class How:
     precision: Precision | Literal["auto"] = "auto"
     data_dir: Path | None = None
     together: int | None = None  # cells in common stacks: more are faster, fewer lose less when interrupted
+    processes: int = 1  # groups run side by side: a GPU computes for one of them while others think
     smoke: bool = False
     commit: str | None = None  # of the code, where git cannot tell
 
@@ -39,13 +44,33 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
     missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
     tell(f"{len(configs)} cells, {len(configs) - len(missing)} of them are there")
     groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], how.together))
-    for number, group in enumerate(groups, start=1):
-        names = sorted({f"{cell.scenario} {cell.preset}" for cell, _ in group})
-        tell(f"{number} of {len(groups)}: {', '.join(names)}, {len(group)} cells")
-        _run_group(group, results, how, tell)
+    for number, (kept, header) in enumerate(_outcomes(groups, how, tell), start=1):
+        results.add(kept, header)
+        tell(f"{number} of {len(groups)}: {_name(kept)}, {header['seconds']:.0f} s")
 
 
-def _run_group(group: Sequence[tuple[Cell, RunConfig]], results: Results, how: How, tell: Tell) -> None:
+def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Iterator[Outcome]:
+    """What comes of every group, as it is done."""
+    if how.processes == 1:
+        for group in groups:
+            tell(f"next: {_name(group)}")
+            yield _run_group(group, how, tell)
+        return
+    with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_run_group, group, how, _silent) for group in groups]):
+            yield done.result()
+
+
+def _name(cells: Sequence[tuple[Any, ...]]) -> str:
+    names = sorted({f"{cell.scenario} {cell.preset} {cell.algorithm}" for cell, *_ in cells})
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({len(cells)} cells)"
+
+
+def _silent(line: str) -> None:
+    """Several processes would talk across each other."""
+
+
+def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
     begun = time.monotonic()
     events: list[list[Event]] = [[] for _ in group]
     configs = [config for _, config in group]
@@ -60,19 +85,16 @@ def _run_group(group: Sequence[tuple[Cell, RunConfig]], results: Results, how: H
         (cell, config, digest(own, config.scenario.num_clients, mixtures=cell.seed == 0))
         for (cell, config), own in zip(group, events, strict=True)
     ]
-    results.add(
-        kept,
-        {
-            "device": configs[0].device,
-            "precision": configs[0].precision,
-            "machine": machine(),
-            "commit": how.commit or commit(),
-            "seconds": round(seconds, 1),
-            "together": len(group),
-            "smoke": how.smoke,
-        },
-    )
-    tell(f"  {seconds:.0f} s")
+    return kept, {
+        "device": configs[0].device,
+        "precision": configs[0].precision,
+        "machine": machine(),
+        "commit": how.commit or commit(),
+        "seconds": round(seconds, 1),
+        "together": len(group),
+        "processes": how.processes,
+        "smoke": how.smoke,
+    }
 
 
 def _progress(told: Iterator[tuple[int, Event]], uploads: int, tell: Tell) -> Iterator[tuple[int, Event]]:
