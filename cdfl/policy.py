@@ -194,6 +194,26 @@ class Unless:
 
 
 @dataclass(frozen=True)
+class AtFirst:
+    """Another policy, after an upload at the very first look: what a newcomer has received fits nobody in particular.
+
+    >>> policy = AtFirst(EverySamples(100))
+    >>> memory, first = policy.decide((), Look(60, lambda: 0.1))
+    >>> first, policy.decide(memory, Look(60, lambda: 0.1))
+    (True, ((1.0, 60.0), False))
+    """
+
+    policy: Policy
+
+    def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
+        """Say yes once, then let the other decide."""
+        if not memory:
+            return (1.0,), True
+        inner, upload = self.policy.decide(memory[1:], look)
+        return (1.0, *inner), upload
+
+
+@dataclass(frozen=True)
 class Either:
     """Upload when one of two policies says so; both then start over.
 

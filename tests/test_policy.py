@@ -14,6 +14,7 @@ from cdfl import policy as module
 from cdfl.policy import (
     ALWAYS,
     POLICIES,
+    AtFirst,
     Daily,
     DriftDetected,
     Either,
@@ -139,6 +140,12 @@ def test_a_veto_postpones():
     assert next(on_battery, "asked four times") == "asked four times"
 
 
+def test_newcomers_upload_at_once():
+    policy = AtFirst(LossRises(factor=2.0))
+    assert policy.decide((), Look(1, unasked))[1]
+    assert decisions(policy, [9.0, 1.0, 1.5, 9.0, 9.0]) == [True, False, False, True, False]
+
+
 def test_either_of_two():
     policy, memory, answers = Either(EverySamples(100), LossRises(factor=2.0)), (), []
     for loss in (1.0, 1.0, 5.0, 5.0, 5.0, 5.0):
@@ -149,6 +156,7 @@ def test_either_of_two():
 
 
 COMPOSED = (
+    AtFirst(Either(EverySamples(30), AtFirst(LossRises()))),
     Unless(Either(EverySamples(35), LossRises(factor=1.5)), lambda: False),
     Either(Unless(PageHinkley(), lambda: False), EverySeconds(40)),
     Either(Either(EverySamples(50), PageHinkley()), Unless(Daily("00:00", "UTC"), lambda: True)),

@@ -1,0 +1,118 @@
+"""`cdfl join`: a client on the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.small import call
+from tests.client.test_transport import Site
+from tests.client.toy import ToyServer
+
+SETUP = """
+from tests.client.toy import make_data, make_model as model
+from cdfl.core import Hyperparams
+from cdfl.policy import EverySamples
+
+hyperparams = Hyperparams(learning_rate=0.01, batch_size=8, local_epochs=2)
+policy = EverySamples(48)
+
+
+def stream(client_id):
+    for look in range(6):
+        yield make_data(turned=look >= 3, seed=look)
+"""
+
+
+@pytest.fixture
+def site():
+    site = Site(ToyServer())
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Path:
+    path = tmp_path / "setup.py"
+    path.write_text(SETUP)
+    return path
+
+
+def test_join(site, setup):
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
+    assert (code, said) == (0, "car-7: joined, epoch 0, mixture 0.50 0.50")
+
+
+def test_watch(site, setup, tmp_path):
+    command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--every", 0)
+    code, said = call(*command, "--looks", 3, "--state", tmp_path / "state")
+    assert code == 0
+    assert "look 1: 24 samples car-7: look 2: 24 samples; time to learn: trained and uploaded; applied, epoch 1" in said
+    assert "look 4" not in said
+    code, said = call(*command, "--state", tmp_path / "state")
+    assert code == 0
+    assert "joined, epoch 1" in said
+    assert "look 1: 24 samples; time to learn: trained and uploaded; applied, epoch 2" in said  # 24 were left over
+    assert len(site.server.applied) == 4
+
+
+def test_the_policy_and_hyperparams_may_be_named(site, setup):
+    command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--every", 0)
+    code, said = call(*command, "--policy", "always", "--set", "local_epochs=1", "--dtype", "bfloat16", "--compress")
+    assert code == 0
+    assert said.count("trained and uploaded") == 6
+    assert site.server.requests[-1].headers["Content-Encoding"] == "zstd"
+    assert site.server.requests[-1].url.params["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "never"], "there is no policy 'never'; there are always,"),
+        (["--set", "speed=1"], "there is no hyperparameter 'speed'"),
+        (["--dtype", "int8"], "dtype is 'int8'"),
+        (["--client-id", "no spaces"], "expected 1 to 64 characters"),
+        (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup, *arguments)
+    assert code == 2
+    assert words in said
+
+
+def test_set_up_files_that_lack_something(site, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("model = 3")
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
+    assert code == 2
+    assert "must name `model`, a torch.nn.Module or a function that makes one; got 3" in said
+    path.write_text("from tests.client.toy import make_model as model")
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
+    assert code == 2
+    assert "the set-up file names no `stream`" in said
+
+
+def test_what_is_told_of_a_look():
+    from cdfl.cli.join import line
+    from cdfl.client import Reply, Seen
+
+    reply = Reply(7, (0.25, 0.75), "applied")
+    refreshed = Reply(9, (1.0,), "refreshed", detail="never given")
+    assert line(Seen(1, 40, None, decided=False)) == "look 1: 40 samples"
+    assert line(Seen(2, 40, 0.5, decided=False, pending=True)).endswith("0.500; an upload waits for the server")
+    assert line(Seen(3, 40, 0.5, decided=True, pending=True)).endswith("the server is away, uploading later")
+    assert line(Seen(4, 40, 0.5, decided=False, reply=reply)).endswith("went out; applied, epoch 7, mixture 0.25 0.75")
+    assert "refreshed (never given), epoch 9" in line(Seen(5, 40, 0.5, decided=True, reply=refreshed))
+    assert line(Seen(6, 40, 0.5, decided=True, trouble="nothing was uploaded")).endswith("; nothing was uploaded")
+
+
+def test_a_server_that_is_away(setup, monkeypatch):
+    import cdfl.cli.join
+    from cdfl.client import Retry
+
+    monkeypatch.setattr(cdfl.cli.join, "PATIENCE", Retry(attempts=1))
+    site = Site(ToyServer())
+    site.close()
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
+    assert code == 2
+    assert f"{site.url} does not answer" in said
