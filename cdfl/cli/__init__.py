@@ -2,11 +2,16 @@
 
 import typer
 
-from cdfl.cli import data
+from cdfl.cli import data, token
 from cdfl.cli.compare import compare
+from cdfl.cli.export import export
+from cdfl.cli.forget import forget
+from cdfl.cli.join import join
 from cdfl.cli.plot import plot
+from cdfl.cli.rollback import rollback
 from cdfl.cli.run import run
 from cdfl.cli.scenarios import scenarios
+from cdfl.cli.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run)
@@ -14,6 +19,12 @@ app.command()(compare)
 app.command()(plot)
 app.command()(scenarios)
 app.add_typer(data.app, name="data")
+app.command()(join)
+app.add_typer(token.app, name="token")
+app.command()(forget)
+app.command()(verify)
+app.command()(rollback)
+app.command()(export)
 
 
 @app.callback()

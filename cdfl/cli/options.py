@@ -83,12 +83,12 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def refuse(*kinds: type[Exception]) -> Iterator[None]:
+def refuse(*kinds: type[Exception], needs: str = "what simulations need", extra: str = "sim") -> Iterator[None]:
     """Turn errors that a user can mend into one line and exit code 2; Ctrl-C into exit code 130."""
     try:
         yield
     except ModuleNotFoundError as error:
-        typer.secho(f"cdfl: {error}; what simulations need comes with: pip install 'cdfl[sim]'", err=True, fg="red")
+        typer.secho(f"cdfl: {error}; {needs} comes with: pip install 'cdfl[{extra}]'", err=True, fg="red")
         raise typer.Exit(2) from None
     except kinds as error:
         typer.secho(f"cdfl: {error}", err=True, fg="red")

@@ -69,6 +69,13 @@ class Database:
                 raise
 
     @classmethod
+    def open(cls, url: str, *, own: bool) -> "Database":
+        """A database whose tables are up to date. Only an owner may bring them there, so it is one for a moment."""
+        if not own and cls.version(url) < schema.VERSION:
+            cls(url, own=True).close()
+        return cls(url, own=own)
+
+    @classmethod
     def version(cls, url: str) -> int:
         """The version of the tables, which must not be newer than ours; 0: there are none."""
         database = cls(url, own=False)
@@ -77,6 +84,14 @@ class Database:
                 return schema.check_version(connection)
         finally:
             database.close()
+
+    @classmethod
+    def exists(cls, url: str) -> bool:
+        """Whether there are any tables; asking makes no files."""
+        place = parse_url(url)
+        if place.get_backend_name() == "sqlite" and not Path(str(place.database)).exists():
+            return False
+        return cls.version(url) > 0
 
     @property
     def is_sqlite(self) -> bool:

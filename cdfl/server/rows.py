@@ -48,8 +48,7 @@ def last_entry(connection: sa.Connection, client_id: str, before: int | None = N
 def complete_since(connection: sa.Connection) -> int:
     """The epoch after which every entry is there, with its upload where it was applied."""
     without = select(func.max(journal.c.epoch)).where(journal.c.outcome == "applied", journal.c.upload.is_(None))
-    start = int(schema.get(connection, "journal_start") or 0)
-    return max(connection.execute(without).scalar() or 0, start - 1)
+    return max(connection.execute(without).scalar() or 0, journal_start(connection) - 1)
 
 
 def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[str]:
@@ -84,6 +83,13 @@ def cut(connection: sa.Connection, epoch: int) -> list[str]:
     for table in (journal, snapshots, grants):
         connection.execute(sa.delete(table).where(table.c.epoch > epoch))
     return names
+
+
+def count_after(connection: sa.Connection, epoch: int) -> tuple[int, int]:
+    """How many entries of how many clients come after an epoch."""
+    counts = select(func.count(), func.count(journal.c.client_id.distinct())).where(journal.c.epoch > epoch)
+    entries, of_clients = connection.execute(counts).one()
+    return entries, of_clients
 
 
 def blobs_of(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
@@ -131,7 +137,12 @@ def _clear(connection: sa.Connection, column: sa.Column[Any], condition: sa.Colu
     return names
 
 
-def journal_start(connection: sa.Connection, retention: Retention, epoch: int) -> int:
+def journal_start(connection: sa.Connection) -> int:
+    """The entry before which entries may be gone."""
+    return int(schema.get(connection, "journal_start") or 0)
+
+
+def journal_needed(connection: sa.Connection, retention: Retention, epoch: int) -> int:
     """The entry from which on the journal must stay: enough of them, and all that a snapshot needs."""
     oldest = connection.execute(select(func.min(snapshots.c.epoch))).scalar() or 0
     return min(epoch - retention.keep_entries + 1, oldest + 1)
@@ -189,6 +200,12 @@ def erase(connection: sa.Connection, client_id: str) -> bool:
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
     return found > 0
+
+
+def knows(connection: sa.Connection, client_id: str) -> bool:
+    """Whether anything is stored of a client."""
+    found = [sa.exists().where(table.c.client_id == client_id) for table in (clients, journal, grants, tokens)]
+    return bool(connection.execute(select(sa.or_(*found))).scalar())
 
 
 def ask_to_forget(connection: sa.Connection, database: Database, client_id: str, now: float) -> None:

@@ -2,31 +2,41 @@
 
 import hashlib
 import math
+import time
+from contextlib import suppress
 
 import torch
 
-from cdfl.core import Layout, ServerState
+from cdfl.core import Hyperparams, Layout, ServerState
 from cdfl.server.blobs import Blobs, new_name
-from cdfl.server.journal import Snapshot, StoreDamaged
+from cdfl.server.journal import Snapshot, StoreDamaged, StoreUnavailable
 from cdfl.wire import body_parts, decode_model
 
 
-def save_models(state: ServerState, layout: Layout, blobs: Blobs) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write every cluster model; returns the names of the blobs and their digests. Durable after `blobs.settle()`."""
-    names, digests = [], []
+def save_snapshot(state: ServerState, layout: Layout, hyperparams: Hyperparams, blobs: Blobs) -> Snapshot:
+    """Write every cluster model; returns the row that makes them a snapshot. Durable after `blobs.settle()`."""
+    names: list[str] = []
+    digests: list[str] = []
     try:
         for model in state.cluster_models:
             parts = body_parts(model, layout)
-            digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part)
             names.append(new_name("snapshot"))
             blobs.write(names[-1], parts)
-            digests.append(digest.hexdigest())
+            digests.append(_digest(*parts))
     except BaseException:
-        blobs.delete(names)
+        with suppress(StoreUnavailable):
+            blobs.delete(names)
         raise
-    return tuple(names), tuple(digests)
+    return Snapshot(
+        epoch=state.epoch,
+        created=time.time(),
+        cluster_losses=from_losses(state.cluster_losses),
+        cluster_epochs=tuple(state.cluster_epochs.tolist()),
+        recent_harms=tuple(state.recent_harms.tolist()),
+        hyperparams=hyperparams,
+        models=tuple(names),
+        digests=tuple(digests),
+    )
 
 
 def load_state(snapshot: Snapshot, layout: Layout, blobs: Blobs) -> ServerState:
@@ -50,7 +60,7 @@ def read_exactly(blobs: Blobs, name: str, digest: str) -> bytes:
     data = blobs.read(name)
     if data is None:
         raise StoreDamaged(f"the blob {name} is missing; restore it from a backup, or go back with `cdfl rollback`")
-    found = hashlib.sha256(data).hexdigest()
+    found = _digest(data)
     if found != digest:
         raise StoreDamaged(
             f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {digest[:12]}...; "
@@ -67,3 +77,10 @@ def to_losses(values: tuple[float | None, ...]) -> torch.Tensor:
 def from_losses(losses: torch.Tensor) -> tuple[float | None, ...]:
     """The other way: NaN has no place in JSON."""
     return tuple(None if math.isnan(value) else value for value in losses.double().tolist())
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

@@ -4,11 +4,10 @@ One process owns a store and writes to it, from one thread at a time; reads may 
 Every method may raise StoreUnavailable; then nothing was changed, and the same call works when the store is back.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +29,13 @@ from cdfl.server.journal import (
     StoreError,
     StoreUnavailable,
 )
+from cdfl.server.places import blobs_place, claim, database_url, sweep
 from cdfl.server.replay import replay
-from cdfl.server.snapshots import from_losses, load_state, read_exactly, save_models
+from cdfl.server.snapshots import load_state, read_exactly, save_snapshot
 from cdfl.server.tokens import Tokens
 from cdfl.wire import decode_model
 
 SYNCING = 4  # replies of a group that are written at the same time
-OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
 PIECE = 256  # entries read at a time
 
 
@@ -71,15 +70,16 @@ class Store:
         `own=True` is for the one server: StoreBusy if there is another. `own=False` may read, create tokens and ask
         for a client to be forgotten beside a running server.
         """
-        database, blobs = _places(database, blobs)
-        if not own and Database.version(database) < schema.VERSION:
-            Database(
-                database, own=True
-            ).close()  # nobody may use older tables; whoever owns them brings them up to date
-        connected = Database(database, own=own)
+        kept = blobs_place(database, blobs)
+        connected = Database.open(database_url(database), own=own)
         try:
-            store = cls(connected, open_blobs(blobs), retention or Retention())
-            store._start()
+            store = cls(connected, open_blobs(kept), retention or Retention())
+            if own:
+                claim(store.database, store.blobs)
+                sweep(store.database, store.blobs)
+            with connected.read() as connection:
+                store.epoch = rows.last_epoch(connection)
+                store.journal_start = rows.journal_start(connection)
         except BaseException:
             connected.close()
             raise
@@ -99,7 +99,7 @@ class Store:
 
     def check(self) -> None:
         """Make sure that everything is there, writable and still ours (for /readyz)."""
-        with self._write():
+        with self.writing():
             pass
         self.blobs.check()
 
@@ -111,9 +111,7 @@ class Store:
             raise ValueError(f"the store holds a server at epoch {self.epoch} already; recover it, or take a new store")
         if state.epoch != 0:
             raise ValueError(f"the state is at epoch {state.epoch}; a store begins with epoch 0")
-        with self._new_snapshot(state, layout, hyperparams) as (connection, snapshot):
-            rows.add_snapshot(connection, snapshot)
-            schema.put(connection, "layout", rows.layout_to_json(layout))
+        self._keep_snapshot(state, layout, hyperparams)
         self.epoch = 0
 
     def recover(self, progress: Callable[[int, int], None] | None = None) -> Recovered | None:
@@ -121,12 +119,18 @@ class Store:
 
         `progress` is told how many of how many entries are done.
         """
-        kept = self.snapshots()
-        if not kept:
-            return None
-        layout, newest = self.layout(), kept[-1]
+        while kept := self.snapshots():
+            try:
+                return self._replayed(kept[-1], progress)
+            except StoreDamaged:
+                if self.snapshots() == kept:  # else a running server has deleted what was about to be read
+                    raise
+        return None
+
+    def _replayed(self, newest: Snapshot, progress: Callable[[int, int], None] | None) -> Recovered:
+        layout = self.layout()
         state = load_state(newest, layout, self.blobs)
-        total = (self.epoch or 0) - newest.epoch
+        total = self.newest_epoch() - newest.epoch
         for entry in self.all_entries(newest.epoch):
             state, reply = replay(state, entry, self.read_upload(entry, layout), newest.hyperparams)
             if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
@@ -147,18 +151,17 @@ class Store:
         newest = self.snapshots()[-1]
         hyperparams = hyperparams or newest.hyperparams
         if state.epoch == newest.epoch:
-            with self._write() as connection:
+            with self.writing() as connection:
                 rows.change_hyperparams(connection, state.epoch, hyperparams)
         else:
-            with self._new_snapshot(state, self.layout(), hyperparams) as (connection, snapshot):
-                rows.add_snapshot(connection, snapshot)
+            self._keep_snapshot(state, self.layout(), hyperparams)
         self.prune()
 
     def prune(self) -> None:
         """Delete what is kept no longer: old snapshots, uploads recovery does not need, old replies and entries."""
-        with self._write() as connection:
+        with self.writing() as connection:
             names = rows.expire(connection, self.retention, time.time())
-            start = rows.journal_start(connection, self.retention, self.epoch or 0)
+            start = rows.journal_needed(connection, self.retention, self.epoch or 0)
             if start - self.journal_start > self.retention.keep_entries // 10:  # not at every snapshot
                 rows.shorten_journal(connection, start)
             else:
@@ -168,23 +171,35 @@ class Store:
 
     def snapshots(self) -> list[Snapshot]:
         """All kept snapshots, oldest first."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.all_snapshots(connection)
+
+    def snapshot_at(self, epoch: int) -> Snapshot:
+        """The snapshot of an epoch."""
+        kept = {snapshot.epoch: snapshot for snapshot in self.snapshots()}
+        if epoch not in kept:
+            raise ValueError(f"there is no snapshot of epoch {epoch}; there are those of {', '.join(map(str, kept))}")
+        return kept[epoch]
 
     def layout(self) -> Layout:
         """The layout of the model the store was begun with."""
-        with self._read() as connection:
+        with self.reading() as connection:
             text = schema.get(connection, "layout")
         if text is None:
             raise StoreError("the store is empty; start a server with `cdfl serve` first")
         return rows.layout_from_json(text)
 
+    def cut_off(self, epoch: int) -> tuple[int, int]:
+        """How many uploads of how many clients a rollback to this snapshot deletes."""
+        self.snapshot_at(epoch)
+        with self.reading() as connection:
+            return rows.count_after(connection, epoch)
+
     def rollback(self, epoch: int) -> None:
         """Go back to a snapshot: everything after it is deleted. Clients given a later epoch must ask for a model."""
         with self._turn:
-            if epoch not in [snapshot.epoch for snapshot in self.snapshots()]:
-                raise ValueError(f"there is no snapshot of epoch {epoch}")
-            with self._write() as connection:
+            self.snapshot_at(epoch)
+            with self.writing() as connection:
                 names = rows.cut(connection, epoch)
             self.epoch = epoch
         self._discard(names)
@@ -193,18 +208,18 @@ class Store:
 
     def client(self, client_id: str) -> ClientRecord | None:
         """What is known of a client."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.client(connection, client_id)
 
     def num_clients(self) -> int:
         """How many clients are known."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.num_clients(connection)
 
     def grant(self, client_id: str, epoch: int) -> None:
         """Remember that this client was given a model of this epoch; durable. `commit` does so for its replies."""
         if not self.was_given(client_id, epoch):
-            with self._write() as connection:
+            with self.writing() as connection:
                 keep = self.retention.keep_grants
                 rows.add_grant(connection, self.database, client_id, epoch, keep=keep, now=time.time())
 
@@ -215,7 +230,7 @@ class Store:
         """
         if epoch < self.journal_start:
             return False
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.was_given(connection, client_id, epoch)
 
     # -- uploads
@@ -248,29 +263,23 @@ class Store:
         """
         if not group:
             return
-        with self._turn:
-            self._resolve()
-            self._check_order([entry for entry, _ in group])
-            entries = self._named([entry for entry, _ in group])
-            uploads = {entry.upload for entry, _ in group if entry.upload is not None}
-            names = [*uploads, *(entry.reply for entry in entries if entry.reply is not None)]
-            try:
-                self._write_replies(entries, [body for _, body in group])
-                self.blobs.settle()
-                with self.database.write() as connection:
-                    old_replies = rows.add_entries(connection, self.database, entries)
-            except InDoubt:
-                self._doubtful = names
-                raise
-            except BaseException:
-                self._discard(names)
-                raise
-            self.epoch = entries[-1].epoch
+        entries = self._named([entry for entry, _ in group])
+        uploads = {entry.upload for entry, _ in group if entry.upload is not None}
+        names = [*uploads, *(entry.reply for entry in entries if entry.reply is not None)]
+        try:
+            self._write_replies(entries, [body for _, body in group])
+            self.blobs.settle()
+            old_replies = self._commit(entries, names)
+        except InDoubt:
+            raise
+        except BaseException:
+            self._discard(names)
+            raise
         self._discard([*old_replies, *(uploads - {entry.upload for entry in entries})])
 
     def find(self, client_id: str, key: str) -> Entry | None:
         """The entry of an idempotency key, if it was used. Its reply may be gone (`entry.reply` None): 410."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.find(connection, client_id, key)
 
     def read_reply(self, entry: Entry) -> bytes | None:
@@ -285,23 +294,13 @@ class Store:
 
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
         """Entries with epochs above `after`, oldest first, as far back as the journal goes."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.entries(connection, schema.journal.c.epoch > after, limit=limit)
 
     def newest_epoch(self) -> int:
         """The epoch of the last entry, also where another process owns the store."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.last_epoch(connection) or 0
-
-    def complete_since(self) -> int:
-        """The epoch after which every entry is there, with its upload where it was applied."""
-        with self._read() as connection:
-            return rows.complete_since(connection)
-
-    def entry_before(self, entry: Entry) -> Entry | None:
-        """The entry before this one of the same client, if the journal goes back that far."""
-        with self._read() as connection:
-            return rows.last_entry(connection, entry.client_id, before=entry.epoch)
 
     def all_entries(self, after: int) -> Iterator[Entry]:
         """The same, however many there are."""
@@ -311,8 +310,13 @@ class Store:
 
     # -- forgetting
 
-    def forget(self, client_id: str, state: ServerState) -> bool:
-        """Remove all that is stored of a client; was there anything? `state` is the server's, as it is now.
+    def knows(self, client_id: str) -> bool:
+        """Whether anything is stored of a client, and be it a token."""
+        with self.reading() as connection:
+            return rows.knows(connection, client_id)
+
+    def forget(self, client_id: str, state: ServerState | None) -> bool:
+        """Remove all that is stored of a client; was there anything? `state` is the server's now; None: nothing begun.
 
         Recovery must not need the client's entries any more, so a snapshot of `state` is taken first where it would.
         """
@@ -320,70 +324,38 @@ class Store:
             record = self.client(client_id)
             newest = self.snapshots()[-1:]
             if newest and record and record.last and record.last.epoch > newest[0].epoch:
-                self._check_newest(state)
-                self.snapshot(state)
-            with self._read() as connection:
+                self.snapshot(self._newest(state))
+            with self.reading() as connection:
                 names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
             self.blobs.delete(names)  # before their names are lost
             self.blobs.settle()
-            with self._write() as connection:
+            with self.writing() as connection:
                 found = rows.erase(connection, client_id)
             self.database.clean()
             return found
 
     def ask_to_forget(self, client_id: str) -> None:
         """Leave word for the owner."""
-        with self._write() as connection:
+        with self.writing() as connection:
             rows.ask_to_forget(connection, self.database, client_id, time.time())
 
     def asked_to_forget(self) -> list[str]:
         """Clients that `cdfl forget` wants forgotten while a server runs: the owner looks every second or so."""
-        with self._read() as connection:
+        with self.reading() as connection:
             return rows.asked_to_forget(connection)
 
     # -- inside
 
-    def _start(self) -> None:
-        with self._read() as connection:
-            self.epoch = rows.last_epoch(connection)
-            self.journal_start = int(schema.get(connection, "journal_start") or 0)
-        if self.database.own:
-            self._claim_blobs()
-            self._sweep()
-
-    def _claim_blobs(self) -> None:
-        """Database and blobs must belong together: blobs of another store would be swept, and ours not be found."""
-        with self._write() as connection:
-            name = schema.get(connection, "blobs")
-            if name is None:
-                name = new_name("store")
-                schema.put(connection, "blobs", name)
-        if self.blobs.read(name) is not None:
-            return
-        if self.epoch is not None:
-            raise StoreError("the blobs of this store are not there; name the place they are in, or mount its disk")
-        if any(other.startswith("store-") for other in self.blobs.names()):
-            raise StoreError(
-                "the place for the blobs holds those of another store; give every store a place of its own"
-            )
-        self.blobs.write(name, b"The blobs here belong to the store that knows this name.\n")
-        self.blobs.settle()
-
-    def _sweep(self) -> None:
-        """Delete what a crash has left: blobs that were written, or no longer needed, when it happened."""
-        self.blobs.empty_spool()
-        with self._read() as connection:
-            known = rows.all_blobs(connection)
-        self.blobs.delete(name for name in self.blobs.names() if OURS.fullmatch(name) and name not in known)
-
     @contextmanager
-    def _read(self) -> Iterator[sa.Connection]:
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection to read rows from."""
         self._resolve()
         with self.database.read() as connection:
             yield connection
 
     @contextmanager
-    def _write(self) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction."""
         with self._turn:
             self._resolve()
             with self.database.write() as connection:
@@ -401,9 +373,11 @@ class Store:
             names, self._doubtful = names + self._doubtful, None
             self._discard(names)
 
-    def _check_newest(self, state: ServerState) -> None:
-        if state.epoch != self.epoch:
-            raise ValueError(f"the state is at epoch {state.epoch}, the store at {self.epoch}; expected the newest one")
+    def _newest(self, state: ServerState | None) -> ServerState:
+        if state is None or state.epoch != self.epoch:
+            came = "there is none" if state is None else f"it is at epoch {state.epoch}"
+            raise ValueError(f"the state must be the newest, of epoch {self.epoch}; {came}")
+        return state
 
     def _check_order(self, entries: list[Entry]) -> None:
         if self.epoch is None:
@@ -412,33 +386,32 @@ class Store:
         if epochs != list(range(self.epoch + 1, self.epoch + 1 + len(entries))):
             raise ValueError(f"the epochs of the group are {epochs}; expected them to follow on {self.epoch}")
 
-    @contextmanager
-    def _new_snapshot(
-        self, state: ServerState, layout: Layout, hyperparams: Hyperparams
-    ) -> Iterator[tuple[sa.Connection, Snapshot]]:
-        """Write the models, then open the transaction that is to make them a snapshot."""
-        models, digests = save_models(state, layout, self.blobs)
+    def _keep_snapshot(self, state: ServerState, layout: Layout, hyperparams: Hyperparams) -> None:
+        snapshot = save_snapshot(state, layout, hyperparams, self.blobs)
         try:
             self.blobs.settle()
-            with self._write() as connection:
-                yield (
-                    connection,
-                    Snapshot(
-                        epoch=state.epoch,
-                        created=time.time(),
-                        cluster_losses=from_losses(state.cluster_losses),
-                        cluster_epochs=tuple(state.cluster_epochs.tolist()),
-                        recent_harms=tuple(state.recent_harms.tolist()),
-                        hyperparams=hyperparams,
-                        models=models,
-                        digests=digests,
-                    ),
-                )
+            with self.writing() as connection:
+                rows.add_snapshot(connection, snapshot)
+                schema.put(connection, "layout", rows.layout_to_json(layout))
         except InDoubt:
-            raise  # perhaps they are needed; if not, the next start sweeps them
+            raise  # perhaps the models are needed; if not, the next start sweeps them
         except BaseException:
-            self._discard(models)
+            self._discard(snapshot.models)
             raise
+
+    def _commit(self, entries: list[Entry], names: list[str]) -> list[str]:
+        """Append to the journal; returns the replies that have become old."""
+        with self._turn:
+            self._resolve()
+            self._check_order(entries)
+            try:
+                with self.database.write() as connection:
+                    old_replies = rows.add_entries(connection, self.database, entries)
+            except InDoubt:
+                self._doubtful = names
+                raise
+            self.epoch = entries[-1].epoch
+            return old_replies
 
     def _named(self, entries: list[Entry]) -> list[Entry]:
         """Entries as they are written: the last one of a client has a reply, those recovery needs have an upload."""
@@ -454,10 +427,10 @@ class Store:
 
     def _write_replies(self, entries: list[Entry], bodies: list[Body]) -> None:
         named = [(entry.reply, body) for entry, body in zip(entries, bodies, strict=True) if entry.reply is not None]
-        if len(named) == 1:
-            self.blobs.write(*named[0])
-        else:
-            list(self._writers.map(lambda pair: self.blobs.write(*pair), named))
+        written = [self._writers.submit(self.blobs.write, name, body) for name, body in named]
+        wait(written)  # all of them, so that none comes after its group has failed
+        for future in written:
+            future.result()
 
     def _discard(self, names: Iterable[str]) -> None:
         """Delete blobs nobody speaks of, while nobody waits. What cannot be deleted is swept at the next start."""
@@ -468,13 +441,3 @@ class Store:
 
         with suppress(RuntimeError):  # the store was closed meanwhile
             self._cleaner.submit(delete)
-
-
-def _places(database: str | Path, blobs: str | Path | None) -> tuple[str, str | Path]:
-    """Where database and blobs are, from what a user writes."""
-    if "://" not in str(database):
-        folder = Path(database).absolute()
-        return f"sqlite:///{folder / 'store.db'}", blobs or folder / "blobs"
-    if blobs is None:
-        raise StoreError("a URL of a database needs a place for the blobs as well: a folder, or an fsspec URL")
-    return str(database), blobs

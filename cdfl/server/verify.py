@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Hyperparams, NotFiniteError, Reply, ServerState
+from cdfl.server import rows
 from cdfl.server.journal import Entry, Snapshot, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.snapshots import load_state
@@ -54,9 +55,10 @@ class _Walk:
         self.tolerance = tolerance
         self.layout = store.layout()
         self.snapshots = {snapshot.epoch: snapshot for snapshot in store.snapshots()}
-        complete = store.complete_since()
+        with store.reading() as connection:
+            complete, last = rows.complete_since(connection), rows.last_epoch(connection)
         first = min(epoch for epoch in self.snapshots if epoch >= complete)
-        self.result = Verified(first=first, last=store.newest_epoch())
+        self.result = Verified(first=first, last=last or 0)
 
     def run(self, progress: Callable[[int, int], None]) -> Verified:
         """Go from the first snapshot to the last entry. After something unreadable, go on at the next snapshot."""
@@ -95,7 +97,8 @@ class _Walk:
         """Whether the mixture this client had before is known, and which. An entry that was applied does without."""
         if entry.client_id == "" or entry.outcome == "applied":
             return entry.client_id != "", None
-        before = self.store.entry_before(entry)
+        with self.store.reading() as connection:
+            before = rows.last_entry(connection, entry.client_id, before=entry.epoch)
         if before is not None:
             return True, before.mixture
         return self.store.journal_start == 0, None

@@ -1,0 +1,56 @@
+"""`cdfl forget`: remove a client from the store, beside a running server or without one."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+from cdfl.server.journal import StoreBusy
+
+if TYPE_CHECKING:
+    from cdfl.server.store import Store
+
+LOOK_EVERY = 0.2  # seconds
+TRY_ALONE_EVERY = 2.0  # seconds: the server may have stopped in the meantime
+
+
+def forget(
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT")],
+    store: StorePlace = DEFAULT_STORE,
+    blobs: BlobsPlace = None,
+) -> None:
+    """Delete everything that is stored of a client: uploads, replies, mixtures, tokens, its name in the journal.
+
+    What its uploads have taught the cluster models stays in them. Backups are yours to look after.
+    """
+    with refuse_store():
+        try:
+            found = _alone(store, blobs, client_id)
+        except StoreBusy:
+            with open_store(store, blobs, own=False) as opened:
+                found = _ask(opened, store, blobs, client_id)
+    typer.echo(f"{client_id} is forgotten" if found else f"nothing is stored of {client_id}")
+
+
+def _alone(store: str, blobs: str | None, client_id: str) -> bool:
+    with open_store(store, blobs, own=True) as opened, progress_bar("replaying the journal") as progress:
+        recovered = opened.recover(progress)
+        return opened.forget(client_id, recovered.state if recovered else None)
+
+
+def _ask(opened: "Store", store: str, blobs: str | None, client_id: str) -> bool:
+    """Leave word for the running server, and wait until it has done it; do it ourselves if it has stopped."""
+    if not opened.knows(client_id):
+        return False
+    opened.ask_to_forget(client_id)
+    typer.echo("a server is running: it was asked, waiting for it (Ctrl-C: it will do it all the same)", err=True)
+    alone_next = time.monotonic() + TRY_ALONE_EVERY
+    while client_id in opened.asked_to_forget():
+        time.sleep(LOOK_EVERY)
+        if time.monotonic() > alone_next:
+            try:
+                return _alone(store, blobs, client_id)
+            except StoreBusy:
+                alone_next = time.monotonic() + TRY_ALONE_EVERY
+    return True

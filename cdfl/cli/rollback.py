@@ -1,0 +1,45 @@
+"""`cdfl rollback`: return to a snapshot."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, refuse_store
+
+if TYPE_CHECKING:
+    from cdfl.server.store import Store
+
+
+def rollback(
+    epoch: Annotated[int | None, typer.Argument(help="Of a snapshot. Without: list them.")] = None,
+    store: StorePlace = DEFAULT_STORE,
+    blobs: BlobsPlace = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Return to a snapshot: everything after it is deleted. The server must be stopped.
+
+    Clients that were given a later model are told so at their next upload, and fetch a new one.
+    """
+    with refuse_store(), open_store(store, blobs, own=epoch is not None) as opened:
+        if epoch is None:
+            _list(opened)
+            return
+        uploads, clients = opened.cut_off(epoch)
+        typer.echo(
+            f"back to epoch {epoch} deletes {uploads} uploads of {clients} clients, for good; "
+            f"`cdfl export` keeps the models of today"
+        )
+        if not yes and not typer.confirm("go back?"):
+            typer.echo("nothing was changed")
+            raise typer.Exit(1)
+        opened.rollback(epoch)
+    typer.echo(f"the store is at epoch {epoch}")
+
+
+def _list(opened: "Store") -> None:
+    newest = opened.newest_epoch()
+    typer.echo(f"the store is at epoch {newest}; there are snapshots of")
+    for snapshot in opened.snapshots():
+        taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created))
+        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {newest - snapshot.epoch} uploads ago")

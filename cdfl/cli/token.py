@@ -1,0 +1,57 @@
+"""`cdfl token`: who may upload. Works beside a running server."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from cdfl.cli.stores import DEFAULT_STORE, StorePlace, open_tokens, refuse_store
+from cdfl.wire import check_client_id
+
+app = typer.Typer(help="Create, list and revoke the tokens of clients.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="1 to 64 characters of A-Z a-z 0-9 . _ -")],
+    store: StorePlace = DEFAULT_STORE,
+) -> None:
+    """Create a token for a client and print it: it is stored nowhere, and cannot be shown again."""
+    with refuse_store():
+        check_client_id(client_id)
+        with open_tokens(store, new=True) as tokens:
+            token = tokens.create(client_id)
+    typer.echo(token)
+
+
+@app.command("list")
+def list_(store: StorePlace = DEFAULT_STORE) -> None:
+    """List the tokens: whose, since when, whether revoked. The tokens themselves are not known."""
+    with refuse_store(), open_tokens(store) as tokens:
+        records = tokens.all()
+    table = Table("client", "token", "created", "revoked", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for record in records:
+        revoked = "-" if record.revoked is None else _date(record.revoked)
+        table.add_row(record.client_id, record.token_id, _date(record.created), revoked)
+    Console().print(table)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="CLIENT|TOKEN", help="All tokens of a client, or one from the list.")],
+    store: StorePlace = DEFAULT_STORE,
+) -> None:
+    """Revoke tokens, for good: of a client, or a single one."""
+    with refuse_store(), open_tokens(store) as tokens:
+        revoked = tokens.revoke(name)
+        if not revoked:
+            raise ValueError(f"there is no valid token of a client or with the id {name}; see `cdfl token list`")
+    for record in revoked:
+        typer.echo(f"revoked token {record.token_id} of {record.client_id}")
+
+
+def _date(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

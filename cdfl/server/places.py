@@ -1,0 +1,52 @@
+"""Where a store is, and whether its two parts, database and blobs, belong together."""
+
+import re
+from pathlib import Path
+
+from cdfl.server import rows, schema
+from cdfl.server.blobs import Blobs, new_name
+from cdfl.server.database import Database
+from cdfl.server.journal import StoreError
+
+OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
+SIGN = "store-"  # a blob of this kind says whose the others are
+
+
+def database_url(place: str | Path) -> str:
+    """The URL of a store's database: as it is, or that of the SQLite file in a folder."""
+    return str(place) if "://" in str(place) else f"sqlite:///{Path(place).absolute() / 'store.db'}"
+
+
+def blobs_place(database: str | Path, blobs: str | Path | None) -> str | Path:
+    """Where a store's blobs are: in its folder, unless said otherwise."""
+    if blobs is not None:
+        return blobs
+    if "://" in str(database):
+        raise StoreError("a URL of a database needs a place for the blobs as well: a folder, or an fsspec URL")
+    return Path(database) / "blobs"
+
+
+def claim(database: Database, blobs: Blobs) -> None:
+    """Make sure that blobs and database belong together: others' would be swept, and ours not be found."""
+    with database.write() as connection:
+        begun = rows.last_epoch(connection) is not None
+        name = schema.get(connection, "blobs")
+        if name is None:
+            name = new_name(SIGN.rstrip("-"))
+            schema.put(connection, "blobs", name)
+    if blobs.read(name) is not None:
+        return
+    if begun:
+        raise StoreError("the blobs of this store are not there; name the place they are in, or mount its disk")
+    if any(other.startswith(SIGN) for other in blobs.names()):
+        raise StoreError("the place for the blobs holds those of another store; give every store a place of its own")
+    blobs.write(name, b"The blobs here belong to the store that knows this name.\n")
+    blobs.settle()
+
+
+def sweep(database: Database, blobs: Blobs) -> None:
+    """Delete what a crash has left: blobs that were about to be needed, or no longer were, when it happened."""
+    blobs.empty_spool()
+    with database.read() as connection:
+        known = rows.all_blobs(connection)
+    blobs.delete(name for name in blobs.names() if OURS.fullmatch(name) and name not in known)
