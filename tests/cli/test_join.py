@@ -1,9 +1,12 @@
 """`cdfl join`: a client on the command line."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from cdfl.cli.join import line
+from cdfl.client import Reply, Retry, Seen
 from tests.cli.small import call
 from tests.client.test_transport import Site
 from tests.client.toy import ToyServer
@@ -93,9 +96,6 @@ def test_set_up_files_that_lack_something(site, tmp_path):
 
 
 def test_what_is_told_of_a_look():
-    from cdfl.cli.join import line
-    from cdfl.client import Reply, Seen
-
     reply = Reply(7, (0.25, 0.75), "applied")
     refreshed = Reply(9, (1.0,), "refreshed", detail="never given")
     assert line(Seen(1, 40, None, decided=False)) == "look 1: 40 samples"
@@ -107,10 +107,7 @@ def test_what_is_told_of_a_look():
 
 
 def test_a_server_that_is_away(setup, monkeypatch):
-    import cdfl.cli.join
-    from cdfl.client import Retry
-
-    monkeypatch.setattr(cdfl.cli.join, "PATIENCE", Retry(attempts=1))
+    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", Retry(attempts=1))
     site = Site(ToyServer())
     site.close()
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
