@@ -17,7 +17,7 @@ class Privacy:
     """The Gaussian mechanism on (local model - received model).
 
     >>> round(Privacy(clip=1.0, noise=8.0).epsilon(delta=1e-5), 2)
-    0.87
+    0.93
     """
 
     clip: float  # the longest way (L2 norm) a training may go from the model it received

@@ -24,7 +24,7 @@ class Site:
     """A toy server on a free port of this machine. `spoil` may ruin an answer after the server has done its work."""
 
     def __init__(self, server: ToyServer, context: ssl.SSLContext | None = None) -> None:
-        self.server, self.spoil = server, []
+        self.server, self.spoil, self.is_off = server, [], False
         site = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,6 +49,9 @@ class Site:
 
     def serve(self, connection: BaseHTTPRequestHandler) -> None:
         body = connection.rfile.read(int(connection.headers.get("Content-Length", 0)))
+        if self.is_off:
+            connection.close_connection = True
+            return
         url = f"{self.url}{connection.path}"
         request = httpx.Request(connection.command, url, headers=dict(connection.headers), content=body)
         response = self.server.handle(request)
