@@ -46,9 +46,10 @@ def last_entry(connection: sa.Connection, client_id: str, before: int | None = N
 
 
 def complete_since(connection: sa.Connection) -> int:
-    """The epoch after which every entry is there, with its upload where it was applied."""
-    without = select(func.max(journal.c.epoch)).where(journal.c.outcome == "applied", journal.c.upload.is_(None))
-    return max(connection.execute(without).scalar() or 0, journal_start(connection) - 1)
+    """The epoch after which every entry is there and whole: not forgotten, with its upload where it was applied."""
+    not_kept = sa.and_(journal.c.outcome == "applied", journal.c.upload.is_(None))
+    broken = select(func.max(journal.c.epoch)).where(sa.or_(not_kept, journal.c.client_id.is_(None)))
+    return max(connection.execute(broken).scalar() or 0, journal_start(connection) - 1)
 
 
 def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[str]:

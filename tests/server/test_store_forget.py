@@ -1,0 +1,109 @@
+"""What is forgotten is gone: from every table, from every blob, from the bytes of the database file."""
+
+import pytest
+import sqlalchemy as sa
+
+from cdfl.server.journal import Retention
+from cdfl.server.schema import TABLES
+from cdfl.server.store import Store
+
+from .toy import Toy, same_state, stored_blobs
+
+NAME = "car-of-somebody"
+
+
+@pytest.fixture
+def where(store_url, tmp_path):
+    return store_url, tmp_path / "blobs"
+
+
+def everything(store) -> str:
+    with store.reading() as connection:
+        return "\n".join(str(row) for table in TABLES.sorted_tables for row in connection.execute(sa.select(table)))
+
+
+@pytest.mark.parametrize("keep_uploads", [False, True])
+@pytest.mark.parametrize("snapshot_first", [False, True])
+def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
+    with Store.open(*where, Retention(keep_uploads=keep_uploads)) as store:
+        toy = Toy(store)
+        token = store.tokens.create(NAME)
+        store.grant(NAME, 0)
+        for _ in range(8):
+            toy.upload("car-7", NAME)
+        (last,) = toy.upload(NAME, base_epoch=0)
+        assert last.outcome == "deprecated"
+        if snapshot_first:
+            toy.snapshot()
+        numbers = [str(entry.mixture) for entry in store.entries(after=0) if entry.client_id == NAME]
+        store.ask_to_forget(NAME)
+        assert store.asked_to_forget() == [NAME]
+        assert store.knows(NAME)
+
+        assert store.forget(NAME, toy.state)
+
+        assert not store.knows(NAME)
+        assert store.client(NAME) is None
+        assert store.tokens.client(token) is None
+        assert store.asked_to_forget() == []
+        assert not store.was_given(NAME, 0)
+        left = everything(store)
+        assert NAME not in left
+        assert not [mixture for mixture in numbers if mixture in left]
+        assert store.num_clients() == 1
+        kept = [entry for entry in store.entries(after=0) if entry.upload]
+        assert len(stored_blobs(store, "upload")) == len(kept)
+        assert len(stored_blobs(store, "reply")) == 1
+        assert len(store.entries(after=0)) == 17  # the journal still says that there was somebody
+        assert not store.forget(NAME, toy.state)
+    with Store.open(*where) as store:
+        recovered = store.recover()
+        assert same_state(recovered.state, toy.state)
+        assert recovered.replayed == 0
+
+
+def test_the_files_of_sqlite_do_not_remember_either(tmp_path):
+    with Store.open(tmp_path) as store:
+        toy = Toy(store)
+        store.grant(NAME, 0)
+        toy.upload(NAME, "car-7", key="key-of-somebody")
+        assert [path for path in tmp_path.glob("store.db*") if NAME.encode() in path.read_bytes()]
+        store.forget(NAME, toy.state)
+        for path in tmp_path.glob("store.db*"):
+            assert NAME.encode() not in path.read_bytes()
+            assert b"key-of-somebody" not in path.read_bytes()
+            assert b"car-7" in path.read_bytes() or path.name != "store.db"
+
+
+def test_nobody_else_loses_anything(where):
+    with Store.open(*where) as store:
+        toy = Toy(store)
+        toy.upload("car-7", NAME)
+        toy.upload("car-7")
+        before = store.client("car-7")
+        reply = store.read_reply(before.last)
+        store.forget(NAME, toy.state)
+        after = store.client("car-7")
+        assert (after.uploads, after.mixture, after.last.key) == (2, before.mixture, before.last.key)
+        assert store.read_reply(after.last) == reply
+        toy.upload(NAME)  # who comes back is a newcomer
+        assert store.client(NAME).uploads == 1
+
+
+def test_a_token_alone_and_a_name_nobody_knows(where):
+    with Store.open(*where) as store:
+        token = store.tokens.create(NAME)
+        assert store.forget(NAME, None)  # nothing was begun yet
+        assert store.tokens.client(token) is None
+        assert not store.forget("nobody", None)
+
+
+def test_recovery_must_not_need_what_is_forgotten(where):
+    with Store.open(*where) as store:
+        toy = Toy(store)
+        old = toy.state
+        toy.upload(NAME)
+        for state, came in ((None, "there is none"), (old, "it is at epoch 0")):
+            with pytest.raises(ValueError, match=f"the state must be the newest, of epoch 1; {came}"):
+                store.forget(NAME, state)
+        assert store.client(NAME).uploads == 1
