@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cdfl.core import Hyperparams
+from cdfl.core.accept import usual_harms
 from cdfl.server.journal import Retention, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.schema import journal
@@ -66,7 +67,7 @@ def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
     after, reply = replay(state, entry, None, HYPERPARAMS, entry.mixture)
     assert after.epoch == 1
     assert torch.equal(after.cluster_models, state.cluster_models)
-    assert after.recent_harms.tolist() == [*state.recent_harms.tolist(), 2.0]
+    assert after.recent_harms.tolist() == [*usual_harms(state).tolist(), 2.0]
     assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
 
 

@@ -66,7 +66,8 @@ def test_the_files_of_sqlite_do_not_remember_either(tmp_path):
     with Store.open(tmp_path) as store:
         toy = Toy(store)
         store.grant(NAME, 0)
-        toy.upload(NAME, "car-7", key="key-of-somebody")
+        toy.upload(NAME, key="key-of-somebody")
+        toy.upload("car-7")
         assert [path for path in tmp_path.glob("store.db*") if NAME.encode() in path.read_bytes()]
         store.forget(NAME, toy.state)
         for path in tmp_path.glob("store.db*"):
