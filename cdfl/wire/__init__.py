@@ -35,6 +35,7 @@ from cdfl.wire.headers import (
     check_client_id,
     check_key,
     parse_base_epoch,
+    parse_count,
 )
 from cdfl.wire.model import DTYPES, DType, body_parts, body_size, decode_file, decode_model, encode_model
 
@@ -80,4 +81,5 @@ __all__ = [
     "encode_model",
     "error_of",
     "parse_base_epoch",
+    "parse_count",
 ]

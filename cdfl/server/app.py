@@ -1,0 +1,176 @@
+"""The routes."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from cdfl.server import pages
+from cdfl.server.auth import Access
+from cdfl.server.events import Bell, event_of, stream
+from cdfl.server.intake import Intake
+from cdfl.server.journal import StoreError
+from cdfl.server.limits import Limits
+from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
+from cdfl.server.metrics import Metrics
+from cdfl.server.session import RETRY_SECONDS, Answer, Session
+from cdfl.wire import (
+    CONTENT_TYPE,
+    DTYPES,
+    DType,
+    MalformedError,
+    UnauthorizedError,
+    UnavailableError,
+    WireError,
+    body_parts,
+    compress,
+    parse_count,
+)
+
+logger = logging.getLogger("cdfl.server")
+
+PIECE = 2**20  # bytes of a model that are handed over at once
+DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` has the story."
+
+
+def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> FastAPI:
+    """The service of one session."""
+    app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, redoc_url=None)
+    intake = Intake(session, access, limits)
+    session.on_commit = bell.ring
+    streams = asyncio.Semaphore(limits.streams)
+
+    @app.get("/v1/model", response_class=Response, **pages.MODEL)
+    async def model(request: Request) -> Response:
+        """Join or refresh: a newcomer gets the average of the clusters, a known client its last mixture."""
+        dtype = _dtype(request)
+        return await _model_response(await intake.model(request), request, dtype, session)
+
+    @app.post("/v1/updates", response_class=Response, **pages.UPDATES)
+    async def updates(request: Request) -> Response:
+        """Upload the model that was trained, receive a personal one. With one key an upload counts once."""
+        dtype = _dtype(request)
+        return await _model_response(await intake.update(request), request, dtype, session)
+
+    @app.get("/v1/status", **pages.QUESTION)
+    async def status(request: Request) -> pages.Status:
+        """Where the server stands: its epoch, its clusters, the tensors it expects."""
+        await intake.client(request)
+        return await asyncio.to_thread(pages.status_of, session, limits, intake.body_limit)
+
+    @app.get("/v1/clients/me", **pages.QUESTION)
+    async def me(request: Request) -> pages.ClientStatus:
+        """What the server knows of the client that asks."""
+        return pages.client_status_of(*await intake.client(request))
+
+    @app.get("/v1/events", response_class=StreamingResponse, **pages.EVENTS)
+    async def events(request: Request) -> Response:
+        """What happens, as server-sent events: one an upload, `id` is its epoch. Last-Event-ID goes on from there."""
+        told = request.headers.get("Last-Event-ID")
+        after = session.state.epoch if told is None else parse_count("Last-Event-ID", told)
+        sees_all = access.is_open or access.is_operator(request.headers)
+        client_id = None if access.is_operator(request.headers) else (await intake.client(request))[0]
+        if streams.locked():
+            raise UnavailableError(f"{limits.streams} streams are open, no more are; come back later", RETRY_SECONDS)
+
+        async def lines() -> AsyncIterator[str]:
+            async with streams:
+                see = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
+                async for line in stream(session.store, bell, after, see):
+                    yield line
+
+        return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.get("/metrics", response_class=Response, **pages.METRICS)
+    async def metrics(request: Request) -> Response:
+        """Counters and timings for Prometheus."""
+        access.check_metrics(request.headers)
+        return Response(await asyncio.to_thread(session.metrics.page), media_type=METRICS_TYPE)
+
+    @app.get("/healthz")
+    async def healthz() -> pages.Health:
+        """The process lives."""
+        return pages.Health(status="alive")
+
+    @app.get("/readyz", **pages.READY)
+    async def readyz() -> pages.Health:
+        """Uploads can be taken: the store is there, and the queue has room."""
+        session.check_room()
+        await asyncio.to_thread(session.store.check)
+        return pages.Health(status="ready")
+
+    pages.describe(app)
+    _handle_errors(app, session.metrics)
+    return app
+
+
+def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Every refusal is one sentence as JSON, and is counted."""
+
+    def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        metrics.refused.labels(str(status)).inc()
+        return JSONResponse({"detail": detail}, status, headers)
+
+    @app.exception_handler(WireError)
+    async def wire_error(_: Request, error: WireError) -> JSONResponse:
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == UnauthorizedError.status else {}
+        if error.retry_after is not None:
+            headers["Retry-After"] = str(math.ceil(error.retry_after))
+        return refuse(error.status, error.detail, headers)
+
+    @app.exception_handler(StoreError)
+    async def store_error(_: Request, error: StoreError) -> JSONResponse:
+        logger.warning("the store is away: %s", error)
+        return refuse(503, "the store is away; come back in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))})
+
+    @app.exception_handler(HTTPException)
+    async def no_such_thing(request: Request, error: HTTPException) -> JSONResponse:
+        what = f"there is no {request.method} {request.url.path[:80]}; /docs lists what there is"
+        return refuse(error.status_code, what, error.headers)
+
+
+class ModelResponse(Response):
+    """A model, sent piece by piece from where it lies."""
+
+    def __init__(self, parts: tuple[bytes | memoryview, ...], headers: dict[str, str]) -> None:
+        self._parts = parts
+        length = {"Content-Length": str(sum(map(len, parts)))}
+        super().__init__(media_type=CONTENT_TYPE, headers=headers | length)
+
+    def render(self, content: Any) -> bytes:
+        """There is no body in one piece."""
+        return b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            for begin in range(0, len(part), PIECE):
+                piece = part[begin : begin + PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _model_response(answer: Answer, request: Request, dtype: DType, session: Session) -> Response:
+    """A reply as this client wants it: another dtype, zstd."""
+    headers = answer.head.to_headers() | {"Cache-Control": "no-store"}
+    parts: tuple[bytes | memoryview, ...] = await asyncio.to_thread(
+        body_parts, answer.personal_model, session.layout, dtype
+    )
+    if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # it hardly shrinks weights: only if asked
+        parts = (await asyncio.to_thread(compress, b"".join(parts)),)
+        headers["Content-Encoding"] = "zstd"
+    return ModelResponse(parts, headers)
+
+
+def _dtype(request: Request) -> DType:
+    dtype = request.query_params.get("dtype", "float32")
+    if dtype not in DTYPES:
+        raise MalformedError(f"dtype is {dtype[:40]!r}; expected one of {', '.join(DTYPES)}")
+    return dtype

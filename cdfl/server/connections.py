@@ -1,0 +1,122 @@
+"""Connections: so many, and none that only sits there.
+
+uvicorn knows no limit but one that turns honest clients away as well (`limit_concurrency`), waits without end for the
+header of a request, and for a client that does not read its answer. Here the connection that has been idle longest
+makes room for a new one.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cdfl.server.limits import Limits
+from cdfl.server.metrics import Metrics
+
+logger = logging.getLogger("cdfl.server")
+
+try:
+    import resource
+except ImportError:  # not on this system
+    resource = None  # type: ignore[assignment]
+
+SPARE_FILES = 256  # for the store, the uploads and the libraries
+
+
+class Door:
+    """Counts connections and closes those that waste their place."""
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits = limits
+        self.most = min(limits.connections, raise_file_limit(limits.connections + SPARE_FILES) - SPARE_FILES)
+        self._open: dict[Connection, float] = {}  # -> when it began to wait for a request; oldest first
+        metrics.connections.set_function(lambda: len(self._open))
+
+    def protocol(self, *args: Any, **kwargs: Any) -> "Connection":
+        """A protocol for one connection, as uvicorn makes them."""
+        return Connection(self, *args, **kwargs)
+
+    def enter(self, connection: "Connection") -> None:
+        """A new connection; if there are too many, another one goes."""
+        self.waits(connection)
+        if len(self._open) > self.most:
+            idle = next((other for other in self._open if not other.is_busy), connection)
+            idle.transport.abort()
+
+    def waits(self, connection: "Connection") -> None:
+        """A connection waits for its next request from now on."""
+        self._open.pop(connection, None)
+        self._open[connection] = connection.loop.time()
+
+    def leave(self, connection: "Connection") -> None:
+        """A connection is gone."""
+        self._open.pop(connection, None)
+
+    async def watch(self) -> None:
+        """Close what has waited too long, again and again."""
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.idle_seconds / 4))
+            self.sweep(asyncio.get_running_loop().time())
+
+    def sweep(self, now: float) -> None:
+        """Close what has waited too long: for a request, whatever trickles in, or for a reader."""
+        for connection, since in list(self._open.items()):
+            idle = not connection.is_busy and now - since > self.limits.idle_seconds
+            stalled = now - (connection.stalled_since or now) > self.limits.stall_seconds
+            if idle or stalled:
+                connection.transport.abort()
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol, which tells the door what it does."""
+
+    def __init__(self, door: Door, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.door = door
+        self.stalled_since: float | None = None  # the peer does not read
+
+    @property
+    def is_busy(self) -> bool:
+        """Is a request being answered?"""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Come in."""
+        super().connection_made(transport)
+        self.door.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Go."""
+        super().connection_lost(exc)
+        self.door.leave(self)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self in self.connections:
+            self.door.waits(self)
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly for what waits to be sent."""
+        super().pause_writing()
+        self.stalled_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        super().resume_writing()
+        self.stalled_since = None
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Ask for so many open files; returns how many there may be."""
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if most < wanted:
+        logger.warning("only %d files may be open (ulimit -n), so fewer connections are", most)
+    return wanted if soft == resource.RLIM_INFINITY else max(soft, most)

@@ -1,0 +1,337 @@
+"""Owns the one state of a server. Uploads wait here, are looked at in batches, and are applied in order.
+
+Two threads do the work. One computes the proxy losses of whatever waits: they depend on nothing but the upload, so no
+lock is held and no order kept. The other takes looked-at uploads in their order through `core.server_update`, makes a
+group of them durable with one commit, and only then lets the new state be seen and the clients be answered. A commit
+that fails leaves the state as it was.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, Reply, ServerState, Upload, join, server_update
+from cdfl.server.chores import Chores
+from cdfl.server.journal import Entry, StoreUnavailable
+from cdfl.server.limits import MEGABYTE, Limits
+from cdfl.server.metrics import Metrics
+from cdfl.server.snapshots import from_losses
+from cdfl.server.store import Store
+from cdfl.wire import Outcome, ReplyHead, UnavailableError, UnfitError, WireError, body_parts
+
+logger = logging.getLogger("cdfl.server")
+
+GROUP = 32  # uploads that are looked at, or committed, together at most
+GROUP_BYTES = 512 * MEGABYTE  # of the replies of a group, which are all in memory at its end
+RETRY_SECONDS = 2.0  # what a client is asked to wait where the store is away or the queue is full
+CHORE_SECONDS = 1.0
+
+
+class Looker(Protocol):
+    """What the server needs of its proxy sets: `core.ProxySets` is one."""
+
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        ...
+
+    def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The losses of n models (P,) on every set (n, K)."""
+        ...
+
+
+@dataclass(eq=False)
+class Submission:
+    """An upload that was received, found to be in order, and is durable; it waits to be applied."""
+
+    client_id: str
+    key: str
+    base_epoch: int
+    digest: str
+    local_model: Tensor  # (P,)
+    upload: str  # blob
+    last_mixture: tuple[float, ...] | None
+    received: float = field(default_factory=time.time)
+    losses: Tensor | None = None  # (K,) once they are known
+    answer: "Future[Answer]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What goes back to a client."""
+
+    head: ReplyHead
+    personal_model: Tensor  # (P,)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One upload of a group that is not committed yet."""
+
+    submission: Submission
+    entry: Entry
+    personal_model: Tensor  # (P,)
+
+
+class Session:
+    """The state, the queue before it, and the threads that empty it. Everything may be called from any thread.
+
+    `look_at_uploads` and `look_at_clusters` are each used by one thread only.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        layout: Layout,
+        hyperparams: Hyperparams,
+        store: Store,
+        look_at_uploads: Looker,
+        look_at_clusters: Evaluate,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        metrics: Metrics | None = None,
+        snapshot_every: int = 100,
+        on_commit: Callable[[], None] = lambda: None,
+        on_loss: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self.state = state  # the last committed one; replaced as a whole
+        self.layout, self.hyperparams, self.store = layout, hyperparams, store
+        self.metrics = metrics or Metrics()
+        self.on_commit = on_commit  # told after every commit, in a thread of ours
+        self.on_loss = on_loss  # told once if the store is lost for good: the server must stop
+        self.chores = Chores(store, snapshot_every)
+        self._look_at_uploads, self._look_at_clusters = look_at_uploads, look_at_clusters
+        model_bytes = 4 * layout.size
+        self.capacity = limits.queue_of(model_bytes)
+        self._group = max(1, min(GROUP, GROUP_BYTES // model_bytes))
+        self._depth, self._turn = 0, threading.Lock()
+        self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._looked_at: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._closed = False
+        threads = torch.get_num_threads()  # torch gives a new thread another number, and sums other bits
+        self._threads = [
+            threading.Thread(target=work, args=(threads,), name=f"cdfl-{name}", daemon=True)
+            for name, work in (("evaluate", self._evaluate), ("apply", self._apply))
+        ]
+        self.metrics.queue.set_function(lambda: self._depth)
+        self.metrics.show(state.epoch, state.cluster_losses)
+        for thread in self._threads:
+            thread.start()
+
+    # -- for clients
+
+    def join(self, client_id: str, last_mixture: tuple[float, ...] | None) -> Answer:
+        """A model for a client that uploads nothing; that it was given this epoch is durable."""
+        state = self.state
+        reply = join(state, self.hyperparams, _tensor(last_mixture))
+        self.store.grant(client_id, reply.epoch)
+        self.metrics.joins.inc()
+        return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), reply.personal_model.cpu())
+
+    def check_room(self) -> None:
+        """Refuse where no upload can be taken now."""
+        if self._closed:
+            raise UnavailableError("the server is shutting down; come back later", retry_after=RETRY_SECONDS)
+        if self._depth >= self.capacity:
+            raise UnavailableError(
+                f"{self.capacity} uploads wait already, which is all the server takes; come back later",
+                retry_after=RETRY_SECONDS,
+            )
+
+    def submit(self, submission: Submission) -> "Future[Answer]":
+        """Put an upload into the queue; its answer comes when it is durable."""
+        with self._turn:
+            self.check_room()
+            self._depth += 1
+            submission.answer.set_running_or_notify_cancel()  # from here on nobody can call it back
+            submission.answer.add_done_callback(self._leave)
+            self._waiting.put(submission)
+        return submission.answer
+
+    @property
+    def is_full(self) -> bool:
+        """Is there no room for another upload?"""
+        return self._closed or self._depth >= self.capacity
+
+    def close(self) -> None:
+        """Finish what is in the queue, then keep a snapshot. Later uploads are refused."""
+        with self._turn:
+            already, self._closed = self._closed, True
+            if not already:
+                self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.chores.finish(self.state)
+
+    def _leave(self, _: object) -> None:
+        with self._turn:
+            self._depth -= 1
+
+    # -- the thread that looks at uploads
+
+    def _evaluate(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        going_on = True
+        while going_on:
+            batch, going_on = _take(self._waiting, self._group)
+            self._look_at(batch)
+            for submission in batch:
+                if not submission.answer.done():
+                    self._looked_at.put(submission)
+        self._looked_at.put(None)
+
+    def _look_at(self, batch: list[Submission]) -> None:
+        """Compute losses; uploads that will be deprecated in any case need none."""
+        limit = self.hyperparams.max_staleness
+        oldest = 0 if limit is None else self.state.epoch + 1 - limit  # the epoch only grows
+        fresh = [submission for submission in batch if submission.base_epoch >= oldest]
+        if not fresh:
+            return
+        try:
+            with self.metrics.timed("evaluate"):
+                losses = self._look_at_uploads.of_each([submission.local_model for submission in fresh])  # (n, K)
+        except Exception as error:  # whatever it is: these clients are told, and the others are served
+            for submission in fresh:
+                self._drop(submission, _away(submission, error))
+            return
+        for submission, submission.losses in zip(fresh, losses, strict=True):
+            if not bool(torch.isfinite(submission.losses).all()):
+                self._drop(submission, UnfitError("the model has no finite loss; train with a smaller learning_rate"))
+
+    # -- the thread that applies them
+
+    def _apply(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        going_on = True
+        while going_on:
+            group, going_on = _take(self._looked_at, self._group, patience=CHORE_SECONDS)
+            try:
+                self._take_group(group)
+                self.chores.look(self.state)
+            except StoreUnavailable as error:
+                logger.warning("the store is away: %s", error)
+            except Exception as error:  # it is lost for good, or we are wrong about it: go no further
+                self._stop(error)
+
+    def _take_group(self, group: list[Submission]) -> None:
+        """Apply, commit, show, answer."""
+        state, steps = self._steps(group)
+        if not steps:
+            return
+        try:
+            with self.metrics.timed("commit"):
+                self.store.commit([(step.entry, body_parts(step.personal_model, self.layout)) for step in steps])
+        except Exception as error:  # the store has dropped the uploads
+            for step in steps:
+                step.submission.answer.set_exception(_away(step.submission, error))
+            raise
+        self.state = state
+        self.metrics.show(state.epoch, state.cluster_losses)
+        self.metrics.group.observe(len(steps))
+        for step in steps:
+            self.metrics.uploads.labels(step.entry.outcome).inc()
+            step.submission.answer.set_result(Answer(head_of(step.entry), step.personal_model))
+        self.on_commit()
+
+    def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
+        """The state after a group; an upload that turns out to be unfit is refused and changes nothing."""
+        state, steps = self.state, []
+        for submission in group:
+            try:
+                state, step = self._step(state, submission)
+                steps.append(step)
+            except NotFiniteError as error:
+                self._drop(submission, UnfitError(str(error)))
+            except Exception as error:
+                self._drop(submission, _away(submission, error))
+        return state, steps
+
+    def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
+        upload = Upload(submission.local_model, submission.base_epoch, submission.client_id, submission.losses)
+        last_mixture = _tensor(submission.last_mixture)
+        begun, looking = time.perf_counter(), 0.0
+
+        def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
+            nonlocal looking
+            begun = time.perf_counter()
+            losses = self._look_at_clusters(models, clusters).cpu()
+            looking += time.perf_counter() - begun
+            return losses
+
+        state, reply = server_update(state, upload, self.hyperparams, evaluate, last_mixture)
+        step = _Step(submission, _entry(submission, state, reply), reply.personal_model.cpu())
+        self.metrics.seconds.labels("evaluate").observe(looking)
+        self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - looking)
+        return state, step
+
+    def _drop(self, submission: Submission, error: WireError) -> None:
+        """Tell a client, and keep nothing of its upload."""
+        self.store.drop(submission.upload)
+        submission.answer.set_exception(error)
+
+    def _stop(self, error: Exception) -> None:
+        logger.critical("the server must stop: %s", error, exc_info=error)
+        with self._turn:
+            already, self._closed = self._closed, True
+            if not already:
+                self._waiting.put(None)
+                self.on_loss(str(error))
+
+
+def head_of(entry: Entry) -> ReplyHead:
+    """What the headers of the reply to an entry say."""
+    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome)
+
+
+def _entry(submission: Submission, state: ServerState, reply: Reply) -> Entry:
+    outcome: Outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+    losses = None if outcome == "deprecated" else submission.losses
+    return Entry(
+        epoch=reply.epoch,
+        client_id=submission.client_id,
+        base_epoch=submission.base_epoch,
+        key=submission.key,
+        digest=submission.digest,
+        outcome=outcome,
+        losses=None if losses is None else tuple(losses.tolist()),
+        cluster_losses=from_losses(state.cluster_losses),
+        mixture=tuple(reply.mixture.tolist()),
+        rates=tuple(reply.rates.tolist()),
+        staleness=reply.staleness,
+        received=submission.received,
+        harm=reply.harm,
+        upload=submission.upload,
+    )
+
+
+def _take(
+    source: "queue.SimpleQueue[Submission | None]", most: int, patience: float | None = None
+) -> tuple[list[Submission], bool]:
+    """Everything that waits, up to a number of uploads; False: it was the end. Waits `patience` for the first."""
+    taken: list[Submission] = []
+    with suppress(queue.Empty):
+        while len(taken) < most:
+            submission = source.get(block=not taken, timeout=patience)
+            if submission is None:
+                return taken, False
+            taken.append(submission)
+    return taken, True
+
+
+def _away(submission: Submission, error: Exception) -> WireError:
+    """Not the client's fault: it may come back with the same upload."""
+    if not isinstance(error, StoreUnavailable):
+        logger.error("an upload of %s could not be worked on", submission.client_id, exc_info=error)
+    return UnavailableError("the server cannot take the upload now; send it again", retry_after=RETRY_SECONDS)
+
+
+def _tensor(values: tuple[float, ...] | None) -> Tensor | None:
+    return None if values is None else torch.tensor(values, dtype=torch.float64)
