@@ -46,6 +46,11 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "BASE, 4 active, 25 uploads each": BASE | {"time_model": {"kind": "few-active", "turns_each": 25}},
     "BASE, continuous hinge": BASE | {"staleness_hinge": "continuous"},
     "BASE, reply of moved clusters": BASE | {"reply_clusters": "moved"},
+    "BASE, e_k set after the test": BASE | {"cluster_epochs_set": "after"},
+    "BASE, 8 active": BASE | {"time_model": {"kind": "few-active", "active": 8}},
+    "BASE, 1 active, 25 uploads": BASE | {"time_model": {"kind": "few-active", "active": 1, "turns_each": 25}},
+    "uniform, Adam .001, min bars, beta_0 .1, no staleness": MIN
+    | {"learning_rate": 1e-3, "base_rate": 0.1, "staleness_slope": 0, "max_staleness": None},
 }
 
 
