@@ -6,11 +6,13 @@ from cdfl.cli import data, token
 from cdfl.cli.compare import compare
 from cdfl.cli.export import export
 from cdfl.cli.forget import forget
+from cdfl.cli.init import init
 from cdfl.cli.join import join
 from cdfl.cli.plot import plot
 from cdfl.cli.rollback import rollback
 from cdfl.cli.run import run
 from cdfl.cli.scenarios import scenarios
+from cdfl.cli.serve import serve
 from cdfl.cli.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -19,6 +21,8 @@ app.command()(compare)
 app.command()(plot)
 app.command()(scenarios)
 app.add_typer(data.app, name="data")
+app.command()(init)
+app.command()(serve)
 app.command()(join)
 app.add_typer(token.app, name="token")
 app.command()(forget)

@@ -39,6 +39,7 @@ AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.Op
 LOCK_CLASS = 0x6364666C  # "cdfl": beside other users of advisory locks in the same database
 WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl token`) to finish its transaction
 POOL = 16
+NOTICE = 1.0  # seconds that PostgreSQL may take to notice that the connection of a former owner is closed
 
 
 class InDoubt(StoreUnavailable):
@@ -220,7 +221,12 @@ class Database:
         """Both kinds of lock go away with the process that holds them."""
         if not self.is_sqlite:
             asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(current_schema()))")
-            return bool(connection.execute(asked, {"area": LOCK_CLASS}).scalar())
+            deadline = time.monotonic() + NOTICE
+            while not (locked := bool(connection.execute(asked, {"area": LOCK_CLASS}).scalar())):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(NOTICE / 20)
+            return locked
         if self._lock_file is None:
             file = os.open(f"{self.url.database}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:

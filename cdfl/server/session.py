@@ -107,6 +107,7 @@ class Session:
         self.metrics = metrics or Metrics()
         self.on_commit = on_commit  # told after every commit, in a thread of ours
         self.on_loss = on_loss  # told once if the store is lost for good: the server must stop
+        self.lost: str | None = None  # why, if it is
         self.chores = Chores(store, snapshot_every)
         self._look_at_uploads, self._look_at_clusters = look_at_uploads, look_at_clusters
         model_bytes = 4 * layout.size
@@ -282,8 +283,9 @@ class Session:
         with self._turn:
             already, self._closed = self._closed, True
             if not already:
+                self.lost = str(error)
                 self._waiting.put(None)
-                self.on_loss(str(error))
+                self.on_loss(self.lost)
 
 
 def head_of(entry: Entry) -> ReplyHead:

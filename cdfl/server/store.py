@@ -50,6 +50,7 @@ class Store:
         self.epoch: int | None = None  # of the last committed entry; None: nothing was begun yet
         self.journal_start = 0  # entries before this one may be gone
         self._turn = threading.RLock()  # held while `epoch` and what is written can differ
+        self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
         self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
         self._writers = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
@@ -148,13 +149,14 @@ class Store:
         `hyperparams` are those in force from this epoch on; None: as before. A server that starts with others than
         `recover` gave takes a snapshot with the new ones before it accepts an upload.
         """
-        newest = self.snapshots()[-1]
-        hyperparams = hyperparams or newest.hyperparams
-        if state.epoch == newest.epoch:
-            with self.writing() as connection:
-                rows.change_hyperparams(connection, state.epoch, hyperparams)
-        else:
-            self._keep_snapshot(state, self.layout(), hyperparams)
+        with self._snapshotting:
+            layout, newest = self.layout(), self.snapshots()[-1]
+            hyperparams = hyperparams or newest.hyperparams
+            if state.epoch > newest.epoch:
+                self._keep_snapshot(state, layout, hyperparams)
+            elif state.epoch == newest.epoch:
+                with self.writing() as connection:
+                    rows.change_hyperparams(connection, state.epoch, hyperparams)
         self.prune()
 
     def prune(self) -> None:
@@ -319,20 +321,20 @@ class Store:
         """Remove all that is stored of a client; was there anything? `state` is the server's now; None: nothing begun.
 
         Recovery must not need the client's entries any more, so a snapshot of `state` is taken first where it would.
+        To be called where `commit` is called.
         """
-        with self._turn:
-            record = self.client(client_id)
-            newest = self.snapshots()[-1:]
-            if newest and record and record.last and record.last.epoch > newest[0].epoch:
-                self.snapshot(self._newest(state))
-            with self.reading() as connection:
-                names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
-            self.blobs.delete(names)  # before their names are lost
-            self.blobs.settle()
-            with self.writing() as connection:
-                found = rows.erase(connection, client_id)
-            self.database.clean()
-            return found
+        record = self.client(client_id)
+        newest = self.snapshots()[-1:]
+        if newest and record and record.last and record.last.epoch > newest[0].epoch:
+            self.snapshot(self._newest(state))
+        with self.reading() as connection:
+            names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
+        self.blobs.delete(names)  # before their names are lost
+        self.blobs.settle()
+        with self.writing() as connection:
+            found = rows.erase(connection, client_id)
+        self.database.clean()
+        return found
 
     def ask_to_forget(self, client_id: str) -> None:
         """Leave word for the owner."""

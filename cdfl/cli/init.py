@@ -1,0 +1,22 @@
+"""`cdfl init`: a set-up file to start from."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdfl.cli.options import refuse
+
+EXAMPLE = Path(__file__).with_name("example_setup.py")
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("setup_cdfl.py"),
+) -> None:
+    """Write an example set-up that works as it is: handwritten digits, upright and turned. Change it to your own."""
+    with refuse(ValueError, OSError):
+        if file.exists():
+            raise ValueError(f"{file} exists and is left alone; name another file")
+        file.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
+    typer.echo(f"wrote {file}; now try:\n  cdfl serve {file} --open")
+    typer.echo(f"  cdfl join http://127.0.0.1:8000 --client-id car-7 --setup {file} --watch")

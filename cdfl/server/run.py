@@ -1,0 +1,158 @@
+"""A server from its parts: recover or begin, open the door, serve, and leave everything in order."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import uvicorn
+
+from cdfl.core import Hyperparams
+from cdfl.server.app import create_app
+from cdfl.server.auth import Access
+from cdfl.server.connections import Door
+from cdfl.server.events import Bell
+from cdfl.server.journal import Recovered
+from cdfl.server.limits import Limits
+from cdfl.server.session import Session
+from cdfl.server.setup import Progress, Setup, SetupError
+from cdfl.server.store import Store
+
+logger = logging.getLogger("cdfl.server")
+
+MAX_HARM = 2.0  # of the acceptance test, where a set-up does not say
+LAST_SECONDS = 60  # for answering what is under way when the server is told to stop
+
+
+def open_session(
+    setup: Setup,
+    store: Store,
+    *,
+    accept_all: bool = False,
+    progress: Progress = lambda message: None,
+    replayed: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Session:
+    """Take up what is in the store, or pre-train and begin; `options` are those of `Session`."""
+    hyperparams = in_service(setup.hyperparams, accept_all=accept_all)
+    recovered = store.recover(replayed)
+    if recovered is None:
+        state = setup.start(progress)
+        store.begin(state, setup.layout, hyperparams)
+    else:
+        _check_fits(setup, recovered)
+        state = recovered.state.replace(
+            cluster_models=recovered.state.cluster_models.to(next(setup.model.parameters()).device)
+        )
+        if hyperparams != recovered.hyperparams:
+            store.snapshot(recovered.state, hyperparams)
+    return Session(state, setup.layout, hyperparams, store, setup.look(), setup.look(), **options)
+
+
+def in_service(hyperparams: Hyperparams, *, accept_all: bool) -> Hyperparams:
+    """The settings of a server: uploads are tested for harm unless that is asked away."""
+    if accept_all:
+        return hyperparams.replace(max_harm=None)
+    return hyperparams if hyperparams.max_harm is not None else hyperparams.replace(max_harm=MAX_HARM)
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn with a door, and with streams that end when it does."""
+
+    def __init__(self, config: uvicorn.Config, door: Door, bell: Bell) -> None:
+        super().__init__(config)
+        self.door, self.bell = door, bell
+        self.on_open: Callable[[str], Any] = lambda url: None  # told where it listens
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Open."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._watch = asyncio.create_task(self.door.watch())
+            self.on_open(self.url)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Close."""
+        self.bell.end()
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().shutdown(sockets)
+
+
+def make_server(
+    session: Session,
+    access: Access,
+    limits: Limits,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+) -> WebServer:
+    """A web server for a session; `run()` serves until a signal comes."""
+    bell, door = Bell(), Door(limits, session.metrics)
+    config = uvicorn.Config(
+        create_app(session, access, limits, bell),
+        host=host,
+        port=port,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+        http=door.protocol,  # type: ignore[arg-type]  # it makes one, as a class would
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(limits.idle_seconds) + 1,
+        timeout_graceful_shutdown=LAST_SECONDS,
+    )
+    server = WebServer(config, door, bell)
+    session.on_loss = lambda why: setattr(server, "should_exit", True)
+    return server
+
+
+def serve_until_told(server: WebServer, session: Session) -> None:
+    """Serve until told to stop; then finish what is in the queue and keep a snapshot."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises it once more when it is done
+    try:
+        server.run()
+    finally:
+        session.close()
+
+
+def use_device(name: str) -> str:
+    """The device that was meant, if this machine has it."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise SetupError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise SetupError(f"device is {name!r}, but this machine has no such GPU that torch can use; take 'cpu'")
+    return name
+
+
+def _check_fits(setup: Setup, recovered: Recovered) -> None:
+    if setup.layout != recovered.layout:
+        ours, theirs = dict(zip(setup.layout.names, setup.layout.shapes, strict=True)), recovered.layout
+        stored = dict(zip(theirs.names, theirs.shapes, strict=True))
+        odd = sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name))
+        raise SetupError(
+            f"the set-up's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
+            f"{'s' if len(odd) == 1 else ''}; serve the model the store was begun with, or give --store another place"
+        )
+    if setup.num_clusters != recovered.state.num_clusters:
+        raise SetupError(
+            f"the set-up has {setup.num_clusters} proxy sets, the store {recovered.state.num_clusters} clusters; "
+            "expected one for each"
+        )
