@@ -1,6 +1,20 @@
+import os
+
 import pytest
 
 from .postgres import Postgres, find_binaries
+
+
+@pytest.fixture(autouse=True)
+def disk(request, monkeypatch):
+    """Do not wait for the disk, unless a test asks for `real_disk`: it may be slow, and nothing is cut off here."""
+    if "real_disk" not in request.fixturenames:
+        monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture
+def real_disk():
+    """Whoever asks for this waits for the disk."""
 
 
 @pytest.fixture(scope="session")
