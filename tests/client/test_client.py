@@ -46,6 +46,19 @@ def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
 
 
 WORD = "open-sesame"
+
+
+def test_each_upload_says_what_it_was_trained_from(server, make_client):
+    one, other = make_client(client_id="car-1"), make_client(client_id="car-2")
+    one.join()
+    for _ in range(3):
+        other.update(make_data())
+    assert one.update(make_data()).staleness == 4
+    assert one.update(make_data()).staleness == 1
+    sent = [request.headers[wire.BASE_EPOCH] for request in server.requests if request.method == "POST"]
+    assert sent == ["0", "1", "2", "0", "4"]
+
+
 BATCH = make_data()
 LISTED = [(BATCH[0][:8], BATCH[1][:8]), (BATCH[0][8:], BATCH[1][8:])]
 

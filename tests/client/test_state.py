@@ -159,6 +159,16 @@ def test_damage_is_never_silent(kept, data):
     assert same(read, state) if read else "bring it back from a copy, or delete the folder" in told
 
 
+def test_a_number_that_changed(kept):
+    folder, files, _ = kept
+    for path, content in files.items():
+        path.write_bytes(content.replace(b'"base_epoch": 5', b'"base_epoch": 4'))
+    store = Folder(folder)
+    with pytest.raises(StateError, match=r"cannot be read \(its checksum is wrong\)"):
+        store.load("car-7")
+    store.close()
+
+
 def test_a_state_of_a_later_version(tmp_path):
     store = Folder(tmp_path)
     store.save(State("car-7"))
