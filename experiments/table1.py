@@ -18,6 +18,7 @@ from cdfl.paper.rows import COLUMNS, FOOTNOTE, LOCAL
 from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, signed, spread, table
 
 NUMBER, TRIALS = 1, 5
+SMOKE_ROWS = ("fashion-mnist-4", "cifar-10-2")
 BESIDE_THE_PAPER = {"cdfl": "CDFL", "fedsoft": "FedSoft-Async", LOCAL: "Local"}
 # What the paper does not have: (preset, algorithm) and what the column is called.
 OURS = {
@@ -47,7 +48,7 @@ def report(results: Results) -> str:
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
     parts += ["**Our own columns**: before / after / cluster, `default` unless it says otherwise\n", _ours(results)]
-    parts += [FOOTNOTE + "\n", _verdict(results), provenance(mine)]
+    parts += [FOOTNOTE + "\n", verdict(results), provenance(mine)]
     return "\n".join(parts)
 
 
@@ -78,7 +79,7 @@ def _ours(results: Results) -> str:
     return table(["row", *OURS.values()], rows)
 
 
-def _verdict(results: Results) -> str:
+def verdict(results: Results) -> str:
     """How many figures are as near as we asked for, and how many orders hold."""
     lines = []
     compared = {

@@ -8,6 +8,7 @@ from cdfl.cli.export import export
 from cdfl.cli.forget import forget
 from cdfl.cli.init import init
 from cdfl.cli.join import join
+from cdfl.cli.paper import paper
 from cdfl.cli.plot import plot
 from cdfl.cli.rollback import rollback
 from cdfl.cli.run import run
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(run)
 app.command()(compare)
 app.command()(plot)
+app.command()(paper)
 app.command()(scenarios)
 app.add_typer(data.app, name="data")
 app.command()(init)

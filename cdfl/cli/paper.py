@@ -25,6 +25,7 @@ def paper(
     device: DeviceName = "auto",
     precision: PrecisionName = "auto",
     together: Annotated[int | None, typer.Option(min=1, help="Runs in common stacks; more are faster.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that share the device.")] = 1,
     data_dir: DataDir = None,
 ) -> None:
     """Run a result of the paper, or the rest of it: JSON, tables, and pictures as PNG and SVG."""
@@ -34,7 +35,7 @@ def paper(
         elif name == "readme":
             write_pages(typer.echo)
         else:
-            how = How(device, cast("Precision", precision), data_dir, together, smoke)
+            how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
             only = Only(_names(rows), _names(presets), _names(algorithms))
             perform(name, how, out, trials, only, typer.echo)
 

@@ -1,6 +1,7 @@
 """`cdfl paper`, without the command line: what to run, where to, and what is written."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdfl.paper.cells import Cell
@@ -8,7 +9,29 @@ from cdfl.paper.experiment import Experiment, list_experiments, load_experiment
 from cdfl.paper.results import Results
 from cdfl.paper.run import How, Tell, run_missing
 
-SMOKE_TRIALS = 2
+SMOKE_TRIALS = 1
+
+
+@dataclass(frozen=True)
+class Only:
+    """Which cells of an experiment are asked for; empty means all."""
+
+    rows: Sequence[str] = ()  # scenarios
+    presets: Sequence[str] = ()
+    algorithms: Sequence[str] = ()
+
+    def of(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those cells; a name that none of them has is refused."""
+        for field, names in (("scenario", self.rows), ("preset", self.presets), ("algorithm", self.algorithms)):
+            known = list(dict.fromkeys(getattr(cell, field) for cell in cells))
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"there is no {field} {name!r} in this experiment; there are {', '.join(known)}")
+            cells = [cell for cell in cells if not names or getattr(cell, field) in names]
+        return list(cells)
+
+
+EVERYTHING = Only()
 
 
 def perform(
@@ -16,7 +39,7 @@ def perform(
     how: How,
     out: Path | None = None,
     trials: int | None = None,
-    only: "Only | None" = None,
+    only: Only = EVERYTHING,
     tell: Tell = print,
 ) -> Path:
     """Run an experiment, or the rest of it, and write its results, tables and pictures; gives the folder."""
@@ -26,8 +49,10 @@ def perform(
         folder.mkdir(parents=True, exist_ok=True)
         experiment.measure(folder, how.smoke)
     cells = experiment.cells(trials or (SMOKE_TRIALS if how.smoke else experiment.trials))
+    if how.smoke and not only.rows:
+        only = replace(only, rows=experiment.smoke_rows)
     results = Results(folder)
-    run_missing((only or Only()).of(cells), results, how, tell)
+    run_missing(only.of(cells), results, how, tell)
     write_report(experiment, results, tell)
     return folder
 
@@ -44,30 +69,6 @@ def write_report(experiment: Experiment, results: Results, tell: Tell = print) -
         return
     for name in drawn:
         tell(f"wrote {results.folder / name}.png and .svg")
-
-
-class Only:
-    """Which cells of an experiment are asked for: rows (scenarios), presets, algorithms; empty means all."""
-
-    def __init__(
-        self, rows: Collection[str] = (), presets: Collection[str] = (), algorithms: Collection[str] = ()
-    ) -> None:
-        self.asked: dict[str, tuple[Collection[str], Callable[[Cell], str]]] = {
-            "row": (rows, lambda cell: cell.scenario),
-            "preset": (presets, lambda cell: cell.preset),
-            "algorithm": (algorithms, lambda cell: cell.algorithm),
-        }
-
-    def of(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those cells; a name that none of them has is refused."""
-        for what, (names, name_of) in self.asked.items():
-            known = list(dict.fromkeys(name_of(cell) for cell in cells))
-            for name in names:
-                if name not in known:
-                    raise ValueError(f"there is no {what} {name!r} in this experiment; there are {', '.join(known)}")
-        return [
-            cell for cell in cells if all(not names or name_of(cell) in names for names, name_of in self.asked.values())
-        ]
 
 
 def overview() -> str:

@@ -3,9 +3,10 @@
 An experiment is a Python file with a docstring (its claim, settings, machine and cost) and
 
 - `NUMBER`: its place in lists;
-- `TRIALS`: how many seeds it takes, if not told otherwise;
+- `TRIALS`: how many seeds it takes, if not told otherwise; `SMOKE_ROWS`: the scenarios that a smoke run takes;
 - `cells(trials)`: the cells it is made of; or `measure(folder, smoke)`, which runs something else into a result file;
-- `report(results)`: its tables and what they say, as Markdown, from what is there;
+- `report(results)`: its tables and what they say, as Markdown, from what is there; `verdict(results)`: in a sentence or
+  two, for the page that sums all up;
 - `draw(results, folder)`: its pictures; gives the names of the files, less their endings.
 """
 
@@ -27,9 +28,11 @@ class Experiment:
     number: int
     about: str  # its docstring
     trials: int
+    smoke_rows: Sequence[str]
     cells: Callable[[int], Sequence[Cell]]
     measure: Callable[[Path, bool], None] | None
     report: Callable[[Results], str]
+    verdict: Callable[[Results], str]
     draw: Callable[[Results, Path], Sequence[str]]
 
     @property
@@ -54,9 +57,11 @@ def load_experiment(name: str) -> Experiment:
         module.NUMBER,
         module.__doc__ or "",
         getattr(module, "TRIALS", 1),
+        getattr(module, "SMOKE_ROWS", ()),
         getattr(module, "cells", lambda trials: []),
         getattr(module, "measure", None),
         module.report,
+        module.verdict,
         module.draw,
     )
 

@@ -43,7 +43,8 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
     configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
     missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
     tell(f"{len(configs)} cells, {len(configs) - len(missing)} of them are there")
-    groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], how.together))
+    together = len(missing) if how.smoke else how.together
+    groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], together))
     for number, (kept, header) in enumerate(_outcomes(groups, how, tell), start=1):
         results.add(kept, header)
         tell(f"{number} of {len(groups)}: {_name(kept)}, {header['seconds']:.0f} s")

@@ -72,7 +72,8 @@ def provenance(kept: Iterable[Kept]) -> str:
     machines = sorted({_machine(run) for run in runs})
     commits = sorted({str(run["commit"]) for run in runs})
     cells = sum(len(run["cells"]) for run in runs)
-    seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] for run in runs)
+    # Processes share the device, and cells of one group are run at once: each took its part of the time.
+    seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] / run["processes"] for run in runs)
     smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
     return f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
 

@@ -1,0 +1,76 @@
+"""Pages that are written from result files: `experiments/README.md`, and blocks in `docs/paper.md`."""
+
+import re
+from pathlib import Path
+
+from cdfl.paper.command import write_report
+from cdfl.paper.experiment import Experiment, list_experiments
+from cdfl.paper.folder import experiments_folder
+from cdfl.paper.results import Results
+from cdfl.paper.run import Tell
+
+INTRODUCTION = """\
+# The paper, table by table
+
+Written by `cdfl paper readme` from the files in [results](results); do not edit. What held up and what did not, in ten
+sentences: [docs/paper.md](../docs/paper.md).
+
+Each result of the paper is one file here, with its claim, settings, machine and cost in its header.
+`cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures;
+`--rows`, `--presets`, `--algorithms` and `--trials` run a part of it; `--smoke` shows in seconds that it works. Where
+only torch and numpy are, `python -m cdfl.paper NAME` does the same.
+
+Three presets, no more: `paper` has the printed values literally, with uniform uploads; `paper-reading` is one reading
+of what is not printed, found on FashionMNIST (4) alone; `default` is ours. Accuracies are on data that neither client
+nor server trained on. *Before*: the model a client uploads; *after*: the reply, on the same data; *cluster*: the
+cluster models, each on its own cluster.
+"""
+BLOCK = re.compile(r"(<!-- (\w+): written by `cdfl paper readme` -->\n).*?(<!-- \w+: end -->)", re.DOTALL)
+
+
+def readme(results: Results) -> str:
+    """The text of `experiments/README.md`."""
+    return "\n".join([INTRODUCTION, *(_section(experiment, results) for experiment in list_experiments())])
+
+
+def with_blocks(page: str, results: Results) -> str:
+    """A page with its blocks written anew: each is what an experiment says in a few sentences."""
+    found = {experiment.name: experiment for experiment in list_experiments()}
+
+    def block(match: re.Match[str]) -> str:
+        return match[1] + found[match[2]].verdict(results) + match[3]
+
+    return BLOCK.sub(block, page)
+
+
+def write_pages(tell: Tell) -> None:
+    """Draw every picture and write both pages."""
+    folder = experiments_folder()
+    results = Results(folder / "results")
+    for experiment in list_experiments():
+        write_report(experiment, results, tell)
+    (folder / "README.md").write_text(readme(results), encoding="utf-8")
+    page = folder.parent / "docs" / "paper.md"
+    page.write_text(with_blocks(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+    tell(f"wrote {folder.name}/README.md and docs/paper.md")
+
+
+def _section(experiment: Experiment, results: Results) -> str:
+    head, _, rest = experiment.about.strip().partition("\n")
+    about = rest.strip().split("\n\n")[0]  # less the command, which is the heading
+    pictures = [f"![{path.stem}](results/{path.name})\n" for path in _pictures(experiment, results.folder)]
+    parts = [
+        f"## {head.rstrip('.')}\n",
+        f"`cdfl paper {experiment.name}` ([{experiment.name}.py]({experiment.name}.py))\n",
+    ]
+    return "\n".join([*parts, *(f"- {line}" for line in _sentences(about)), "", experiment.report(results), *pictures])
+
+
+def _sentences(about: str) -> list[str]:
+    """The parts of a header that begin with Claim:, Settings:, Machine: and Cost:, each on one line."""
+    text = " ".join(about.split())
+    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings|Machine|Cost): )", text) if part.strip()]
+
+
+def _pictures(experiment: Experiment, folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{experiment.name}.png")) + sorted(folder.glob(f"{experiment.name}-*.png"))

@@ -1,0 +1,161 @@
+"""Adaptation: what a client goes through when the main cluster of its data jumps.
+
+Claim: the reply brings a client back to where it was within an upload or two, sooner than training alone and than
+rivals. The paper says so of CDFL and has no figure of it.
+Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 10
+(FashionMNIST) or 5 (8x8 digits) uploads of a client.
+Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of
+2,000 uploads, 40 of 600.
+
+    cdfl paper adaptation --rows digits-4-sudden
+"""
+
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.paper import Cell, Kept, Results
+from cdfl.paper.figures import COLORS, LABELS, PAGE, figure
+from cdfl.paper.rows import LOCAL
+from cdfl.paper.tables import NOTHING, number, provenance, spread, table
+
+NUMBER, TRIALS = 7, 5
+SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
+PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", LOCAL]}
+WITHIN = 0.01  # of the level before the jump: recovered
+LEVEL = 3  # uploads whose replies make the level
+
+
+def cells(trials: int) -> list[Cell]:
+    """Every algorithm on both; the paper has no values for the digits."""
+    return [
+        Cell(scenario, preset, algorithm, seed)
+        for scenario in SCENARIOS
+        for preset, algorithms in PRESETS.items()
+        if preset == "default" or scenario != "digits-4-sudden"
+        for algorithm in algorithms
+        for seed in range(trials)
+    ]
+
+
+def jumps(kept: Kept) -> list[int]:
+    """The client uploads at which main clusters jumped, with enough uploads around them."""
+    every: int = kept.record["config"]["scenario"]["drift"]["every"]
+    curves = kept.digest["updates"]
+    enough = [number for number, clients in enumerate(curves["clients"]) if 2 * clients >= curves["clients"][0]]
+    return list(range(every, enough[-1] - every // 2 + 2, every))
+
+
+def around(kept: Kept) -> dict[str, Any]:
+    """What happened at the jumps of one run, on average over them."""
+    curves = {name: np.array(kept.digest["updates"][name]) for name in ("held", "before", "after")}
+    every = kept.record["config"]["scenario"]["drift"]["every"]
+    found = []
+    for jump in jumps(kept):
+        level = curves["after"][max(0, jump - LEVEL) : jump].mean()
+        back = np.flatnonzero(curves["after"][jump : jump + every] >= level - WITHIN)
+        at = {name: float(curve[jump]) for name, curve in curves.items()}
+        found.append(at | {"level": float(level), "uploads": float(back[0] + 1) if len(back) else None})
+    if not found:
+        return {}
+    means: dict[str, Any] = {name: fmean(jump[name] for jump in found) for name in ("level", "held", "before", "after")}
+    waits = [jump["uploads"] for jump in found]
+    return means | {"uploads": None if None in waits else fmean(waits)}
+
+
+def report(results: Results) -> str:
+    """What every algorithm gives a client whose data have jumped."""
+    parts, used = [], []
+    for scenario, title in SCENARIOS.items():
+        for preset, algorithms in PRESETS.items():
+            lines = []
+            for algorithm in algorithms:
+                trials = results.trials(scenario, preset, algorithm)
+                found = [at for kept in trials if (at := around(kept))]
+                if found:
+                    used += trials
+                    lines.append([LABELS[algorithm], str(len(found)), *_numbers(found)])
+            if lines:
+                header = ["algorithm", "trials", "level before", "old model, new data", "after local training",
+                          "after the reply", "lost to the level", "uploads to recover"]  # fmt: skip
+                parts += [f"**{title}**, `{preset}`\n", table(header, lines)]
+    words = (
+        f"Accuracy on data like the client's new ones. *Level before*: replies of the {LEVEL} uploads before the jump. "
+    )
+    words += (
+        f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; > : not in every trial "
+    )
+    words += "before the next jump.\n"
+    return "\n".join([*parts, words, provenance(used)])
+
+
+def verdict(results: Results) -> str:
+    """What the jump costs, what wins it back, and who recovers first."""
+    lines = []
+    for scenario, title in SCENARIOS.items():
+        ours = [at for kept in results.trials(scenario, "default") if (at := around(kept))]
+        if not ours:
+            continue
+        lost, trained, replied = (fmean(at["level"] - at[name] for at in ours) for name in ("held", "before", "after"))
+        waits = {
+            algorithm: fmean(found)
+            for algorithm in ALGORITHMS
+            if (trials := results.trials(scenario, "default", algorithm))
+            and None not in (found := [around(kept).get("uploads") for kept in trials])
+        }
+        order = ", ".join(
+            f"{LABELS[name]} {wait:.1f}" for name, wait in sorted(waits.items(), key=lambda pair: pair[1])
+        )
+        lines.append(
+            f"{title}: a jump costs CDFL's old model {number(lost)}; {number(trained)} are still missing after local "
+            f"training and {number(replied)} after the reply; uploads to recover, where all trials did: "
+            f"{order or 'none'}."
+        )
+    return "\n".join(lines or ["Adaptation has not been run yet."]) + "\n"
+
+
+def _numbers(found: list[dict[str, Any]]) -> list[str]:
+    columns = [spread([at[name] for at in found]) for name in ("level", "held", "before", "after")]
+    lost = spread([at["level"] - at["after"] for at in found])
+    waits = [at["uploads"] for at in found if at["uploads"] is not None]
+    if len(waits) < len(found):
+        recovered = f"> ({len(waits)} of {len(found)})" if waits else NOTHING
+    else:
+        recovered = f"{fmean(waits):.1f}" + (f" ± {stdev(waits):.1f}" if len(waits) > 1 else "")
+    return [*columns, lost, recovered]
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """Replies, and the old model at the jump, over a client's uploads."""
+    there = [scenario for scenario in SCENARIOS if results.trials(scenario, "default")]
+    if not there:
+        return []
+    with figure(folder, "adaptation", PAGE, 2.4, ncols=len(there), squeeze=False) as axes:
+        for place, scenario in enumerate(there):
+            _panel(axes[0][place], results, scenario)
+        axes[0][0].set_ylabel("accuracy on the client's data")
+        axes[0][-1].legend(loc="lower right", ncols=2, handlelength=1.2)
+    return ["adaptation"]
+
+
+def _panel(axes, results: Results, scenario: str) -> None:
+    for algorithm in ("cdfl", "fedsoft", "fedasync", "fedbuff", "local"):
+        trials = results.trials(scenario, "default", algorithm)
+        if not trials:
+            continue
+        last = max(jumps(trials[0]), default=0) + trials[0].record["config"]["scenario"]["drift"]["every"]
+        after, held = (_mean(trials, name)[:last] for name in ("after", "held"))
+        axes.plot(np.arange(1, len(after) + 1), after, color=COLORS[algorithm], label=LABELS[algorithm])
+        axes.plot(np.arange(1, len(held) + 1), held, ":", lw=0.8, color=COLORS[algorithm])
+        for jump in jumps(trials[0]):
+            axes.axvline(jump + 0.5, color=COLORS["paper"], lw=0.6, zorder=0)
+    axes.set(title=f"{SCENARIOS[scenario]}: reply (solid), model held before (dotted)", xlabel="upload of a client")
+
+
+def _mean(trials: list[Kept], name: str) -> np.ndarray:
+    curves = [kept.digest["updates"][name] for kept in trials]
+    length = min(map(len, curves))
+    return np.mean([curve[:length] for curve in curves], axis=0)

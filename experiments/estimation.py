@@ -1,0 +1,102 @@
+"""Distribution estimation: how near the estimated mixtures are to the true ones.
+
+Claim: the server's estimate from one uploaded model is nearer to the truth than the client's own, made from K models.
+Settings: `paper-reading` and `default`, CDFL and FedSoft-Async; the runs of Table 1. KL(true || estimated), the
+estimate smoothed by 1e-4, mean over the last upload of every client.
+Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1.
+
+    cdfl paper estimation --rows fashion-mnist-6
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from cdfl.paper import EVERY_ROW, Cell, Kept, Results, row_cells
+from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure
+from cdfl.paper.rows import FOOTNOTE
+from cdfl.paper.tables import provenance, spread, table
+
+NUMBER, TRIALS = 3, 5
+SMOKE_ROWS = ("fashion-mnist-6",)
+COMPARED = {
+    ("paper-reading", "cdfl"): "CDFL, `paper-reading`",
+    ("paper-reading", "fedsoft"): "FedSoft-Async, `paper-reading`",
+    ("default", "cdfl"): "CDFL, `default`",
+    ("default", "fedsoft"): "FedSoft-Async, `default`",
+    ("default", "ifca"): "IFCA, `default`",
+}
+SIX_CLUSTERS = ("mini-imagenet-32px-6", "fashion-mnist-6", "cifar-10-6")  # the paper shows MiniImagenet (6)
+
+
+def cells(trials: int) -> list[Cell]:
+    """Those of Table 1 that estimate."""
+    return row_cells({"paper-reading": ["cdfl", "fedsoft"], "default": ["cdfl", "fedsoft", "ifca"]}, trials)
+
+
+def report(results: Results) -> str:
+    """KL of every row."""
+    rows, used = [], []
+    for row in EVERY_ROW:
+        found = [results.trials(row.scenario, preset, algorithm) for preset, algorithm in COMPARED]
+        if any(found):
+            used += [kept for trials in found for kept in trials]
+            rows.append([row.title, *(spread([kept.end["divergence"] for kept in trials]) for trials in found)])
+    return "\n".join([table(["row", *COMPARED.values()], rows), FOOTNOTE + "\n", verdict(results), provenance(used)])
+
+
+def verdict(results: Results) -> str:
+    """In how many rows CDFL's estimate is the nearer one."""
+    parts = []
+    for preset in ("paper-reading", "default"):
+        ours, rows = _below(results, preset)
+        parts.append(f"with `{preset}` in {ours} of {rows} rows")
+    return f"CDFL's estimate is nearer to the truth than FedSoft-Async's {', '.join(parts)}; the paper says in all.\n"
+
+
+def _below(results: Results, preset: str) -> tuple[int, int]:
+    pairs = [
+        (fmean(ours), fmean(theirs))
+        for row in EVERY_ROW
+        if (ours := results.values("divergence", row.scenario, preset))
+        and (theirs := results.values("divergence", row.scenario, preset, "fedsoft"))
+    ]
+    return sum(ours < theirs for ours, theirs in pairs), len(pairs)
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """True against estimated shares of one run with six clusters, and KL bars over all rows."""
+    drawn = []
+    for scenario in SIX_CLUSTERS:
+        runs = {name: results.find(Cell(scenario, "paper-reading", name)) for name in ("cdfl", "fedsoft")}
+        if all(runs.values()):
+            _pairs({name: kept for name, kept in runs.items() if kept}, scenario, folder)
+            drawn.append("estimation-mixtures")
+            break
+    rows = [row for row in EVERY_ROW if results.values("divergence", row.scenario, "paper-reading")]
+    if rows:
+        with figure(folder, "estimation-kl", PAGE, 2.0) as axes:
+            for place, (preset, algorithm) in enumerate(list(COMPARED)[:4]):
+                values = [results.values("divergence", row.scenario, preset, algorithm) for row in rows]
+                heights = [fmean(own) if own else 0.0 for own in values]
+                at = np.arange(len(rows)) + 0.2 * (place - 1.5)
+                light = {"alpha": 1.0 if preset == "paper-reading" else 0.45}
+                label = f"{LABELS[algorithm]}, {preset}"
+                axes.bar(at, heights, 0.18, color=COLORS[algorithm], label=label, **light)
+            axes.set_xticks(range(len(rows)), [row.title.replace(" (", "\n(") for row in rows])
+            axes.set(ylabel="KL(true || estimated)")
+            axes.legend(ncols=2)
+        drawn.append("estimation-kl")
+    return drawn
+
+
+def _pairs(runs: dict[str, Kept], scenario: str, folder: Path) -> None:
+    with figure(folder, "estimation-mixtures", COLUMN, 1.9, ncols=2, sharey=True) as axes:
+        for place, (name, kept) in enumerate(runs.items()):
+            mixtures = kept.digest["mixtures"]
+            true, estimated = np.ravel(mixtures["true"]), np.ravel(mixtures["estimated"])
+            axes[place].plot([0, 1], [0, 1], color=COLORS["paper"], lw=0.8)
+            axes[place].plot(true, estimated, ".", ms=3, color=COLORS[name], alpha=0.6, mew=0)
+            axes[place].set(title=LABELS[name], xlabel="true share", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        axes[0].set_ylabel(f"estimated share\n({scenario})")

@@ -1,0 +1,124 @@
+"""Accuracy over time: clients before and after the reply session by session, clusters epoch by epoch.
+
+Claim: replies overtake what clients train themselves after a few sessions on FashionMNIST, and from the start on harder
+data; with one cluster the same holds.
+Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and one-cluster runs as in the appendix.
+Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1 but the one-cluster runs, 10 a dataset.
+
+    cdfl paper over_time --rows fashion-mnist-1,fashion-mnist-4
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
+from cdfl.paper.figures import COLORS, LABELS, PAGE, figure
+from cdfl.paper.rows import FOOTNOTE
+from cdfl.paper.tables import NOTHING, number, provenance, table
+
+NUMBER, TRIALS = 2, 5
+SMOKE_ROWS = ("fashion-mnist-1", "fashion-mnist-4")
+ALGORITHMS = ("cdfl", "fedsoft")
+ONE_CLUSTER = (
+    Row("FashionMNIST (1)", "", "fashion-mnist-1"),
+    Row("CIFAR-100 (1)", "", "cifar-10-1", "CIFAR-10 (1)"),
+)
+ROWS = sorted((*ONE_CLUSTER, *EVERY_ROW), key=lambda row: row.scenario)
+FAMILIES = {
+    family: [row for row in ROWS if row.scenario.startswith(family)]
+    for family in ("fashion-mnist", "cifar-10", "mini-imagenet", "digit-recognition")
+}
+
+
+def cells(trials: int) -> list[Cell]:
+    """Both algorithms in every row."""
+    return [
+        Cell(row.scenario, "paper-reading", algorithm, seed)
+        for row in ROWS
+        for algorithm in ALGORITHMS
+        for seed in range(trials)
+    ]
+
+
+def report(results: Results) -> str:
+    """When replies overtake local training, and how far clusters come."""
+    rows, used = [], []
+    for row in ROWS:
+        for algorithm in ALGORITHMS:
+            trials = results.trials(row.scenario, "paper-reading", algorithm)
+            if trials:
+                used += trials
+                rows.append([row.title, LABELS[algorithm], *_line(trials)])
+    header = ["row", "algorithm", "sessions", "reply ahead from session", "reply ahead at the end by"]
+    header += ["clusters, start", "half way", "end"]
+    words = (
+        "A session is as many uploads as there are clients; means over trials. *Ahead from*: the first session after "
+    )
+    words += "which the reply is better than the upload in every one.\n"
+    return "\n".join([words, table(header, rows), FOOTNOTE + "\n", provenance(used)])
+
+
+def overtakes(trials: list[Kept]) -> int | None:
+    """The first session from which the reply is better than the upload to the end; None: it is not at the end."""
+    before, after = curve(trials, "sessions", "before"), curve(trials, "sessions", "after")
+    behind = np.flatnonzero(after <= before)
+    first = int(behind[-1]) + 2 if len(behind) else 1
+    return first if first <= len(after) else None
+
+
+def _line(trials: list[Kept]) -> list[str]:
+    before, after = curve(trials, "sessions", "before"), curve(trials, "sessions", "after")
+    clusters = curve(trials, "clusters", "accuracy")
+    ends = [number(clusters[place]) for place in (0, len(clusters) // 2, -1)]
+    return [str(len(after)), str(overtakes(trials) or NOTHING), number(after[-1] - before[-1]), *ends]
+
+
+def verdict(results: Results) -> str:
+    """When replies overtake uploads."""
+    there = {row: trials for row in ROWS if (trials := results.trials(row.scenario, "paper-reading"))}
+    if not there:
+        return "Accuracy over time has not been run yet.\n"
+    when = "; ".join(f"{row.title}: {overtakes(trials) or 'never'}" for row, trials in there.items())
+    return f"With `paper-reading`, CDFL's replies are better than uploads for good from this session on: {when}.\n"
+
+
+def curve(trials: list[Kept], part: str, name: str) -> np.ndarray:
+    """The mean of one curve over trials."""
+    curves = [kept.digest[part][name] for kept in trials]
+    length = min(map(len, curves))
+    return np.array([fmean(values) for values in zip(*(one[:length] for one in curves), strict=True)])
+
+
+def draw(results: Results, folder: Path) -> list[str]:
+    """One picture a family of rows: clients above, clusters below."""
+    drawn = []
+    for family, rows in FAMILIES.items():
+        there = [row for row in rows if results.trials(row.scenario, "paper-reading")]
+        if not there:
+            continue
+        name, width = f"over_time-{family}", max(2.6, PAGE / 5 * len(there))
+        with figure(folder, name, width, 3.2, nrows=2, ncols=len(there), sharey="row", squeeze=False) as axes:
+            for place, row in enumerate(there):
+                _panel(axes[0][place], axes[1][place], results, row)
+            axes[0][0].set_ylabel("client accuracy")
+            axes[1][0].set_ylabel("cluster accuracy")
+            axes[0][-1].legend(loc="lower right", handlelength=1.5)
+        drawn.append(name)
+    return drawn
+
+
+def _panel(clients, clusters, results: Results, row: Row) -> None:
+    for algorithm in ALGORITHMS:
+        trials = results.trials(row.scenario, "paper-reading", algorithm)
+        if not trials:
+            continue
+        color, label = COLORS[algorithm], LABELS[algorithm]
+        for name, style in (("after", "-"), ("before", ":")):
+            values = curve(trials, "sessions", name)
+            clients.plot(np.arange(1, len(values) + 1), values, style, color=color, label=f"{label}, {name}")
+        values = curve(trials, "clusters", "accuracy")
+        clusters.plot(trials[0].digest["clusters"]["epoch"][: len(values)], values, color=color)
+    clients.set(title=row.title, xlabel="session")
+    clusters.set(xlabel="epoch")
