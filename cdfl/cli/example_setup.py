@@ -1,7 +1,7 @@
 """A set-up for `cdfl serve`: what is learned, and what the server may look at. Change it to your own problem.
 
 The server needs `model`, `loss` and `proxy_sets`, and may have `pretraining_sets` and `hyperparams`. A client of yours
-(`cdfl.Client`) needs the same `model`; `stream` at the end is for trying it out with `cdfl join FILE --watch`.
+(`cdfl.Client`) needs the same `model`; what is at the end is for trying it out with `cdfl join --setup FILE --watch`.
 """
 
 import zlib
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams
+from cdfl.policy import AtFirst, LossRises
 
 # -- the data: 1,797 handwritten digits of 8x8 pixels that come with scikit-learn, in four rotations
 
@@ -50,22 +51,26 @@ loss = cross_entropy
 proxy_sets = [turned(cluster, torch.arange(200)) for cluster in range(NUM_CLUSTERS)]
 
 # For every cluster some data to begin with. Without them all clusters begin as `model`, trained elsewhere.
-pretraining_sets = [turned(cluster, torch.arange(200, 300)) for cluster in range(NUM_CLUSTERS)]
+pretraining_sets = [turned(cluster, torch.arange(200, 500)) for cluster in range(NUM_CLUSTERS)]
 
-# Everything that can be set is in cdfl.core.Hyperparams; clients take theirs from here as well.
-hyperparams = Hyperparams(batch_size=16, learning_rate=0.003)
+# Everything that can be set is in cdfl.core.Hyperparams; `cdfl join` takes from here how clients train. The images are
+# few and small: many passes over them, and clusters that are trained apart for long, to be worth telling apart.
+hyperparams = Hyperparams(
+    batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20, sharpness=(20.0,)
+)
 
 
-# -- what `cdfl join --watch` needs: fresh data of a client, again and again
+# -- what `cdfl join --watch` needs
+
+# When a client uploads: at its first look, then whenever the loss on fresh data is half as high again as it was.
+policy = AtFirst(LossRises(factor=1.5))
 
 
 def stream(client_id: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mostly digits of one rotation, and a few of any; every eight looks the rotation is another one: drift."""
+    """Fresh data of a client, again and again: digits of one rotation and, every ten looks, of the next one. Drift."""
     random = torch.Generator().manual_seed(zlib.crc32(client_id.encode()))
-    main = int(torch.randint(NUM_CLUSTERS, (1,), generator=random))
+    rotation = int(torch.randint(NUM_CLUSTERS, (1,), generator=random))
     while True:
-        for _ in range(8):
-            chosen = torch.randint(300, len(LABELS), (60,), generator=random)
-            most, few = turned(main, chosen[:48]), turned(int(chosen[48]) % NUM_CLUSTERS, chosen[48:])
-            yield torch.cat([most[0], few[0]]), torch.cat([most[1], few[1]])
-        main = (main + 1) % NUM_CLUSTERS
+        for _ in range(10):
+            yield turned(rotation, torch.randint(500, len(LABELS), (100,), generator=random))
+        rotation = (rotation + 1) % NUM_CLUSTERS
