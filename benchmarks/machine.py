@@ -1,33 +1,5 @@
 """What a benchmark ran on; stored beside its numbers."""
 
-import os
-import platform
-import subprocess
-from datetime import UTC, datetime
-from pathlib import Path
+from cdfl.paper.machine import commit, machine
 
-import torch
-
-
-def machine() -> dict[str, object]:
-    """Processor, cores, GPU, versions, day."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def commit() -> str | None:
-    """The commit that was measured, where there is a repository."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
+__all__ = ["commit", "machine"]

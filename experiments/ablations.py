@@ -9,15 +9,14 @@ Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from cdfl.paper import Cell, Results
-from cdfl.paper.figures import COLORS, PAGE, figure
+from cdfl.paper.figures import COLORS, PAGE, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import number, provenance, spread, table
 from cdfl.sim.clock import TIME_MODELS
@@ -148,7 +147,7 @@ def draw(results: Results, folder: Path) -> list[str]:
             for place, question in enumerate(asked):
                 _accuracies(axes[place], results, scenario, question)
             axes[0].set_ylabel(f"accuracy, {title}")
-            axes[-1].legend(loc="lower right", handlelength=1)
+            legend(axes[0], ncols=3)
         drawn.append(name)
         drawn += _staleness(results, scenario, folder)
     return drawn
@@ -163,6 +162,7 @@ def _accuracies(axes, results: Results, scenario: str, question: str) -> None:
         ]
         axes.plot([at for at, _ in there], [mean for _, mean in there], marker + "-", color=color, label=column)
     axes.set_xticks(range(len(QUESTIONS[question])), list(QUESTIONS[question]))
+    axes.tick_params(axis="x", labelsize=6)
     axes.set(title=question)
 
 
@@ -177,16 +177,17 @@ def _staleness(results: Results, scenario: str, folder: Path) -> list[str]:
     drawn = f"ablations-staleness-{scenario.removesuffix('-ablation')}"
     with figure(folder, drawn, PAGE, 1.6, ncols=len(there), sharey=True, squeeze=False) as axes:
         for place, (name, trials) in enumerate(there.items()):
-            ends, shares = _histogram([kept.end["staleness"] for kept in trials])
-            axes[0][place].bar(ends, shares, width=np.diff(ends, prepend=0), align="edge", color=COLORS["cdfl"])
+            for (first, last), share in _histogram([kept.end["staleness"] for kept in trials]).items():
+                axes[0][place].bar(first, share, last + 1 - first, align="edge", color=COLORS["cdfl"])
             axes[0][place].set(title=name, xlabel="staleness of an upload")
         axes[0][0].set_ylabel("share of uploads")
     return [drawn]
 
 
-def _histogram(counts: list[Mapping[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """First staleness and share of every bin."""
-    total = sum(sum(own.values()) for own in counts)
-    bins = sorted({int(name.split("-")[0]) for own in counts for name in own})
-    by_start = [{int(name.split("-")[0]): count for name, count in own.items()} for own in counts]
-    return np.array(bins), np.array([sum(own.get(start, 0) for own in by_start) for start in bins]) / total
+def _histogram(counts: list[Mapping[str, int]]) -> dict[tuple[int, int], float]:
+    """The share of uploads in every bin, (first, last) staleness."""
+    together: Counter[str] = Counter()
+    for own in counts:
+        together.update(own)
+    edges = {name: tuple(map(int, name.split("-"))) for name in together}
+    return {(first, last): together[name] / together.total() for name, (first, last) in edges.items()}

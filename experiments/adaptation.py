@@ -18,7 +18,7 @@ import numpy as np
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import Cell, Kept, Results
-from cdfl.paper.figures import COLORS, LABELS, PAGE, figure
+from cdfl.paper.figures import COLORS, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import LOCAL
 from cdfl.paper.tables import NOTHING, number, provenance, spread, table
 
@@ -129,15 +129,15 @@ def _numbers(found: list[dict[str, Any]]) -> list[str]:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Replies, and the old model at the jump, over a client's uploads."""
+    """Replies over a client's uploads; main clusters jump at the lines."""
     there = [scenario for scenario in SCENARIOS if results.trials(scenario, "default")]
     if not there:
         return []
     with figure(folder, "adaptation", PAGE, 2.4, ncols=len(there), squeeze=False) as axes:
         for place, scenario in enumerate(there):
             _panel(axes[0][place], results, scenario)
-        axes[0][0].set_ylabel("accuracy on the client's data")
-        axes[0][-1].legend(loc="lower right", ncols=2, handlelength=1.2)
+        axes[0][0].set_ylabel("accuracy of the reply")
+        legend(axes[0][0], ncols=3)
     return ["adaptation"]
 
 
@@ -149,10 +149,12 @@ def _panel(axes, results: Results, scenario: str) -> None:
         last = max(jumps(trials[0]), default=0) + trials[0].record["config"]["scenario"]["drift"]["every"]
         after, held = (_mean(trials, name)[:last] for name in ("after", "held"))
         axes.plot(np.arange(1, len(after) + 1), after, color=COLORS[algorithm], label=LABELS[algorithm])
-        axes.plot(np.arange(1, len(held) + 1), held, ":", lw=0.8, color=COLORS[algorithm])
+        if algorithm == "cdfl":
+            label = "CDFL: model held when the data came"
+            axes.plot(np.arange(1, len(held) + 1), held, ":", color=COLORS[algorithm], label=label)
         for jump in jumps(trials[0]):
             axes.axvline(jump + 0.5, color=COLORS["paper"], lw=0.6, zorder=0)
-    axes.set(title=f"{SCENARIOS[scenario]}: reply (solid), model held before (dotted)", xlabel="upload of a client")
+    axes.set(title=SCENARIOS[scenario], xlabel="upload of a client")
 
 
 def _mean(trials: list[Kept], name: str) -> np.ndarray:

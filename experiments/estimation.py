@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, row_cells
-from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure
+from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import FOOTNOTE
 from cdfl.paper.tables import provenance, spread, table
 
@@ -86,7 +86,7 @@ def draw(results: Results, folder: Path) -> list[str]:
                 axes.bar(at, heights, 0.18, color=COLORS[algorithm], label=label, **light)
             axes.set_xticks(range(len(rows)), [row.title.replace(" (", "\n(") for row in rows])
             axes.set(ylabel="KL(true || estimated)")
-            axes.legend(ncols=2)
+            legend(axes, ncols=4)
         drawn.append("estimation-kl")
     return drawn
 

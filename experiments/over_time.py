@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
-from cdfl.paper.figures import COLORS, LABELS, PAGE, figure
+from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import FOOTNOTE
 from cdfl.paper.tables import NOTHING, number, provenance, table
 
@@ -98,13 +98,13 @@ def draw(results: Results, folder: Path) -> list[str]:
         there = [row for row in rows if results.trials(row.scenario, "paper-reading")]
         if not there:
             continue
-        name, width = f"over_time-{family}", max(2.6, PAGE / 5 * len(there))
+        name, width = f"over_time-{family}", max(COLUMN, PAGE / 5 * len(there))
         with figure(folder, name, width, 3.2, nrows=2, ncols=len(there), sharey="row", squeeze=False) as axes:
             for place, row in enumerate(there):
                 _panel(axes[0][place], axes[1][place], results, row)
             axes[0][0].set_ylabel("client accuracy")
             axes[1][0].set_ylabel("cluster accuracy")
-            axes[0][-1].legend(loc="lower right", handlelength=1.5)
+            legend(axes[0][0], ncols=4 if len(there) > 2 else 2)
         drawn.append(name)
     return drawn
 

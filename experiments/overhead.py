@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
-from cdfl.paper.figures import COLORS, PAGE, figure
+from cdfl.paper.figures import COLORS, PAGE, figure, legend
 from cdfl.paper.rows import FOOTNOTE
 from cdfl.paper.tables import provenance, table
 
@@ -83,5 +83,5 @@ def draw(results: Results, folder: Path) -> list[str]:
         axes.axhline(1, color=COLORS["cdfl"], label="CDFL")
         axes.set_xticks(range(len(rows)), [row.title.replace(" (", "\n(") for row, _ in rows])
         axes.set(ylabel="FedSoft-Async / CDFL")
-        axes.legend(ncols=3)
+        legend(axes, ncols=3)
     return ["overhead"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results
-from cdfl.paper.figures import COLORS, COLUMN, figure
+from cdfl.paper.figures import COLORS, COLUMN, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
 
@@ -124,5 +124,5 @@ def draw(results: Results, folder: Path) -> list[str]:
         axes.set_yticks(range(len(found)), [one.name for one in found])
         axes.invert_yaxis()
         axes.set(xlabel="distance from the paper, in its deviations", xscale="symlog")
-        axes.legend()
+        legend(axes, ncols=3)
     return ["reading"]

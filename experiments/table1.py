@@ -13,7 +13,7 @@ from statistics import fmean
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
-from cdfl.paper.figures import COLORS, COLUMN, figure
+from cdfl.paper.figures import COLORS, COLUMN, figure, legend
 from cdfl.paper.rows import COLUMNS, FOOTNOTE, LOCAL
 from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, signed, spread, table
 
@@ -141,7 +141,7 @@ def draw(results: Results, folder: Path) -> list[str]:
         for place, column in enumerate(COLUMNS):
             _panel(axes[place], results, column)
         axes[0].set_ylabel("accuracy")
-        axes[0].legend(loc="lower left", handlelength=1)
+        legend(axes[0], ncols=3)
     return ["table1"]
 
 

@@ -63,23 +63,26 @@ def resolve(
 
 
 def _drift(given: str | Mapping[str, Any]) -> Drift:
-    kind, settings = _kind(given)
+    kind, settings = _kind("drift", given, DRIFTS)
     return DRIFTS[kind](**settings)
 
 
 def _time_model(given: str | Mapping[str, Any] | None) -> TimeModel | None:
     if given is None:
         return None
-    kind, settings = _kind(given)
+    kind, settings = _kind("time model", given, TIME_MODELS)
     model: Any = TIME_MODELS[kind]
     changed: TimeModel = replace(model, **settings)
     return changed
 
 
-def _kind(given: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if isinstance(given, str):
-        return given, {}
-    return given["kind"], {name: value for name, value in given.items() if name != "kind"}
+def _kind(what: str, given: str | Mapping[str, Any], known: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    """The kind that is named, and its own settings."""
+    settings: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
+    kind = str(settings.pop("kind", None))
+    if kind not in known:
+        raise ValueError(f"there is no {what} {kind!r}; there are {', '.join(known)}")
+    return kind, settings
 
 
 def _shrunk(config: RunConfig) -> RunConfig:
@@ -92,7 +95,7 @@ def _shrunk(config: RunConfig) -> RunConfig:
         clusters=Rotations("digits", scenario.num_clusters),
         model="small-cnn",
         num_clients=clients,
-        num_uploads=5 * clients,
+        num_uploads=(5 if isinstance(scenario.drift, Sudden) else 3) * clients,
         sizes=Sizes(low=8, high=16, test=20, pretraining=40, proxy=max(10, scenario.sizes.proxy // 50)),
         drift=replace(scenario.drift, every=2) if isinstance(scenario.drift, Sudden) else scenario.drift,
     )

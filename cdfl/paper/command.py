@@ -58,10 +58,15 @@ def perform(
 
 
 def write_report(experiment: Experiment, results: Results, tell: Tell = print) -> None:
-    """Its tables as Markdown, its pictures as PNG and SVG, beside its results."""
+    """Its tables as Markdown and its pictures as PNG and SVG, beside its results."""
     path = results.folder / f"{experiment.name}.md"
     path.write_text(experiment.report(results), encoding="utf-8")
     tell(f"wrote {path}")
+    draw(experiment, results, tell)
+
+
+def draw(experiment: Experiment, results: Results, tell: Tell = print) -> None:
+    """Its pictures, beside its results."""
     try:
         drawn = experiment.draw(results, results.folder)
     except ModuleNotFoundError as error:

@@ -56,9 +56,11 @@ class Regression:
         return float(torch.linalg.matrix_norm(inputs.T @ inputs / len(inputs), 2)) / 2 + self.penalty
 
     def optimum(self, cluster: int) -> Tensor:
-        """w_k*, by Newton's method in disguise (L-BFGS), to a gradient of 1e-8."""
+        """w_k*, by L-BFGS until the gradient is next to nothing."""
         model = torch.zeros(self.size, dtype=torch.float64, requires_grad=True)
-        solver = torch.optim.LBFGS([model], max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+        solver = torch.optim.LBFGS(
+            [model], max_iter=1000, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        )
 
         def closure() -> Tensor:
             solver.zero_grad()

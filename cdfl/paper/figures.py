@@ -46,6 +46,11 @@ STYLE: Any = {
 }
 
 
+def legend(axes: Any, ncols: int) -> None:
+    """One legend for a whole picture, above it, where it hides nothing; from the labels of these axes."""
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=ncols, handlelength=1.5)
+
+
 @contextmanager
 def figure(folder: Path, name: str, width: float, height: float, **grid: Any) -> Iterator[Any]:
     """Give the axes of a new picture, and store it as `name`.png and `name`.svg."""

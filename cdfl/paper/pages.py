@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cdfl.paper.command import write_report
+from cdfl.paper.command import draw
 from cdfl.paper.experiment import Experiment, list_experiments
 from cdfl.paper.folder import experiments_folder
 from cdfl.paper.results import Results
@@ -48,7 +48,7 @@ def write_pages(tell: Tell) -> None:
     folder = experiments_folder()
     results = Results(folder / "results")
     for experiment in list_experiments():
-        write_report(experiment, results, tell)
+        draw(experiment, results, tell)
     (folder / "README.md").write_text(readme(results), encoding="utf-8")
     page = folder.parent / "docs" / "paper.md"
     page.write_text(with_blocks(page.read_text(encoding="utf-8"), results), encoding="utf-8")

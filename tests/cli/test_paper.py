@@ -1,0 +1,38 @@
+"""`cdfl paper`."""
+
+from cdfl.paper import __main__ as module
+from cdfl.paper.experiment import list_experiments
+
+from .small import call
+
+
+def test_a_list_of_what_there_is():
+    code, output = call("paper", "list")
+    assert code == 0
+    for experiment in list_experiments():
+        assert experiment.name in output
+
+
+def test_a_part_of_an_experiment(tmp_path):
+    given = ["paper", "overhead", "--smoke", "--rows", "fashion-mnist-2", "--algorithms", "cdfl, fedsoft"]
+    code, output = call(*given, "--trials", 1, "--out", tmp_path, "--device", "cpu")
+    assert code == 0
+    assert "2 cells, 0 of them are there" in output
+    assert "overhead.md" in output
+    assert "FashionMNIST (2)" in (tmp_path / "overhead.md").read_text()
+
+
+def test_errors_are_one_line():
+    code, output = call("paper", "table2")
+    assert (code, output.split(";")[0]) == (2, "cdfl: there is no experiment 'table2'")
+    code, output = call("paper", "table1", "--rows", "mnist-4", "--smoke")
+    assert code == 2
+    assert output.startswith("cdfl: there is no scenario 'mnist-4' in this experiment")
+
+
+def test_the_module_does_the_same_without_a_command_line_library(tmp_path, capsys):
+    module.main(["list"])
+    assert "table1" in capsys.readouterr().out
+    module.main(["overhead", "--smoke", "--rows", "fashion-mnist-2", "--out", str(tmp_path), "--device", "cpu"])
+    assert "wrote" in capsys.readouterr().out
+    assert (tmp_path / "overhead.png").exists()

@@ -1,0 +1,44 @@
+"""Events of a run that nobody ran, and results made of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cdfl.paper import Cell, Results, resolve
+from cdfl.paper.digest import digest
+from cdfl.record import Clusters, Event, Started, Uploaded
+from cdfl.sim.metrics import summarize
+
+UPLOAD = Uploaded(
+    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, held=0.3, before=0.5, after=0.6,
+    true_mixture=[0.5, 0.5], mixture=[0.4, 0.6], divergence=0.1, rates=[0.3, 0.0], bytes_up=10, bytes_down=10,
+    client_flops=300, server_flops=5,
+)  # fmt: skip
+HEADER: dict[str, Any] = {
+    "device": "cpu", "precision": "float32",
+    "machine": {"cpu": "c", "cores": 2, "gpu": None, "torch": "2", "date": "d"},
+    "commit": "abc", "seconds": 8.0, "together": 2, "processes": 1, "smoke": False,
+}  # fmt: skip
+
+
+def events(num_clients: int, rounds: int, **values: Any) -> list[Event]:
+    """Every client uploads once a round; accuracies rise by .01 from upload to upload."""
+    told: list[Event] = [Started("s", "cdfl", 0, num_clients, 2, num_clients * rounds, 10), Clusters(0, [0.1, 0.3])]
+    for epoch in range(1, num_clients * rounds + 1):
+        place, client = divmod(epoch - 1, num_clients)
+        gain = 0.01 * epoch
+        upload = replace(UPLOAD, epoch=epoch, client=client, update=place, before=0.5 + gain, after=0.6 + gain)
+        told.append(replace(upload, **values))
+        if epoch % num_clients == 0:
+            told.append(Clusters(epoch, [0.2 + gain, 0.4 + gain]))
+    return [*told, summarize(told, num_clients)]
+
+
+def keep(results: Results, cell: Cell, header: dict[str, Any] | None = None, **values: Any) -> None:
+    """Add a cell with made-up events."""
+    kept = digest(events(4, 6, **values), 4, mixtures=cell.seed == 0)
+    results.add([(cell, resolve(cell, "cpu"), kept)], header or HEADER)
+
+
+def empty(folder: Path) -> Results:
+    return Results(folder)

@@ -1,0 +1,114 @@
+"""Every experiment runs, in seconds, from its question to its pictures."""
+
+import pytest
+
+from cdfl.paper import Cell, Results
+from cdfl.paper.command import Only, perform
+from cdfl.paper.experiment import list_experiments, load_experiment
+from cdfl.paper.run import How
+from cdfl.paper.tables import distance
+
+from .small import HEADER, empty, keep
+
+SMOKE = How(device="cpu", smoke=True, commit="abc")
+NAMES = [experiment.name for experiment in list_experiments()]
+
+
+def test_there_is_one_for_every_result():
+    expected = ["reading", "table1", "over_time", "estimation", "overhead", "ablations", "theorem1", "adaptation"]
+    assert expected == NAMES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Shared, as results are: what one experiment has run, another need not."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name, folder):
+    told: list[str] = []
+    assert perform(name, SMOKE, folder, tell=told.append) == folder
+    text = (folder / f"{name}.md").read_text()
+    assert "moke run" in text  # says that it is no result
+    assert "| " in text
+    drawn = [line.split()[1] for line in told if line.endswith(".png and .svg")]
+    assert drawn
+    for picture in drawn:
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / picture).with_suffix(".svg").read_text()
+    again: list[str] = []
+    perform(name, SMOKE, folder, tell=again.append)
+    assert not any(line.startswith("next") for line in again)  # all of it was there
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_says_what_it_claims_and_costs(name):
+    experiment = load_experiment(name)
+    for part in ("Claim: ", "Settings: ", "Machine: ", "Cost: ", f"cdfl paper {name}"):
+        assert part in experiment.about
+    for cell in experiment.cells(1):
+        assert cell.preset in ("paper", "paper-reading", "default")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_results_an_experiment_says_so(name, tmp_path):
+    experiment, results = load_experiment(name), empty(tmp_path)
+    assert "Nothing of it has been run yet" in experiment.report(results)
+    assert experiment.verdict(results).endswith("\n")
+    experiment.draw(results, tmp_path)
+
+
+def test_only_some_cells():
+    cells = load_experiment("table1").cells(2)
+    some = Only(["fashion-mnist-2"], ["default"], ["cdfl", "local"]).of(cells)
+    assert [(cell.algorithm, cell.seed) for cell in some] == [("cdfl", 0), ("cdfl", 1), ("local", 0), ("local", 1)]
+    with pytest.raises(ValueError, match="there is no scenario 'mnist' in this experiment; there are fashion-mnist-2"):
+        Only(["mnist"]).of(cells)
+    with pytest.raises(ValueError, match="there is no preset 'best' in this experiment"):
+        Only(presets=["best"]).of(cells)
+    with pytest.raises(ValueError, match="there is no experiment 'table9'; there are reading, table1"):
+        load_experiment("table9")
+
+
+def test_table_1_stands_beside_the_paper_and_stand_ins_do_not(tmp_path):
+    results = empty(tmp_path)
+    for seed, after in enumerate((0.79, 0.80)):
+        keep(results, Cell("fashion-mnist-4", "paper-reading", seed=seed), after=after)
+        keep(results, Cell("cifar-10-4", "paper-reading", seed=seed), after=after)
+    text = load_experiment("table1").report(results)
+    row = next(line for line in text.splitlines() if line.startswith("| FashionMNIST (4)"))
+    assert ".795 ± .007 | .800 ± .006 | -0.8" in row  # (.795 - .800) / .006
+    stand_in = next(line for line in text.splitlines() if line.startswith("| CIFAR-10 (4) †"))
+    assert ".795 ± .007 | - | -" in stand_in
+    assert ".376" not in text  # the paper's figure of CIFAR-100 (4)
+    assert distance([0.795], None) is None
+
+
+def test_the_verdict_of_table_1_counts(tmp_path):
+    results = empty(tmp_path)
+    near = {"before": 0.765, "after": 0.8}
+    keep(results, Cell("fashion-mnist-4", "paper-reading"), **near)  # clusters of made-up runs are far off
+    keep(results, Cell("fashion-mnist-4", "paper-reading", "local-restart"), before=0.7, after=0.7)
+    keep(results, Cell("fashion-mnist-4", "default"), after=0.9)
+    keep(results, Cell("fashion-mnist-4", "default", "fedasync"), after=0.8)
+    text = load_experiment("table1").verdict(results)
+    assert "2 of 3 figures of CDFL on the paper's own data" in text
+    assert "above Local in 2 of the 2 figures" in text
+    assert "above the paper's figure of CDFL in 1 of 3" in text
+    assert "CDFL is above fedasync after the reply in 1 of 1 rows" in text
+
+
+def test_uploads_to_recover(tmp_path):
+    """Jumps every 10 uploads of a client: replies fall to .4 and are back after three uploads."""
+    experiment = load_experiment("adaptation")
+    results: Results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-4-sudden", "default"), HEADER)
+    kept = results.find(Cell("fashion-mnist-4-sudden", "default"))
+    after = [0.8] * 10 + [0.4, 0.6, 0.8] + [0.8] * 7
+    kept.digest["updates"] |= {
+        "clients": [4] * 20, "after": after, "before": [0.5] * 20, "held": [0.7] * 10 + [0.2] + [0.7] * 9,
+    }  # fmt: skip
+    line = next(line for line in experiment.report(results).splitlines() if line.startswith("| CDFL"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["CDFL", "1", ".800", ".200", ".500", ".400", ".400", "3.0"]

@@ -1,0 +1,54 @@
+"""Pages say what the result files say, and result files name settings that exist."""
+
+from pathlib import Path
+
+import pytest
+
+from cdfl.paper import Cell, Results, resolve
+from cdfl.paper.folder import experiments_folder
+from cdfl.paper.pages import readme, with_blocks
+
+from .small import empty, keep
+
+FOLDER = experiments_folder()
+ROOT = FOLDER.parent
+RESULTS = Results(FOLDER / "results")
+
+
+def test_the_readme_of_the_experiments_is_that_of_their_results():
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS), "run `cdfl paper readme`"
+
+
+def test_the_numbers_of_the_page_are_those_of_the_results():
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert with_blocks(page, RESULTS) == page, "run `cdfl paper readme`"
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_file_names_settings_that_load_and_are_still_the_same(path: Path):
+    for kept in RESULTS:
+        if kept.cell.scenario == path.stem:
+            assert kept.is_of(resolve(kept.cell, "cpu")), f"{kept.cell}: run it again"
+            assert not kept.record["smoke"]
+            assert kept.record["machine"]["torch"]
+            assert kept.record["commit"]
+
+
+def test_results_stay_small():
+    sizes = [path.stat().st_size for path in (FOLDER / "results").iterdir()]
+    assert sum(sizes) < 5_000_000
+
+
+def test_a_changed_number_changes_the_readme(tmp_path):
+    results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-4", "paper-reading"), after=0.7)
+    first = readme(results)
+    keep(results, Cell("fashion-mnist-4", "paper-reading"), after=0.701)
+    assert readme(results) != first
+
+
+def test_blocks_are_written_and_the_rest_is_left(tmp_path):
+    page = "Words 1.\n<!-- overhead: written by `cdfl paper readme` -->\nold\n<!-- overhead: end -->\nWords 2.\n"
+    text = with_blocks(page, empty(tmp_path))
+    assert "Overheads have not been measured yet.\n<!-- overhead: end -->\nWords 2." in text
+    assert "old" not in text

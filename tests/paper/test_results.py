@@ -1,0 +1,85 @@
+"""A folder of results: what is found again, and what is not."""
+
+import json
+
+import pytest
+
+from cdfl.paper import Cell, Results, resolve
+
+from .small import HEADER, empty, keep
+
+CELL = Cell("fashion-mnist-4", "default")
+
+
+def test_what_was_kept_is_found_again(tmp_path):
+    results = empty(tmp_path)
+    for seed in (1, 0):
+        keep(results, Cell("fashion-mnist-4", "default", seed=seed), after=0.5 + seed / 10)
+    keep(results, Cell("fashion-mnist-4", "default", changes={"proxy": 500}), after=0.9)
+    keep(results, Cell("fashion-mnist-4", "paper"), after=0.8)
+    again = Results(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fashion-mnist-4.json"]
+    assert again.values("after", "fashion-mnist-4", "default") == [0.5, 0.6]  # in the order of the seeds
+    assert again.values("after", "fashion-mnist-4", "default", changes={"proxy": 500}) == [0.9]
+    assert again.values("after", "fashion-mnist-4", "paper") == [0.8]
+    assert again.values("after", "fashion-mnist-4", "default", "ifca") == []
+    found = again.find(CELL)
+    assert found is not None
+    assert found.record["commit"] == "abc"
+    assert found.digest == results.find(CELL).digest
+    assert again.find(Cell("fashion-mnist-4", "default", seed=2)) is None
+
+
+def test_cells_run_together_share_what_is_true_of_all(tmp_path):
+    results = empty(tmp_path)
+    keep(results, CELL)
+    keep(results, Cell("fashion-mnist-4", "default", "ifca"))
+    keep(results, Cell("fashion-mnist-4", "default", "oracle"), HEADER | {"commit": "def"})
+    runs = json.loads((tmp_path / "fashion-mnist-4.json").read_text())["runs"]
+    assert [len(run["cells"]) for run in runs] == [2, 1]
+    assert [run["commit"] for run in runs] == ["abc", "def"]
+
+
+def test_a_cell_that_is_run_again_takes_the_place_of_the_old_one(tmp_path):
+    results = empty(tmp_path)
+    keep(results, CELL, after=0.1)
+    keep(results, CELL, HEADER | {"commit": "def"}, after=0.2)
+    assert Results(tmp_path).values("after", "fashion-mnist-4", "default") == [0.2]
+    assert len(json.loads((tmp_path / "fashion-mnist-4.json").read_text())["runs"]) == 1
+
+
+def test_a_cell_is_of_the_settings_it_was_run_with(tmp_path):
+    results = empty(tmp_path)
+    keep(results, CELL)
+    kept = results.find(CELL)
+    assert kept.is_of(resolve(CELL, "cpu"))
+    assert kept.is_of(resolve(Cell("fashion-mnist-4", "default", seed=5), "cpu"))
+    assert not kept.is_of(resolve(Cell("fashion-mnist-4", "default", changes={"base_rate": 0.1}), "cpu"))
+    assert not kept.is_of(resolve(Cell("fashion-mnist-4", "default", changes={"time_model": "sessions"}), "cpu"))
+    assert not kept.is_of(resolve(CELL, "cpu", smoke=True))
+
+
+def test_a_setting_that_is_newer_than_a_result_does_not_count(tmp_path):
+    results = empty(tmp_path)
+    keep(results, CELL)
+    del results.find(CELL).record["config"]["hyperparams"]["reply_clusters"]
+    assert results.find(CELL).is_of(resolve(CELL, "cpu"))
+    results.find(CELL).record["config"]["hyperparams"]["gone"] = 1
+    assert not results.find(CELL).is_of(resolve(CELL, "cpu"))
+
+
+def test_files_of_other_results_are_left_alone(tmp_path):
+    (tmp_path / "theorem1.json").write_text('{"experiment": "theorem1"}')
+    results = empty(tmp_path)
+    keep(results, CELL)
+    assert len(list(Results(tmp_path))) == 1
+    assert (tmp_path / "theorem1.json").read_text() == '{"experiment": "theorem1"}'
+
+
+def test_an_interrupted_write_loses_nothing(tmp_path, monkeypatch):
+    results = empty(tmp_path)
+    keep(results, CELL, after=0.1)
+    monkeypatch.setattr("pathlib.Path.replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        keep(results, Cell("fashion-mnist-4", "default", "ifca"))
+    assert Results(tmp_path).values("after", "fashion-mnist-4", "default") == [0.1]
