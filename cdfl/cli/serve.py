@@ -56,10 +56,12 @@ def serve(
         from cdfl.server.auth import Access
         from cdfl.server.journal import Retention
         from cdfl.server.limits import Limits
+        from cdfl.server.memory import keep_freed_memory
         from cdfl.server.run import make_server, open_session, serve_until_told, use_device
         from cdfl.server.setup import load_setup
         from cdfl.server.store import Store
 
+        keep_freed_memory()
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(
