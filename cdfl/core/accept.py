@@ -6,7 +6,7 @@ one proxy set, or near one cluster, harms little; one that is worse than every c
 size, harms much. How much is much is learned: `max_harm` times the median of the last uploads.
 
 Every upload counts in that median, refused ones too. So fewer than half of the uploads cannot move it far, and where
-honest clients all change at once it follows them. Before the first upload it is the distance between clusters.
+honest clients all change at once it follows them. Before the first upload it is guessed from the distances between clusters.
 """
 
 import torch
@@ -16,6 +16,7 @@ from cdfl.core.estimate import Measures
 from cdfl.core.state import ServerState
 
 WINDOW = 100  # uploads that say what is usual
+START = 5.0  # times the distance to its nearest neighbour that a cluster says is usual, before any upload has
 
 
 def harm_of(measures: Measures, cluster_losses: Tensor) -> float:
@@ -32,12 +33,12 @@ def harm_of(measures: Measures, cluster_losses: Tensor) -> float:
 
 
 def usual_harms(state: ServerState) -> Tensor:
-    """What the last uploads did; before there are any, what each cluster would do to its nearest neighbour (K,)."""
+    """What the last uploads did; before there are any, a generous guess from how far the clusters are apart (K,)."""
     if len(state.recent_harms) > 0 or state.num_clusters == 1:
         return state.recent_harms
     trained = list(state.cluster_models[:, : state.num_parameters])
     nearest = [min(float((one - other).norm()) for other in trained if other is not one) for one in trained]
-    return torch.tensor(nearest, dtype=torch.float64)
+    return START * torch.tensor(nearest, dtype=torch.float64)
 
 
 def is_harmful(harm: float, usual: Tensor, max_harm: float) -> bool:

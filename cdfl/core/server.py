@@ -8,7 +8,7 @@ from torch import Tensor
 from cdfl.core.accept import harm_of, is_harmful, remember, usual_harms
 from cdfl.core.estimate import Estimator, estimate_mixture, measure
 from cdfl.core.hyperparams import Hyperparams
-from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated
+from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated, is_finite
 from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
 
 
@@ -81,7 +81,10 @@ def _look(state: ServerState, evaluate: Evaluate) -> ServerState:
     moved = state.cluster_losses.isnan().nonzero().flatten()  # (moved,)
     if len(moved) == 0:
         return state
-    models = state.cluster_models[moved.to(state.cluster_models.device)]
+    if len(moved) == 1:  # the usual case: a view is enough
+        models = state.cluster_models.narrow(0, int(moved), 1)
+    else:
+        models = state.cluster_models[moved.to(state.cluster_models.device)]
     losses = evaluated(f"the losses of clusters {moved.tolist()}", evaluate, models, moved)
     return state.replace(cluster_losses=state.cluster_losses.index_copy(0, moved, losses))
 
@@ -115,7 +118,7 @@ def _check(state: ServerState, upload: Upload) -> None:
             f"the uploaded model has shape {tuple(upload.local_model.shape)}; expected {expected}, as the clusters: "
             "it belongs to another model"
         )
-    if not bool(torch.isfinite(upload.local_model).all()):
+    if not is_finite(upload.local_model):
         raise NotFiniteError("the uploaded model contains NaN or infinity; train again with a smaller learning_rate")
     if not 0 <= upload.base_epoch <= state.epoch:
         raise ValueError(

@@ -57,9 +57,17 @@ def update_clusters(cluster_models: Tensor, local_model: Tensor, rates: Tensor) 
     tensor([[1.],
             [8.]])
     """
-    rates = rates.to(cluster_models)[:, None]
-    moved = (1 - rates) * cluster_models + rates * local_model.to(cluster_models)
-    return torch.where(rates == 0, cluster_models, moved)  # so that rate 0 keeps every bit, signed zeros too
+    local_model = local_model.to(cluster_models)
+    if rates.is_cuda:  # nobody may wait to see which are 0
+        rates = rates.to(cluster_models)[:, None]
+        moved = (1 - rates) * cluster_models + rates * local_model
+        return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
+    moved = cluster_models.clone()
+    rates = rates.to(cluster_models.dtype)
+    for cluster in rates.nonzero().flatten().tolist():  # the same arithmetic, without large tensors in between
+        rate = rates[cluster].to(cluster_models.device)
+        moved[cluster].mul_(1 - rate).add_(rate * local_model)
+    return moved
 
 
 def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Layout
+from cdfl.core.state import is_finite
 from cdfl.wire.errors import MalformedError, UnfitError
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -85,11 +86,6 @@ def decode_model(body: Buffer, layout: Layout) -> Tensor:
     if not is_finite(values):
         raise UnfitError("the model contains NaN or infinity; train again with a smaller learning_rate")
     return values.float()
-
-
-def is_finite(values: Tensor) -> bool:
-    """Is every value a finite number? One pass, no memory: NaN and infinity both reach the ends of the range."""
-    return values.numel() == 0 or bool(torch.isfinite(torch.stack(values.aminmax())).all())
 
 
 @lru_cache(maxsize=16)

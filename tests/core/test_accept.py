@@ -46,9 +46,9 @@ class TestHarm:
     def test_before_the_first_upload_clusters_say_what_is_usual(self):
         proxy = Proxy(torch.zeros(3, 2))
         state = initial_state(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]), proxy)
-        assert usual_harms(state).tolist() == [5, 1, 1]
+        assert usual_harms(state).tolist() == [25, 5, 5]
         buffers = state.replace(num_parameters=1)
-        assert usual_harms(buffers).tolist() == [3, 0, 0]
+        assert usual_harms(buffers).tolist() == [15, 0, 0]
         assert usual_harms(initial_state(torch.zeros(1, 2), Proxy(torch.zeros(1, 2)))).tolist() == []
 
 
@@ -67,7 +67,7 @@ class TestServerUpdate:
         assert reply.personal_model.tolist() == [7.5]
         assert bits(after.cluster_models) == bits(state.cluster_models)
         assert after.cluster_losses.tolist() == state.cluster_losses.tolist()
-        assert after.recent_harms.tolist() == [10, 10, reply.harm]  # the two clusters are 10 apart
+        assert after.recent_harms.tolist() == [50, 50, reply.harm]  # the two clusters are 10 apart
 
     def test_an_honest_upload_counts_as_without_the_test(self):
         state, proxy = pair()
@@ -76,16 +76,16 @@ class TestServerUpdate:
         assert (reply.rejected, reply.harm, other.harm) == (False, 2.0, None)
         assert bits(careful.cluster_models) == bits(free.cluster_models)
         assert bits(reply.personal_model) == bits(other.personal_model)
-        assert careful.recent_harms.tolist() == [10, 10, 2]
+        assert careful.recent_harms.tolist() == [50, 50, 2]
         assert free.recent_harms.tolist() == []
 
     def test_where_all_change_the_test_follows_them(self):
         state, proxy = pair()
         outcomes = []
         for _ in range(8):
-            state, reply = server_update(state, upload(-4.0, state.epoch), CAREFUL, proxy)
+            state, reply = server_update(state, upload(-5.0, state.epoch), CAREFUL, proxy)
             outcomes.append(reply.rejected)
-        assert outcomes[0]  # 25 times worse, 4 away: harm 100, usual 10
+        assert outcomes[0]  # 36 times worse, 5 away: harm 180, usual 50
         assert outcomes[-1] is False
 
     def test_a_deprecated_upload_or_one_with_a_mixture_is_not_tested(self):

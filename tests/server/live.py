@@ -1,0 +1,123 @@
+"""A real server on loopback, inside this process: sockets, routes, threads and store."""
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from cdfl import wire
+from cdfl.core import Hyperparams, Layout
+from cdfl.server.auth import Access
+from cdfl.server.limits import Limits
+from cdfl.server.run import make_server, open_session
+from cdfl.server.setup import Setup
+from cdfl.server.store import Store
+
+NUM_CLUSTERS = 3
+FAST = Limits(requests_per_second=1e6, burst=10**6)
+
+
+def tiny_setup(**changes: Any) -> Setup:
+    """Three clusters that lie in different directions; a network of 8 parameters and 4 statistics."""
+    torch.manual_seed(0)
+    parts: dict[str, Any] = {
+        "model": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+        "loss": cross_entropy,
+        "proxy_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
+        "pretraining_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
+        "hyperparams": Hyperparams(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03),
+    }
+    return Setup(**(parts | changes))
+
+
+def data(cluster: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(count, 2)
+    angle = torch.tensor(2.0 * cluster)
+    return inputs, (inputs @ torch.stack([angle.cos(), angle.sin()]) > 0).long()
+
+
+LAYOUT = Layout.of(tiny_setup().model)
+
+
+class Live:
+    """`with Live(folder) as server:` serves until the block ends."""
+
+    def __init__(
+        self,
+        folder: Path,
+        setup: Setup | None = None,
+        *,
+        limits: Limits = FAST,
+        is_open: bool = True,
+        operator_token: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.store = Store.open(folder)
+        self.session = open_session(setup or tiny_setup(), self.store, limits=limits, **options)
+        access = Access(self.store, is_open=is_open, operator_token=operator_token)
+        self.server = make_server(self.session, access, limits, port=0)
+        self._opened = threading.Event()
+        self.server.on_open = lambda url: self._opened.set()
+        self._thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self) -> "Live":
+        self._thread.start()
+        assert self._opened.wait(20)
+        self.url = self.server.url
+        self.port = int(self.url.rpartition(":")[2])
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> None:
+        self.http.close()
+        self.server.should_exit = True
+        self._thread.join()
+        self.session.close()
+        self.store.close()
+
+    def model(self, client_id: str = "car-7", **options: Any) -> httpx.Response:
+        return self.http.get("/v1/model", headers={wire.CLIENT: client_id} | options.pop("headers", {}), **options)
+
+    def update(
+        self, body: bytes, client_id: str = "car-7", base_epoch: Any = 0, key: str = "key-1", **options: Any
+    ) -> httpx.Response:
+        headers = {
+            wire.CLIENT: client_id,
+            wire.BASE_EPOCH: str(base_epoch),
+            wire.KEY: key,
+            "Content-Type": wire.CONTENT_TYPE,
+        }
+        headers |= options.pop("headers", {})
+        return self.http.post("/v1/updates", content=body, headers=headers, **options)
+
+    def refused(self, response: httpx.Response) -> tuple[int, str]:
+        """Status and sentence of a refusal, which must be one sentence."""
+        detail = response.json()["detail"]
+        assert isinstance(detail, str)
+        assert 10 < len(detail) < 300
+        assert "Traceback" not in detail
+        return response.status_code, detail
+
+
+def near(server: Live, cluster: int, seed: int = 0, size: float = 0.01) -> bytes:
+    """An honest upload: a model near one of the clusters."""
+    noise = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed))
+    return wire.encode_model(server.session.state.cluster_models[cluster] + size * noise, LAYOUT)
+
+
+def decoded(response: httpx.Response) -> torch.Tensor:
+    assert response.status_code == 200, response.text
+    return wire.decode_model(response.content, LAYOUT)
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
