@@ -20,17 +20,7 @@ from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, si
 NUMBER, TRIALS = 1, 5
 SMOKE_ROWS = ("fashion-mnist-4", "cifar-10-2")
 BESIDE_THE_PAPER = {"cdfl": "CDFL", "fedsoft": "FedSoft-Async", LOCAL: "Local"}
-# What the paper does not have: (preset, algorithm) and what the column is called.
-OURS = {
-    ("paper", "cdfl"): "CDFL, `paper`",
-    ("default", "cdfl"): "CDFL, `default`",
-    ("default", "fedsoft"): "FedSoft-Async",
-    ("default", "fedasync"): "FedAsync",
-    ("default", "fedbuff"): "FedBuff",
-    ("default", "ifca"): "IFCA",
-    ("default", "local"): "Local, keeps",
-    ("default", "oracle"): "Oracle",
-}
+RIVALS = {"fedasync": "FedAsync", "fedbuff": "FedBuff", "ifca": "IFCA", "local": "Local, keeps", "oracle": "Oracle"}
 SAME, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 
 
@@ -47,7 +37,9 @@ def report(results: Results) -> str:
     parts = ["Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations.\n"]
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
-    parts += ["**Our own columns**: before / after / cluster, `default` unless it says otherwise\n", _ours(results)]
+    for preset, first in (("default", ["cdfl", "fedsoft"]), ("paper-reading", []), ("paper", ["cdfl"])):
+        parts += [f"**What the paper does not have**, `{preset}`: before / after / cluster\n"]
+        parts += [_ours(results, preset, [*first, *RIVALS])]
     parts += [FOOTNOTE + "\n", verdict(results), provenance(mine)]
     return "\n".join(parts)
 
@@ -67,16 +59,18 @@ def _beside(results: Results, algorithm: str) -> str:
     return table(header, rows)
 
 
-def _ours(results: Results) -> str:
+def _ours(results: Results, preset: str, algorithms: list[str]) -> str:
+    asked = {cell.algorithm for cell in cells(1) if cell.preset == preset}
+    algorithms = [name for name in algorithms if name in asked]
     rows = []
     for row in EVERY_ROW:
         line = [row.title]
-        for preset, algorithm in OURS:
+        for algorithm in algorithms:
             means = [results.values(column, row.scenario, preset, algorithm) for column in COLUMNS]
             line.append(" / ".join(number(fmean(values)) for values in means) if all(means) else NOTHING)
         if set(line[1:]) != {NOTHING}:
             rows.append(line)
-    return table(["row", *OURS.values()], rows)
+    return table(["row", *((BESIDE_THE_PAPER | RIVALS)[name] for name in algorithms)], rows)
 
 
 def verdict(results: Results) -> str:

@@ -13,12 +13,13 @@ from cdfl.core import Hyperparams
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
 from cdfl.sim.clock import TIME_MODELS
+from cdfl.sim.presets import PRESETS
 
 ScenarioName = Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Where to keep everything; default: a new folder in runs/.")]
 PresetName = Annotated[
-    str, typer.Option(help="default (ours), paper (the printed values), paper-reading (so that they learn).")
+    str, typer.Option(help="; ".join(f"{preset.name}: {preset.summary}" for preset in PRESETS.values()) + ".")
 ]
 TimeModelName = Annotated[
     str | None,

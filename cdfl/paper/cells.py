@@ -34,9 +34,14 @@ class Cell:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def question(self) -> str:
+        """What it has in common with its other trials."""
+        return json.dumps([self.scenario, self.preset, self.algorithm, self.changes], sort_keys=True)
+
+    @property
     def key(self) -> str:
         """What tells it from other cells."""
-        return json.dumps([self.scenario, self.preset, self.algorithm, self.seed, self.changes], sort_keys=True)
+        return f"{self.question} {self.seed}"
 
 
 def resolve(

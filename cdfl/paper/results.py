@@ -54,9 +54,8 @@ class Results:
         self, scenario: str, preset: str, algorithm: str = "cdfl", changes: Mapping[str, Any] | None = None
     ) -> list[Kept]:
         """All seeds of a cell, in their order."""
-        wanted = Cell(scenario, preset, algorithm, 0, changes or {})
-        alike = [kept for kept in self if Cell(**{**vars(kept.cell), "seed": 0}).key == wanted.key]
-        return sorted(alike, key=lambda kept: kept.cell.seed)
+        asked = Cell(scenario, preset, algorithm, changes=changes or {})
+        return sorted(self._trials.get(asked.question, []), key=lambda kept: kept.cell.seed)
 
     def values(
         self,
@@ -99,11 +98,13 @@ class Results:
 
     def _index(self) -> None:
         self._kept: dict[str, Kept] = {}
+        self._trials: dict[str, list[Kept]] = {}
         for scenario, runs in self._files.items():
             for run in runs:
                 for kept in run["cells"]:
                     cell = _cell(scenario, run, kept)
                     self._kept[cell.key] = Kept(cell, kept, run)
+                    self._trials.setdefault(cell.question, []).append(self._kept[cell.key])
 
 
 def stored(config: RunConfig) -> dict[str, Any]:
