@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from cdfl import wire
 from cdfl.core import Hyperparams, Layout
 from cdfl.server.auth import Access
+from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
 from cdfl.server.run import make_server, open_session
 from cdfl.server.setup import Setup
@@ -56,9 +57,10 @@ class Live:
         limits: Limits = FAST,
         is_open: bool = True,
         operator_token: str | None = None,
+        retention: Retention | None = None,
         **options: Any,
     ) -> None:
-        self.store = Store.open(folder)
+        self.store = Store.open(folder, retention=retention)
         self.session = open_session(setup or tiny_setup(), self.store, limits=limits, **options)
         access = Access(self.store, is_open=is_open, operator_token=operator_token)
         self.server = make_server(self.session, access, limits, port=0)
@@ -108,6 +110,7 @@ class Live:
 def near(server: Live, cluster: int, seed: int = 0, size: float = 0.01) -> bytes:
     """An honest upload: a model near one of the clusters."""
     noise = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed))
+    noise[LAYOUT.num_parameters :] = 0  # a variance must not become negative
     return wire.encode_model(server.session.state.cluster_models[cluster] + size * noise, LAYOUT)
 
 

@@ -1,0 +1,158 @@
+"""The simulator and the service are the same server: bit for bit."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cdfl import wire
+from cdfl.algorithms import Algorithm
+from cdfl.core import Layout
+from cdfl.server.journal import Retention
+from cdfl.server.replay import replay
+from cdfl.server.setup import Setup
+from cdfl.server.store import Store
+from cdfl.server.verify import verify
+from cdfl.sim.plain import simulate
+from cdfl.sim.run import configure
+from cdfl.sim.task import Task
+
+from .live import LAYOUT, Live, near, tiny_setup
+from .toy import same_state
+
+KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
+
+
+class Recording(Algorithm):
+    """CDFL that remembers what went in and out."""
+
+    def __init__(self, hyperparams):
+        super().__init__(hyperparams)
+        self.start, self.end = None, None
+        self.joins, self.exchanges = {}, []
+
+    def initial(self, *args):
+        self.start = super().initial(*args)
+        return self.start
+
+    def join(self, state):
+        self.joins[state.epoch] = super().join(state)
+        return self.joins[state.epoch]
+
+    def server_update(self, state, upload, assignment, evaluate):
+        self.end, reply = super().server_update(state, upload, assignment, evaluate)
+        self.exchanges.append((upload, reply))
+        return self.end, reply
+
+
+@pytest.mark.parametrize("time_model", ["uniform", "sessions"])
+def test_a_recorded_simulation_over_http(tmp_path, time_model):
+    config = configure(
+        "digits-4",
+        num_uploads=24,
+        num_clients=6,
+        time_model=time_model,
+        local_epochs=1,
+        shared_epochs=2,
+        max_staleness=8,
+        max_harm=1.5,
+    )
+    task = Task(config.scenario, config.scenario.federation(0, None), config.hyperparams)
+    recording = Recording(config.hyperparams)
+    list(simulate(task, recording, config.time_model))
+    setup = Setup(task.model, task.loss, task.proxy_sets, hyperparams=config.hyperparams)
+    with Store.open(tmp_path) as store:
+        store.begin(recording.start, setup.layout, config.hyperparams)
+
+    arrivals = {}
+    for upload, _ in recording.exchanges:
+        arrivals.setdefault(str(upload.client_id), upload.base_epoch)
+    outcomes = set()
+    with Live(tmp_path, setup) as server:
+        for upload, reply in recording.exchanges:
+            epoch = server.session.state.epoch
+            for client_id in [name for name, arrival in arrivals.items() if arrival == epoch]:
+                response = server.model(client_id)
+                assert same_bits(response, setup.layout, recording.joins[epoch].personal_model)
+                del arrivals[client_id]
+            body = wire.encode_model(upload.local_model, setup.layout)
+            response = server.update(body, str(upload.client_id), upload.base_epoch, key=str(reply.epoch))
+            head = wire.ReplyHead.from_headers(response.headers)
+            assert head.mixture == tuple(reply.mixture.tolist())
+            assert head.rates == tuple(reply.rates.tolist())
+            assert (head.epoch, head.staleness) == (reply.epoch, reply.staleness)
+            assert same_bits(response, setup.layout, reply.personal_model)
+            outcomes.add(head.outcome)
+        assert not arrivals
+        assert same_state(server.session.state, recording.end)
+    assert "applied" in outcomes
+    assert len(outcomes) > 1  # or the settings above say nothing about the others
+
+
+def same_bits(response, layout: Layout, vector: torch.Tensor) -> bool:
+    return wire.decode_model(response.content, layout).numpy().tobytes() == vector.numpy().tobytes()
+
+
+def test_concurrent_uploads_and_the_journal_run_again(tmp_path):
+    """Six clients at once, honest and not, stale and fresh: whatever order came about is the journal's."""
+    setup = tiny_setup().with_hyperparams(max_staleness=9, base_rate=0.5)
+    with Live(tmp_path, setup, snapshot_every=7, retention=KEEP_ALL) as server:
+        start = server.session.state
+        layout, hyperparams = server.session.layout, server.session.hyperparams
+        trouble = []
+
+        def live(number: int) -> None:
+            try:
+                name, base_epoch = f"client-{number}", int(server.model(f"client-{number}").headers[wire.EPOCH])
+                for turn in range(8):
+                    wild = 5.0 if (number + turn) % 5 == 0 else 0.05
+                    body = near(server, number % 3, seed=100 * number + turn, size=wild)
+                    response = server.update(body, name, base_epoch, key=f"key-{turn}")
+                    assert response.status_code == 200, response.text
+                    if number:  # client 0 trains from what it got first, for ever
+                        base_epoch = int(response.headers[wire.EPOCH])
+            except BaseException as error:
+                trouble.append(error)
+
+        threads = [threading.Thread(target=live, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not trouble
+        end = server.session.state
+        assert end.epoch == 48
+        entries = list(server.store.all_entries(0))
+        assert {entry.outcome for entry in entries} == {"applied", "deprecated", "rejected"}
+        again = anew = start
+        mixtures = {}
+        for entry in entries:
+            model = server.store.read_upload(entry, layout)
+            again, _ = replay(again, entry, model, hyperparams)
+            anew, _ = replay(anew, entry, model, hyperparams, mixtures.get(entry.client_id), anew=True)
+            mixtures[entry.client_id] = entry.mixture
+        assert same_state(again, end)
+        assert same_state(anew, end)
+        found = verify(server.store)
+        assert found.entries > 0
+        assert not found.findings
+    with Live(tmp_path, setup) as server:  # and so is what a restart finds
+        assert same_state(server.session.state, end)
+
+
+def test_recovery_without_a_snapshot_at_the_end(tmp_path):
+    """The journal alone, as after a crash."""
+    with Live(tmp_path, snapshot_every=1000) as server:
+        server.model()
+        for epoch in range(5):
+            server.update(near(server, epoch % 3, seed=epoch), base_epoch=epoch, key=f"key-{epoch}")
+        end = server.session.state
+        server.session.chores.finish = lambda state: None
+    with Store.open(tmp_path) as store:
+        assert [snapshot.epoch for snapshot in store.snapshots()] == [0]
+        recovered = store.recover()
+        assert recovered.replayed == 5
+        assert same_state(recovered.state, end)
+        assert replace(recovered.hyperparams) == server.session.hyperparams
+    assert recovered.layout == LAYOUT
