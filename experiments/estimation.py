@@ -15,7 +15,7 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, row_cells
 from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
-from cdfl.paper.rows import FOOTNOTE
+from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, spread, table
 
 NUMBER, TRIALS = 3, 5
@@ -37,13 +37,14 @@ def cells(trials: int) -> list[Cell]:
 
 def report(results: Results) -> str:
     """KL of every row."""
-    rows, used = [], []
+    rows, there, used = [], [], []
     for row in EVERY_ROW:
         found = [results.trials(row.scenario, preset, algorithm) for preset, algorithm in COMPARED]
         if any(found):
+            there.append(row)
             used += [kept for trials in found for kept in trials]
             rows.append([row.title, *(spread([kept.end["divergence"] for kept in trials]) for trials in found)])
-    return "\n".join([table(["row", *COMPARED.values()], rows), FOOTNOTE + "\n", verdict(results), provenance(used)])
+    return "\n".join([table(["row", *COMPARED.values()], rows), *footnote(there), verdict(results), provenance(used)])
 
 
 def verdict(results: Results) -> str:
@@ -51,7 +52,10 @@ def verdict(results: Results) -> str:
     parts = []
     for preset in ("paper-reading", "default"):
         ours, rows = _below(results, preset)
-        parts.append(f"with `{preset}` in {ours} of {rows} rows")
+        if rows:
+            parts.append(f"with `{preset}` in {ours} of {rows} rows")
+    if not parts:
+        return "Estimates have not been compared yet.\n"
     return f"CDFL's estimate is nearer to the truth than FedSoft-Async's {', '.join(parts)}; the paper says in all.\n"
 
 

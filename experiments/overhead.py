@@ -15,7 +15,7 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.figures import COLORS, PAGE, figure, legend
-from cdfl.paper.rows import FOOTNOTE
+from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, table
 
 NUMBER, TRIALS = 4, 5
@@ -38,12 +38,13 @@ def ratios(results: Results, row: Row) -> dict[str, float] | None:
 
 def report(results: Results) -> str:
     """Ratios a row, and what the server pays for it."""
-    rows, used = [], []
+    rows, there, used = [], [], []
     for row in EVERY_ROW:
         relative = ratios(results, row)
         if relative is None:
             continue
         trials = results.trials(row.scenario, "paper-reading")
+        there.append(row)
         used += trials
         end = {name: fmean(kept.end[name] for kept in trials) for name in ("uploads", "client_flops", "server_flops")}
         each = [f"{end[name] / end['uploads'] / 1e9:,.0f}" for name in ("client_flops", "server_flops")]
@@ -56,7 +57,7 @@ def report(results: Results) -> str:
     ]
     words = "What the client saves, the server spends: CDFL evaluates each upload, and each cluster that moved, on the "
     words += "proxy sets. FedSoft-Async's server does no such work.\n"
-    return "\n".join([table(header, rows), words, FOOTNOTE + "\n", provenance(used)])
+    return "\n".join([table(header, rows), words, *footnote(there), provenance(used)])
 
 
 def verdict(results: Results) -> str:

@@ -14,7 +14,7 @@ from statistics import fmean
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.figures import COLORS, COLUMN, figure, legend
-from cdfl.paper.rows import COLUMNS, FOOTNOTE, LOCAL
+from cdfl.paper.rows import COLUMNS, LOCAL, footnote
 from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, signed, spread, table
 
 NUMBER, TRIALS = 1, 5
@@ -38,9 +38,11 @@ def report(results: Results) -> str:
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
     for preset, first in (("default", ["cdfl", "fedsoft"]), ("paper-reading", []), ("paper", ["cdfl"])):
-        parts += [f"**What the paper does not have**, `{preset}`: before / after / cluster\n"]
-        parts += [_ours(results, preset, [*first, *RIVALS])]
-    parts += [FOOTNOTE + "\n", verdict(results), provenance(mine)]
+        if any(kept.cell.preset == preset for kept in mine):
+            parts += [f"**What the paper does not have**, `{preset}`: before / after / cluster\n"]
+            parts += [_ours(results, preset, [*first, *RIVALS])]
+    there = [row for row in EVERY_ROW if any(kept.cell.scenario == row.scenario for kept in mine)]
+    parts += [*footnote(there), verdict(results), provenance(mine)]
     return "\n".join(parts)
 
 
@@ -75,49 +77,45 @@ def _ours(results: Results, preset: str, algorithms: list[str]) -> str:
 
 def verdict(results: Results) -> str:
     """How many figures are as near as we asked for, and how many orders hold."""
-    lines = []
-    compared = {
-        (row.printed, column): distance(_values(results, row, column), _figure(row, "cdfl", column))
+    distances = [
+        away
         for row in SAME
         for column in COLUMNS
+        if (away := distance(_values(results, row, column), _figure(row, "cdfl", column))) is not None
+    ]
+    counts = {
+        "figures of CDFL with `paper-reading` within two of the paper's deviations": [abs(d) <= 2 for d in distances]
     }
-    found = [away for away in compared.values() if away is not None]
-    near = sum(abs(away) <= 2 for away in found)
-    lines.append(f"- {near} of {len(found)} figures of CDFL on the paper's own data are within two of its deviations.")
     for rival in ("fedsoft", LOCAL):
-        said, kept = _orders(results, rival)
-        lines.append(
-            f"- CDFL is above {BESIDE_THE_PAPER[rival]} in {kept} of the {said} figures where the paper says so."
-        )
-    better = [
+        above = f"figures with `paper-reading` in which CDFL is above {BESIDE_THE_PAPER[rival]}"
+        counts[f"{above}, of those where the paper says so"] = _orders(results, rival)
+    counts["figures of CDFL with `default` above the paper's"] = [
         fmean(values) > figure.mean
         for row in SAME
         for column in COLUMNS
         if (values := results.values(column, row.scenario, "default")) and (figure := _figure(row, "cdfl", column))
     ]
-    lines.append(f"- `default` is above the paper's figure of CDFL in {sum(better)} of {len(better)}.")
-    for rival in ("local", "fedasync"):
-        gains = [
+    for rival in ("local", "fedasync", "fedbuff"):
+        counts[f"rows with `default` in which CDFL is above {RIVALS[rival]} after the reply"] = [
             fmean(ours) > fmean(theirs)
             for row in EVERY_ROW
             if (ours := results.values("after", row.scenario, "default"))
             and (theirs := results.values("after", row.scenario, "default", rival))
         ]
-        lines.append(f"- `default`: CDFL is above {rival} after the reply in {sum(gains)} of {len(gains)} rows.")
-    return "\n".join(lines) + "\n"
+    lines = [f"- {what}: {sum(held)} of {len(held)}" for what, held in counts.items() if held]
+    return "\n".join(lines or ["Table 1 has not been run yet."]) + "\n"
 
 
-def _orders(results: Results, rival: str) -> tuple[int, int]:
-    """In how many figures the paper has CDFL above a rival, and in how many of these we have."""
-    said = kept = 0
+def _orders(results: Results, rival: str) -> list[bool]:
+    """For each figure in which the paper has CDFL above a rival: whether we have."""
+    held = []
     for row in SAME:
         for column in COLUMNS if rival != LOCAL else COLUMNS[:2]:
             ours, theirs = _values(results, row, column), _values(results, row, column, rival)
             figure, other = _figure(row, "cdfl", column), _figure(row, rival, column)
             if ours and theirs and figure and other and figure.mean > other.mean:
-                said += 1
-                kept += fmean(ours) > fmean(theirs)
-    return said, kept
+                held.append(fmean(ours) > fmean(theirs))
+    return held
 
 
 def _values(results: Results, row: Row, column: str, algorithm: str = "cdfl") -> list[float]:

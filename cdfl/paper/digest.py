@@ -12,23 +12,26 @@ from cdfl.record import Clusters, Event, Finished, Uploaded, only
 
 T = TypeVar("T")
 MOST_POINTS = 60
-MIXTURES_KEPT = 60  # uploads, of seed 0 only
+MIXTURES_KEPT = 60  # uploads
 
 
-def digest(events: Sequence[Event], num_clients: int, *, mixtures: bool = False) -> dict[str, Any]:
+def digest(
+    events: Sequence[Event], num_clients: int, *, updates: bool = False, mixtures: bool = False
+) -> dict[str, Any]:
     """The numbers of one run.
 
-    `sessions`: means over every `num_clients` uploads. `updates`: means over the first, second, ... upload of each
-    client, with how many clients made one. `clusters`: mean accuracy of the cluster models at some epochs.
-    `mixtures`: true and estimated ones of the last uploads.
+    `sessions`: means over every `num_clients` uploads. `clusters`: mean accuracy of the cluster models at some epochs.
+    If asked for, `updates`: means over the first, second, ... upload of each client, with how many clients made one;
+    and `mixtures`: true and estimated ones of the last uploads.
     """
     uploads = only(events, Uploaded)
     kept: dict[str, Any] = {
         "end": _end(events, uploads),
         "sessions": _sessions(uploads, num_clients),
-        "updates": _updates(uploads),
         "clusters": _clusters(only(events, Clusters)),
     }
+    if updates:
+        kept["updates"] = _updates(uploads)
     estimated = [upload for upload in uploads if upload.mixture is not None]
     if mixtures and estimated:
         last = estimated[-MIXTURES_KEPT:]

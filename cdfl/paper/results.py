@@ -130,6 +130,6 @@ def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for run in runs:
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]
-        cells = ",\n".join(f"   {json.dumps(cell)}" for cell in run["cells"])
+        cells = ",\n".join(f"   {json.dumps(cell, separators=(',', ':'))}" for cell in run["cells"])
         parts.append(" {\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n }")
     return f'{{\n"scenario": {json.dumps(scenario)},\n"runs": [\n' + ",\n".join(parts) + "\n]\n}\n"

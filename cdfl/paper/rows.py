@@ -60,6 +60,11 @@ FOOTNOTE = (
 )
 
 
+def footnote(rows: Iterable[Row]) -> list[str]:
+    """What stand-ins are, where a table has one."""
+    return [FOOTNOTE + "\n"] if any(row.stand_in for row in rows) else []
+
+
 def row_cells(algorithms: Mapping[str, Sequence[str]], trials: int, rows: Iterable[Row] = EVERY_ROW) -> list[Cell]:
     """The cells of rows: `algorithms` of each preset, as many seeds as trials."""
     return [

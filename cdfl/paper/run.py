@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
+from cdfl.data import Sudden
 from cdfl.paper.cells import Cell, resolve
 from cdfl.paper.digest import digest
 from cdfl.paper.machine import commit, machine
@@ -82,10 +83,7 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
             for which, event in _progress(told, sum(config.scenario.num_uploads for config in configs), tell):
                 events[which].append(event)
     seconds = time.monotonic() - begun
-    kept = [
-        (cell, config, digest(own, config.scenario.num_clients, mixtures=cell.seed == 0))
-        for (cell, config), own in zip(group, events, strict=True)
-    ]
+    kept = [(cell, config, _digest(cell, config, own)) for (cell, config), own in zip(group, events, strict=True)]
     return kept, {
         "device": configs[0].device,
         "precision": configs[0].precision,
@@ -96,6 +94,13 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         "processes": how.processes,
         "smoke": how.smoke,
     }
+
+
+def _digest(cell: Cell, config: RunConfig, events: Sequence[Event]) -> dict[str, Any]:
+    """What is kept of a run: details only where an experiment looks at them, so that results stay small."""
+    jumps = isinstance(config.scenario.drift, Sudden)
+    shown = cell.seed == 0 and not cell.changes and cell.algorithm in ("cdfl", "fedsoft")
+    return digest(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
 
 
 def _progress(told: Iterator[tuple[int, Event]], uploads: int, tell: Tell) -> Iterator[tuple[int, Event]]:

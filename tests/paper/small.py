@@ -36,7 +36,7 @@ def events(num_clients: int, rounds: int, **values: Any) -> list[Event]:
 
 def keep(results: Results, cell: Cell, header: dict[str, Any] | None = None, **values: Any) -> None:
     """Add a cell with made-up events."""
-    kept = digest(events(4, 6, **values), 4, mixtures=cell.seed == 0)
+    kept = digest(events(4, 6, **values), 4, updates=True, mixtures=True)
     results.add([(cell, resolve(cell, "cpu"), kept)], header or HEADER)
 
 

@@ -9,7 +9,7 @@ from .small import events
 
 
 def test_curves_by_hand():
-    kept = digest(events(num_clients=2, rounds=3), 2)
+    kept = digest(events(num_clients=2, rounds=3), 2, updates=True)
     # Uploads have before .51, .52, ..., .56; sessions are pairs of them.
     assert kept["sessions"]["upload"] == [2, 4, 6]
     assert kept["sessions"]["before"] == [0.515, 0.535, 0.555]
@@ -21,11 +21,13 @@ def test_curves_by_hand():
     assert kept["end"]["before"] == pytest.approx(0.555)
     assert kept["end"]["rate"] == 0.3
     assert "mixtures" not in kept
+    assert "updates" not in digest(events(num_clients=2, rounds=3), 2)
 
 
 def test_a_session_that_is_not_over_does_not_count():
     told = events(num_clients=2, rounds=3)
-    kept = digest([event for event in told if getattr(event, "epoch", 0) != 6 or not hasattr(event, "client")], 2)
+    short = [event for event in told if getattr(event, "epoch", 0) != 6 or not hasattr(event, "client")]
+    kept = digest(short, 2, updates=True)
     assert kept["sessions"]["upload"] == [2, 4]
     assert kept["updates"]["clients"] == [2, 2, 1]
 
@@ -40,7 +42,7 @@ def test_mixtures_of_the_last_uploads():
 
 
 def test_long_runs_are_thinned_to_their_ends():
-    kept = digest(events(num_clients=1, rounds=400), 1)
+    kept = digest(events(num_clients=1, rounds=400), 1, updates=True)
     assert len(kept["sessions"]["upload"]) == len(kept["clusters"]["epoch"]) == MOST_POINTS
     assert (kept["sessions"]["upload"][0], kept["sessions"]["upload"][-1]) == (1, 400)
     assert len(kept["updates"]["held"]) == MOST_POINTS

@@ -93,10 +93,11 @@ def test_the_verdict_of_table_1_counts(tmp_path):
     keep(results, Cell("fashion-mnist-4", "default"), after=0.9)
     keep(results, Cell("fashion-mnist-4", "default", "fedasync"), after=0.8)
     text = load_experiment("table1").verdict(results)
-    assert "2 of 3 figures of CDFL on the paper's own data" in text
-    assert "above Local in 2 of the 2 figures" in text
-    assert "above the paper's figure of CDFL in 1 of 3" in text
-    assert "CDFL is above fedasync after the reply in 1 of 1 rows" in text
+    assert "within two of the paper's deviations: 2 of 3\n" in text
+    assert "above Local, of those where the paper says so: 2 of 2\n" in text
+    assert "with `default` above the paper's: 1 of 3\n" in text
+    assert "above FedAsync after the reply: 1 of 1\n" in text
+    assert "FedBuff" not in text
 
 
 def test_uploads_to_recover(tmp_path):

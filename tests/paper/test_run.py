@@ -68,6 +68,15 @@ def test_groups_hold_what_can_share_stacks_in_the_order_of_the_question():
     assert [len(group) for group in running._groups(resolved, 2)] == [2, 1, 1]
 
 
+def test_details_are_kept_where_an_experiment_looks_at_them(tmp_path):
+    results = Results(tmp_path)
+    asked = [Cell("fashion-mnist-2", "default", seed=seed) for seed in (0, 1)]
+    asked.append(Cell("fashion-mnist-4-sudden", "default", "local"))
+    run_missing(asked, results, SMOKE, lambda line: None)
+    parts = [set(results.find(cell).digest) & {"mixtures", "updates"} for cell in asked]
+    assert parts == [{"mixtures"}, set(), {"updates"}]
+
+
 def test_literal_bars_are_run_without_a_warning(tmp_path):
     run_missing(cells("cdfl", preset="paper"), Results(tmp_path), SMOKE, lambda line: None)  # warnings are errors here
     assert len(list(Results(tmp_path))) == 1
