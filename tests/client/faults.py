@@ -38,20 +38,24 @@ class BadNetwork(httpx.BaseTransport):
             raise self.error(httpx.WriteTimeout("timed out"))
         if fault == "busy":
             return httpx.Response(503, headers={"Retry-After": "1"}, json={"detail": "the queue is full"})
-        response = self.handler(request)
+        status, headers, body = self.pass_on(request)
         if fault == "twice":  # a proxy that sends again by itself
-            response = self.handler(request)
+            status, headers, body = self.pass_on(request)
         if fault == "reply lost":
             raise self.error(httpx.ReadError("connection reset"))
         if fault == "reply cut":
             error = self.error(httpx.RemoteProtocolError("peer closed connection"))
-            return httpx.Response(
-                response.status_code, headers=response.headers, stream=Cut(b"".join(response.stream), error)
-            )
+            return httpx.Response(status, headers=headers, stream=Cut(body, error))
         if fault == "garbled":
             return httpx.Response(200, stream=httpx.ByteStream(b"<html>Please log in to the hotel's network</html>"))
-        body = httpx.ByteStream(b"".join(response.stream))
-        return httpx.Response(response.status_code, headers=response.headers, stream=body)
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body))
+
+    def pass_on(self, request: httpx.Request) -> tuple[int, httpx.Headers, bytes]:
+        response = self.handler(request)
+        try:
+            return response.status_code, response.headers, b"".join(response.stream)
+        finally:
+            response.close()
 
     def error(self, error: httpx.TransportError) -> BaseException:
         return Killed() if self.kill else error

@@ -64,7 +64,7 @@ def test_faults_in_a_row_use_one_key(faults):
     assert len(keys) == len(bodies) == len(server.applied) == 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     faults=st.lists(st.sampled_from(FAULTS), max_size=40),
     steps=st.lists(st.sampled_from(["join", "update", "flush"]), min_size=1, max_size=8),

@@ -1,0 +1,79 @@
+"""A real server, `cdfl serve`, in a process of its own on a free port of this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+
+SETUP = """
+import torch
+from torch.nn.functional import cross_entropy as loss
+from cdfl.core import Hyperparams
+from tests.client.toy import make_data, make_model
+
+model = make_model()
+proxy_sets = [make_data(turned, count=40, seed=7) for turned in (False, True)]
+pretraining_sets = [make_data(turned, count=40, seed=8) for turned in (False, True)]
+hyperparams = Hyperparams(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5)
+"""
+ROOT = Path(__file__).resolve().parent.parent.parent
+CDFL = Path(sys.executable).with_name("cdfl")
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+
+
+class RealServer:
+    """Started, stopped, killed, and started again on what it has kept."""
+
+    def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
+        self.folder, self.options, self.port, self.scheme = folder, options, 0, scheme
+        (folder / "setup.py").write_text(SETUP)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [CDFL, "serve", "setup.py", "--port", str(self.port), "--max-rate", "1000", *self.options]
+        self.process = subprocess.Popen(  # noqa: S603
+            command, cwd=self.folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if "serving on " in line:
+                break
+        else:
+            raise AssertionError(f"cdfl serve ended with {self.process.wait()}: {''.join(said)}")
+        self.port = int(line.split("serving on ")[1].split(",")[0].rsplit(":", 1)[1])
+        self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self.reader.start()
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def status(self) -> dict:
+        return httpx.get(f"{self.url}/v1/status", headers={"CDFL-Client": "observer"}).json()
+
+    def run(self, *arguments: str) -> str:
+        ended = subprocess.run(  # noqa: S603
+            [CDFL, *arguments], cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def end(self, how: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(30)
+            finally:
+                self.process.kill()
+                self.process.wait()
+                self.reader.join()
+                self.process.stderr.close()
+        self.process = None
