@@ -41,8 +41,7 @@ class Door:
         """A new connection; if there are too many, another one goes."""
         self.waits(connection)
         if len(self._open) > self.most:
-            idle = next((other for other in self._open if not other.is_busy), connection)
-            idle.transport.abort()
+            self._close(next((other for other in self._open if not other.is_busy), connection))
 
     def waits(self, connection: "Connection") -> None:
         """A connection waits for its next request from now on."""
@@ -65,7 +64,11 @@ class Door:
             idle = not connection.is_busy and now - since > self.limits.idle_seconds
             stalled = now - (connection.stalled_since or now) > self.limits.stall_seconds
             if idle or stalled:
-                connection.transport.abort()
+                self._close(connection)
+
+    def _close(self, connection: "Connection") -> None:
+        self.leave(connection)  # now, not when the event loop comes round to it
+        connection.transport.abort()
 
 
 class Connection(H11Protocol):
