@@ -34,7 +34,10 @@ def cells(trials: int) -> list[Cell]:
 def report(results: Results) -> str:
     """Three tables beside the paper's figures, one of our own columns, and what they come to."""
     mine = [kept for kept in results if not kept.cell.changes and kept.cell.scenario in {r.scenario for r in EVERY_ROW}]
-    parts = ["Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations.\n"]
+    parts = [
+        "Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations. *Local*: a client "
+        "trains anew from the common start whenever its data change; *Local, keeps*: it goes on with the model it has.\n"
+    ]
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
     for preset, first in (("default", ["cdfl", "fedsoft"]), ("paper-reading", []), ("paper", ["cdfl"])):
