@@ -36,7 +36,7 @@ def report(results: Results) -> str:
     mine = [kept for kept in results if not kept.cell.changes and kept.cell.scenario in {r.scenario for r in EVERY_ROW}]
     parts = [
         "Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations. *Local*: a client "
-        "trains anew from the common start whenever its data change; *Local, keeps*: it goes on with the model it has.\n"
+        "trains anew from the common start when its data change; *Local, keeps*: it goes on with the model it has.\n"
     ]
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
