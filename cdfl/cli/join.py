@@ -91,6 +91,8 @@ def read_setup(path: Path) -> Setup:
         model = model()
     if not isinstance(model, nn.Module):
         raise ValueError(f"{path} must name `model`, a torch.nn.Module or a function that makes one; got {model!r}")
+    if not isinstance(names.get("hyperparams") or Hyperparams(), Hyperparams):
+        raise ValueError(f"{path}: `hyperparams` is {names['hyperparams']!r}; expected cdfl.core.Hyperparams")
     given = {name: names[name] for name in Setup._fields[1:] if names.get(name) is not None}
     return Setup(model, **given)
 

@@ -89,7 +89,8 @@ def refuse(*kinds: type[Exception], needs: str = "what simulations need", extra:
     try:
         yield
     except ModuleNotFoundError as error:
-        typer.secho(f"cdfl: {error}; {needs} comes with: pip install 'cdfl[{extra}]'", err=True, fg="red")
+        remedy = f"; {needs} comes with: pip install 'cdfl[{extra}]'" if error.name else ""  # else it names its own
+        typer.secho(f"cdfl: {error}{remedy}", err=True, fg="red")
         raise typer.Exit(2) from None
     except kinds as error:
         typer.secho(f"cdfl: {error}", err=True, fg="red")

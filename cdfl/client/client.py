@@ -190,15 +190,8 @@ class Client:
         self.layout.check(local_model)
         if not bool(torch.isfinite(local_model).all()):
             raise DivergedError("the training gave NaN or infinity: nothing was uploaded; use a smaller learning_rate")
-        shared = local_model
-        if self.privacy is not None:
-            shared = self.privacy.apply(local_model, self._personal_model(), self.layout.num_parameters)
-        pending = Pending(
-            key=secrets.token_hex(16),
-            base_epoch=self.epoch,
-            upload=self._blob(shared, self._dtype),
-            local_model=self._blob(local_model, "float32"),
-        )
+        kept = self._blob(local_model, "float32")
+        pending = Pending(secrets.token_hex(16), self.epoch, self._shared(local_model, kept), kept)
         self._keep(replace(self._state, pending=pending, uploads=self.uploads + 1))  # on disk before it is sent
         load(self.model, local_model)
         try:
@@ -284,6 +277,14 @@ class Client:
         if received is None:
             raise ClientError("there is no model to train from yet; call join() first")
         return wire.decode_model(received.data, self.layout)
+
+    def _shared(self, local_model: Tensor, kept: Blob) -> Blob:
+        """What goes out: the local model as it is kept, unless there are reasons to change it."""
+        if self.privacy is not None:
+            local_model = self.privacy.apply(local_model, self._personal_model(), self.layout.num_parameters)
+        elif self._dtype == "float32":
+            return kept
+        return self._blob(local_model, self._dtype)
 
     def _blob(self, vector: Tensor, dtype: wire.DType) -> Blob:
         return Blob(wire.encode_model(vector.float(), self.layout, dtype))

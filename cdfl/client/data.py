@@ -1,10 +1,11 @@
 """A client's data, in the forms people have them: loaders, datasets, lists of batches, one batch."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from cdfl.client.errors import DivergedError
@@ -45,13 +46,18 @@ def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterat
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors on a device, whatever they are nested in."""
-    if isinstance(value, Tensor):
+    """Tensors on a device, whatever they are nested in.
+
+    >>> moved({"image": torch.zeros(2), "names": ["a", "b"]}, torch.device("cpu"))
+    {'image': tensor([0., 0.]), 'names': ['a', 'b']}
+    """
+    if hasattr(value, "to"):  # a tensor, or what libraries make of several
         return value.to(device)
     if isinstance(value, dict):
         return {name: moved(part, device) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(moved(part, device) for part in value)
+        parts = [moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
@@ -72,7 +78,7 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: to
             samples += _length(targets)
     model.train(was_training)
     mean = total / samples if samples else 0.0
-    if not torch.isfinite(torch.tensor(mean)):
+    if not math.isfinite(mean):
         raise DivergedError(f"the loss on fresh data is {mean}; look at the data, or join again")
     return mean
 

@@ -1,5 +1,6 @@
 """`cdfl join`: a client on the command line."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -89,6 +90,10 @@ def test_set_up_files_that_lack_something(site, tmp_path):
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
     assert code == 2
     assert "must name `model`, a torch.nn.Module or a function that makes one; got 3" in said
+    path.write_text("from tests.client.toy import make_model as model\nhyperparams = {'momentum': 1}")
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
+    assert code == 2
+    assert "`hyperparams` is {'momentum': 1}; expected cdfl.core.Hyperparams" in said
     path.write_text("from tests.client.toy import make_model as model")
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
     assert code == 2
@@ -113,3 +118,11 @@ def test_a_server_that_is_away(setup, monkeypatch):
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
     assert code == 2
     assert f"{site.url} does not answer" in said
+
+
+def test_a_missing_package_names_one_remedy(site, setup, monkeypatch):
+    monkeypatch.setitem(sys.modules, "river", None)
+    command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--policy", "adwin")
+    code, said = call(*command)
+    assert code == 2
+    assert said.endswith("cdfl: drift detectors need the package river: pip install 'cdfl[client]'")

@@ -64,7 +64,7 @@ def test_refusing_is_one_line(capsys):
 
 def test_a_missing_package_is_named_with_its_remedy(capsys):
     with pytest.raises(typer.Exit) as stopped, refuse(ValueError):
-        raise ModuleNotFoundError("No module named 'sklearn'")
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
     assert stopped.value.exit_code == 2
     assert (
         "No module named 'sklearn'; what simulations need comes with: pip install 'cdfl[sim]'"

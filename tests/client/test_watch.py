@@ -1,17 +1,20 @@
 """A client that decides for itself."""
 
+from collections import namedtuple
+
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from cdfl import policy as policy_module
 from cdfl import wire
 from cdfl.client import InProcess, Retry, Watcher
-from cdfl.core import Hyperparams
-from cdfl.policy import ALWAYS, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
+from cdfl.core import Hyperparams, Layout
+from cdfl.policy import ALWAYS, AtFirst, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
 
 from .faults import BadNetwork
-from .toy import ToyServer, make_data
+from .toy import ToyServer, make_data, make_model
 
 
 def eager():
@@ -85,6 +88,26 @@ def test_the_loss_is_that_of_the_model_as_it_is_used(make_client):
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(client.model(inputs), targets)
     assert event.loss == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_inputs_that_are_nested(server, make_client):
+    """Whatever the network takes."""
+    Pair = namedtuple("Pair", "left right")
+
+    class Both(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, inputs):
+            return self.net(inputs["halves"].left + inputs["halves"].right)
+
+    net = make_model()
+    server.layout = Layout.of(Both(net))
+    inputs, targets = make_data()
+    batch = {"halves": Pair(inputs / 2, inputs / 2), "names": ["a"] * 24}, targets
+    (event,) = make_client(model=Both(net)).watch([batch], AtFirst(LossRises()))
+    assert (event.samples, event.reply.outcome) == (24, "applied")
 
 
 def test_time_and_dice(make_client):
