@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cdfl
 from cdfl import wire
-from cdfl.client import Client, ClientError, DivergedError, InProcess, ServerAwayError
+from cdfl.client import Client, ClientError, DivergedError, InProcess, Privacy, ServerAwayError
 from cdfl.core import Hyperparams, client_update, flatten
+from cdfl.policy import ALWAYS
 
 from .faults import BadNetwork
 from .toy import ToyServer, make_data, make_model
@@ -177,6 +178,18 @@ def test_a_half_precision_that_does_not_fit(make_client):
 def test_models_in_double_precision(make_client):
     client = make_client(model=make_model().double())
     assert client.update([(inputs.double(), targets) for inputs, targets in LISTED]).outcome == "applied"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_models_on_a_gpu(server, make_client, tmp_path):
+    """Data may lie anywhere."""
+    client = make_client(model=make_model().cuda(), state_dir=tmp_path, privacy=Privacy(1.0, 0.01), dtype="bfloat16")
+    assert client.update(LISTED).outcome == "applied"
+    seen = list(client.watch([BATCH, [part.cuda() for part in BATCH]], ALWAYS))
+    assert [event.reply.outcome for event in seen] == ["applied"] * 2
+    expected = torch.tensor(client.mixture, dtype=torch.float32) @ server.state.cluster_models
+    assert torch.allclose(flatten(client.model).cpu(), expected)
+    assert client.device.type == "cuda"
 
 
 def test_tokens(make_client):
