@@ -108,7 +108,7 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
         await asyncio.to_thread(check_store)
         return pages.Health(status="ready")
 
-    pages.describe(app)
+    pages.describe(app, is_open=access.is_open)
     _handle_errors(app, session.metrics)
     return app
 
@@ -186,7 +186,11 @@ async def _model_response(answer: Answer, request: Request, dtype: DType, sessio
 
 
 def _dtype(request: Request) -> DType:
-    dtype = request.query_params.get("dtype", "float32")
+    """What comes behind the question mark: the dtype of the reply, and nothing else."""
+    asked = request.query_params
+    if [name for name in asked if name != "dtype"] or len(asked.getlist("dtype")) > 1:
+        raise MalformedError(f"the query is {str(asked)[:80]!r}; expected dtype=... or nothing")
+    dtype = asked.get("dtype", "float32")
     if dtype not in DTYPES:
         raise MalformedError(f"dtype is {dtype[:40]!r}; expected one of {', '.join(DTYPES)}")
     return dtype

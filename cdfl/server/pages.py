@@ -159,7 +159,6 @@ def _answer(text: str, content: dict[str, Any], **more: Any) -> dict[int | str, 
     return {200: {"description": text, "content": content} | more}
 
 
-_WHO: dict[str, Any] = {"security": [{"token": []}, {"name": []}]}
 _DTYPE = _parameter("dtype", "query", "The dtype of the reply.", {"enum": list(DTYPES), "default": "float32"})
 _REPLY = "The personal model as safetensors, with the tensors of /v1/status."
 _REPLY_HEADERS = {
@@ -194,24 +193,29 @@ _LAST_EVENT = _parameter("Last-Event-ID", "header", "Tell what came after this e
 MODEL: dict[str, Any] = {
     "responses": _answer(_REPLY, {CONTENT_TYPE: _BINARY}, headers=_REPLY_HEADERS)
     | _refusals(400, 401, 403, 422, 429, 503),
-    "openapi_extra": _WHO | {"parameters": [_DTYPE]},
+    "openapi_extra": {"parameters": [_DTYPE]},
 }
 UPDATES: dict[str, Any] = {
     "responses": _answer(_REPLY, {CONTENT_TYPE: _BINARY}, headers=_UPDATE_HEADERS)
     | _refusals(400, 401, 403, 408, 409, 410, 411, 413, 415, 422, 429, 503),
-    "openapi_extra": _WHO | {"parameters": _UPLOAD_PARAMETERS, "requestBody": _UPLOAD},
+    "openapi_extra": {"parameters": _UPLOAD_PARAMETERS, "requestBody": _UPLOAD},
 }
-QUESTION: dict[str, Any] = {"responses": _refusals(400, 401, 403, 429, 503), "openapi_extra": _WHO}
+QUESTION: dict[str, Any] = {"responses": _refusals(400, 401, 403, 429, 503)}
 EVENTS: dict[str, Any] = {
     "responses": _answer("A stream without end.", {"text/event-stream": _TEXT}) | _refusals(400, 401, 403, 429, 503),
-    "openapi_extra": _WHO | {"parameters": [_LAST_EVENT]},
+    "openapi_extra": {"parameters": [_LAST_EVENT]},
 }
 METRICS: dict[str, Any] = {"responses": _answer("Prometheus' text format.", {"text/plain": _TEXT}) | _refusals(401)}
 READY: dict[str, Any] = {"responses": _refusals(503)}
 
 
-def describe(app: FastAPI) -> None:
+def describe(app: FastAPI, *, is_open: bool) -> None:
     """Let the OpenAPI page say how a client shows who it is."""
     whole = app.openapi()
-    whole.setdefault("components", {})["securitySchemes"] = SECURITY
+    scheme = "name" if is_open else "token"
+    whole["components"]["securitySchemes"] = {scheme: SECURITY[scheme]}
+    for path, methods in whole["paths"].items():
+        if path.startswith("/v1/"):
+            for operation in methods.values():
+                operation["security"] = [{scheme: []}]
     app.openapi_schema = whole

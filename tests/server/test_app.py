@@ -54,8 +54,9 @@ class TestModel:
         whole = decoded(shared.model("dtypes"))
         assert torch.equal(wire.decode_model(body, LAYOUT), whole.to(wire.DTYPES[dtype]).float())
 
-    def test_a_dtype_that_does_not_exist(self, shared):
-        assert shared.refused(shared.model(params={"dtype": "int8"}))[0] == 400
+    @pytest.mark.parametrize("query", ["dtype=int8", "dtype=", "dype=float32", "dtype=float32&dtype=float16"])
+    def test_a_dtype_that_does_not_exist(self, shared, query):
+        assert shared.refused(shared.model(params=query))[0] == 400
 
     def test_packed_only_for_those_who_ask_for_nothing_else(self, shared):
         plain = shared.model("packed")
