@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView, proxy_free_state
-from cdfl.core import Evaluate, Reply
+from cdfl.core import Evaluate, Hyperparams, Reply
 
 
 class FedAsync(Algorithm):
@@ -15,6 +15,9 @@ class FedAsync(Algorithm):
     name: ClassVar[str] = "fedasync"
     uses_proxy: ClassVar[bool] = False
     estimates: ClassVar[bool] = False
+
+    def __init__(self, hyperparams: Hyperparams) -> None:
+        super().__init__(hyperparams.replace(cluster_step="towards"))  # along changes it would be FedBuff
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Begin with the average."""

@@ -29,6 +29,7 @@ class Hyperparams:
 
     # -- how far clusters move (Algorithm 2, UpdateRatioCompute)
     base_rate: float = 0.3  # beta_0: the furthest a cluster moves to one upload
+    cluster_step: Literal["towards", "along"] = "towards"  # to the upload, or along the change that training made
     rate_floor: Floor = "mean"  # beta_1bar: clusters with a smaller share do not move; a number or the mean share
     staleness_slope: float = 0.0  # a
     staleness_grace: float = 5.0  # b

@@ -56,7 +56,8 @@ def server_update(
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
-    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates)
+    base_model = _base_model(state, upload, hyperparams, last_mixture)
+    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates, base_model)
     reply = Reply(
         personal_model=personalize(cluster_models, reply_weights(mixture, hyperparams)),
         epoch=epoch,
@@ -74,6 +75,17 @@ def server_update(
     )
     # Whoever sends mixtures along needs no losses of clusters: they wait until somebody does.
     return (_look(state, evaluate) if upload.mixture is None else state), reply
+
+
+def _base_model(
+    state: ServerState, upload: Upload, hyperparams: Hyperparams, last_mixture: Tensor | None
+) -> Tensor | None:
+    """Where a step along the change begins: the model this client was sent or, where that is gone, today's."""
+    if hyperparams.cluster_step == "towards":
+        return None
+    if upload.base_model is not None:
+        return upload.base_model
+    return join(state, hyperparams, last_mixture).personal_model
 
 
 def _look(state: ServerState, evaluate: Evaluate) -> ServerState:

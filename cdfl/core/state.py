@@ -54,6 +54,7 @@ class Upload:
     client_id: str | int = ""
     losses: Tensor | None = None  # (K,) F(v; D_k), where they were computed ahead of time, for many uploads at once
     mixture: Tensor | None = None  # (K,) the client's own estimate; then the server makes none (FedSoft, oracle)
+    base_model: Tensor | None = None  # (P,) u: what it was trained from, where the server still has it
 
 
 @dataclass(frozen=True, eq=False)

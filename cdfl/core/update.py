@@ -50,23 +50,38 @@ def at_floor(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:
     return mixture >= floor - ROUNDING
 
 
-def update_clusters(cluster_models: Tensor, local_model: Tensor, rates: Tensor) -> Tensor:
+def update_clusters(
+    cluster_models: Tensor, local_model: Tensor, rates: Tensor, base_model: Tensor | None = None
+) -> Tensor:
     """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
 
-    >>> update_clusters(torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0]))
+    With the model u that the upload was trained from, along the change instead: w_k <- w_k + beta_mk (v - u).
+
+    >>> clusters, upload, rates = torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0])
+    >>> update_clusters(clusters, upload, rates)
     tensor([[1.],
             [8.]])
+    >>> update_clusters(clusters, upload, rates, base_model=torch.tensor([2.0]))
+    tensor([[0.5000],
+            [8.0000]])
     """
     local_model = local_model.to(cluster_models)
+    change = None if base_model is None else local_model - base_model.to(cluster_models)
     if rates.is_cuda:  # nobody may wait to see which are 0
         rates = rates.to(cluster_models)[:, None]
-        moved = (1 - rates) * cluster_models + rates * local_model
+        if change is None:
+            moved = (1 - rates) * cluster_models + rates * local_model
+        else:
+            moved = cluster_models + rates * change
         return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
     moved = cluster_models.clone()
     rates = rates.to(cluster_models.dtype)
     for cluster in rates.nonzero().flatten().tolist():  # the same arithmetic, without large tensors in between
         rate = rates[cluster].to(cluster_models.device)
-        moved[cluster].mul_(1 - rate).add_(rate * local_model)
+        if change is None:
+            moved[cluster].mul_(1 - rate).add_(rate * local_model)
+        else:
+            moved[cluster].add_(rate * change)
     return moved
 
 

@@ -68,6 +68,8 @@ class GraphServer(Algorithm):
             held.losses.copy_(state.cluster_losses)
             held.epochs.copy_(state.cluster_epochs)
         held.local_model.copy_(upload.local_model)
+        if held.base_model is not None:
+            held.base_model.copy_(assignment.personal_model)
         held.upload_losses.copy_(upload.losses, non_blocking=True)
         held.epoch.fill_(epoch)
         held.base_epoch.fill_(upload.base_epoch)
@@ -90,6 +92,8 @@ class _Held:
         self.losses = state.cluster_losses.double().clone()  # (K,)
         self.epochs = state.cluster_epochs.clone()  # (K,)
         self.local_model = models[0].clone()  # (P,)
+        along = server.hyperparams.cluster_step == "along"
+        self.base_model = models[0].clone() if along else None  # (P,)
         self.upload_losses = self.losses.clone()  # (K,)
         self.epoch = torch.ones((), dtype=torch.int64, device=models.device)
         self.base_epoch = torch.zeros_like(self.epoch)
@@ -106,7 +110,7 @@ class _Held:
         measures = Measures(self.upload_losses, (self.losses - self.upload_losses).abs(), distances)
         mixture = mixture_of(measures, settings)
         rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)
-        models = update_clusters(self.models, self.local_model, rates)
+        models = update_clusters(self.models, self.local_model, rates, self.base_model)
         fresh = self.server.proxies.losses(models).double()
         self.reply.copy_(personalize(models, reply_weights(mixture, settings)))
         self.mixture.copy_(mixture)

@@ -67,7 +67,13 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         with task.noise(client, look):
             local_model = client_update(task.model, assignment.personal_model, batches, task.loss, task.hyperparams)
         attempts += 1
-        upload = Upload(local_model, assignment.base_epoch, client, mixture=assignment.mixture)
+        upload = Upload(
+            local_model,
+            assignment.base_epoch,
+            client,
+            mixture=assignment.mixture,
+            base_model=assignment.personal_model,
+        )
 
         # Server: estimate, move the clusters, reply. A training that diverged is refused and changes nothing.
         try:

@@ -259,7 +259,12 @@ class Simulation:
             if trained is None or not trained.finite:
                 raise NotFiniteError("the training has diverged")
             upload = Upload(
-                trained.local_model, assignment.base_epoch, number, losses=trained.losses, mixture=assignment.mixture
+                trained.local_model,
+                assignment.base_epoch,
+                number,
+                losses=trained.losses,
+                mixture=assignment.mixture,
+                base_model=assignment.personal_model,
             )
             self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
         except NotFiniteError:

@@ -63,6 +63,25 @@ def test_two_clusters_move():
     assert read(reply.personal_model) == near(0.75 + 26 / 12)
 
 
+def test_clusters_move_along_the_change_from_what_the_client_was_sent():
+    state, proxy = pair()  # w = (0, 10)
+    along = BY_HAND.replace(cluster_step="along")
+    sent = Upload(UPLOAD.local_model, base_epoch=0, base_model=torch.tensor([5.0]))
+    after, reply = server_update(state, sent, along, proxy)
+    assert read(reply.rates) == near(0.5, 0)
+    assert read(after.cluster_models) == near(-1.5, 10)  # half of 2 - 5
+    assert read(reply.personal_model) == near(0.75 * -1.5 + 0.25 * 10)
+    assert read(after.cluster_losses) == near(6.25, 1)  # (-1.5 - 1)^2, (10 - 9)^2
+
+
+@pytest.mark.parametrize(("last_mixture", "moved"), [(None, -1.5), (torch.tensor([0.9, 0.1]).double(), 0.5)])
+def test_a_change_from_a_model_that_is_gone_is_measured_from_today_s(last_mixture, moved):
+    """The average is 5, the last mixture gives .9 * 0 + .1 * 10 = 1: half of 2 - 5, half of 2 - 1."""
+    state, proxy = pair()
+    after, _ = server_update(state, UPLOAD, BY_HAND.replace(cluster_step="along"), proxy, last_mixture)
+    assert read(after.cluster_models) == near(moved, 10)
+
+
 def test_a_stale_upload():
     """Epoch 7 after base epoch 1: s = 6, a = .5, b = 5, so beta_2 = 1/4; the continuous hinge: 1/(.5 * 1 + 1)."""
     state, proxy = pair()

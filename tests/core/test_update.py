@@ -94,6 +94,13 @@ def test_clusters_move_by_hand():
     assert models.tolist() == [[0, 4], [8, 8], [1, 2]]
 
 
+def test_clusters_move_along_a_change_by_hand():
+    models = torch.tensor([[0.0, 4.0], [8.0, 8.0], [-0.0, 2.0]])
+    moved = update_clusters(models, torch.tensor([4.0, 0.0]), tensor(0.25, 0.5, 0), torch.tensor([2.0, 4.0]))
+    assert moved.tolist() == [[0.5, 3], [9, 6], [0, 2]]  # by a quarter and by half of (2, -4)
+    assert torch.signbit(moved[2, 0])  # rate 0 keeps every bit
+
+
 @pytest.mark.parametrize("uploaded", [torch.float16, torch.float64])
 def test_clusters_keep_their_type_whatever_the_upload_has(uploaded):
     moved = update_clusters(torch.zeros(2, 1), torch.ones(1, dtype=uploaded), tensor(0.5, 0))

@@ -67,7 +67,14 @@ def test_a_space_grows_with_the_stacks(device: str) -> None:
 
 
 @DEVICES
-@pytest.mark.parametrize("options", [{}, {"max_staleness": 8, "staleness_slope": 1.0, "reply_clusters": "moved"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_staleness": 8, "staleness_slope": 1.0, "reply_clusters": "moved"},
+        {"cluster_step": "along", "rate_floor": 0.05},
+    ],
+)
 def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:
     task = make_task(device, torch.float64, **options)
     settings = task.hyperparams

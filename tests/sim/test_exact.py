@@ -55,6 +55,12 @@ def test_stacks_of_any_width(name, width):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_steps_along_the_change(name):
+    task = make_task(SETTINGS.replace(cluster_step="along", base_rate=0.1))
+    assert_same(run_fast(task, name), run_plain(task, name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_workers(name):
     task = busy_task()
     assert_same(run_fast(task, name, engines=workers(task, 2)), plain_run(name))
