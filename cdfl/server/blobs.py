@@ -19,6 +19,7 @@ from cdfl.server.journal import StoreError, StoreUnavailable
 Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
 
 SPOOL = "spool"
+PROBE = 2**16  # bytes that must fit for a disk not to be called full
 MOST_PIECES = 512  # that one call of writev takes on any system
 
 
@@ -141,9 +142,14 @@ class FolderBlobs:
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Ask the file system."""
-        if not os.access(self.folder / SPOOL, os.W_OK | os.X_OK):
-            raise StoreUnavailable(f"the folder {self.folder} cannot be written to; make it writable again")
+        """Write something: nothing else tells whether the disk is full."""
+        spool = self.spool()
+        with _unavailable(self.folder):
+            try:
+                spool.write_bytes(bytes(PROBE))
+            finally:
+                with suppress(OSError):
+                    spool.unlink(missing_ok=True)
 
 
 class RemoteBlobs:

@@ -54,6 +54,7 @@ class Store:
         self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
         self._writers = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
+        self._undeleted: list[str] = []  # blobs that nobody speaks of any more; only the cleaner knows them
 
     @classmethod
     def open(
@@ -435,11 +436,13 @@ class Store:
             future.result()
 
     def _discard(self, names: Iterable[str]) -> None:
-        """Delete blobs nobody speaks of, while nobody waits. What cannot be deleted is swept at the next start."""
+        """Delete blobs nobody speaks of, while nobody waits. What cannot be deleted now goes with the next ones."""
 
         def delete() -> None:
+            self._undeleted += names
             with suppress(StoreUnavailable):
-                self.blobs.delete(names)
+                self.blobs.delete(self._undeleted)
+                self._undeleted.clear()
 
         with suppress(RuntimeError):  # the store was closed meanwhile
             self._cleaner.submit(delete)

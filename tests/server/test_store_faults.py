@@ -201,10 +201,13 @@ def test_a_full_disk(on_small_disk, small_disk):
         store.commit([(next_to(entry, upload=name), b"x" * 100_000)])
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         store.snapshot(toy.state)
+    with pytest.raises(StoreUnavailable, match="No space left on device"):
+        store.check()
     assert store.epoch == 1
     assert store.client("car-7").last == entry
     assert stored_blobs(store) == before
     (small_disk / "full").unlink()
+    store.check()
     toy.upload("car-7")
     toy.snapshot()
     assert same_state(store.recover().state, toy.state)
@@ -217,15 +220,17 @@ def test_a_read_only_folder(small_disk, tmp_path):
         store.check()
         name = store.keep(spooled(store, b"upload"))
         with read_only(small_disk):
-            with pytest.raises(StoreUnavailable, match="cannot be written to; make it writable again"):
+            with pytest.raises(StoreUnavailable, match="Read-only file system"):
                 store.check()
             with pytest.raises(StoreUnavailable, match="Read-only file system"):
                 store.commit([(next_to(store.client("car-7").last, upload=name), b"reply")])
             assert store.client("car-7").uploads == 1
             assert store.read_reply(store.client("car-7").last)
+            assert name in stored_blobs(store)  # it could not be deleted
         store.check()
         toy.upload("car-7")
         assert store.epoch == 2
+        assert name not in stored_blobs(store)
 
 
 def test_a_read_only_database(postgres, tmp_path):
