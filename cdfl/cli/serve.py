@@ -57,7 +57,7 @@ def serve(
         from cdfl.server.journal import Retention
         from cdfl.server.limits import Limits
         from cdfl.server.memory import keep_freed_memory
-        from cdfl.server.run import make_server, open_session, serve_until_told, use_device
+        from cdfl.server.run import make_server, open_session, serve_until_told, take_port, use_device
         from cdfl.server.setup import load_setup
         from cdfl.server.store import Store
 
@@ -76,7 +76,7 @@ def serve(
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
         chosen = load_setup(setup).with_hyperparams(**parse_settings(setting or [])).to(use_device(device))
-        with Store.open(store, blobs, retention) as opened:
+        with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
             with _Waiting(console, chosen.num_clusters + 1) as waiting:
                 session = open_session(
                     chosen,
@@ -88,9 +88,9 @@ def serve(
                     snapshot_every=snapshot_every,
                 )
             access = Access(opened, is_open=is_open, operator_token=os.environ.get(OPERATOR_TOKEN) or None)
-            server = make_server(session, access, limits, host=host, port=port, **tls)
+            server = make_server(session, access, limits, **tls)
             server.on_open = lambda url: _welcome(console, url, session.state.epoch, is_open=is_open)
-            serve_until_told(server, session)
+            serve_until_told(server, session, taken)
             console.print(f"stopped at epoch {session.state.epoch}")
     if session.lost is not None:
         raise typer.Exit(1)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -92,18 +93,13 @@ def make_server(
     session: Session,
     access: Access,
     limits: Limits,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
     tls_cert: str | None = None,
     tls_key: str | None = None,
 ) -> WebServer:
-    """A web server for a session; `run()` serves until a signal comes."""
+    """A web server for a session; `run` it on a socket."""
     bell, door = Bell(), Door(limits, session.metrics)
     config = uvicorn.Config(
         create_app(session, access, limits, bell),
-        host=host,
-        port=port,
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
         http=door.protocol,  # type: ignore[arg-type]  # it makes one, as a class would
@@ -120,14 +116,32 @@ def make_server(
     return server
 
 
-def serve_until_told(server: WebServer, session: Session) -> None:
-    """Serve until told to stop; then finish what is in the queue and keep a snapshot."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises it once more when it is done
+def take_port(host: str, port: int) -> socket.socket:
+    """An address of our own, before anything else is done: pre-training may take long."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    taken = socket.socket(family, kind, protocol)
     try:
-        server.run()
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except OSError as error:
+        taken.close()
+        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}; name another --port or --host") from None
+    return taken
+
+
+def serve_until_told(server: WebServer, session: Session, taken: socket.socket) -> None:
+    """Serve until told to stop; then finish what is in the queue and keep a snapshot."""
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[taken])  # takes signals itself, and raises them once more when it is done
     finally:
         session.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Nothing is left to do for this signal."""
 
 
 def use_device(name: str) -> str:

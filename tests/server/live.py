@@ -16,7 +16,7 @@ from cdfl.core import Hyperparams, Layout
 from cdfl.server.auth import Access
 from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
-from cdfl.server.run import make_server, open_session
+from cdfl.server.run import make_server, open_session, take_port
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 
@@ -63,10 +63,11 @@ class Live:
         self.store = Store.open(folder, retention=retention)
         self.session = open_session(setup or tiny_setup(), self.store, limits=limits, **options)
         access = Access(self.store, is_open=is_open, operator_token=operator_token)
-        self.server = make_server(self.session, access, limits, port=0)
+        self.server = make_server(self.session, access, limits)
         self._opened = threading.Event()
         self.server.on_open = lambda url: self._opened.set()
-        self._thread = threading.Thread(target=self.server.run)
+        self._taken = take_port("127.0.0.1", 0)
+        self._thread = threading.Thread(target=self.server.run, args=([self._taken],))
 
     def __enter__(self) -> "Live":
         self._thread.start()
@@ -80,6 +81,7 @@ class Live:
         self.http.close()
         self.server.should_exit = True
         self._thread.join()
+        self._taken.close()
         self.session.close()
         self.store.close()
 

@@ -1,0 +1,139 @@
+"""`cdfl init` and `cdfl serve`, as people run them."""
+
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cdfl import wire
+from cdfl.cli.join import read_setup
+
+from .small import call
+
+QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
+NAME = {wire.CLIENT: "car-7"}
+CDFL = str(Path(sys.executable).with_name("cdfl"))
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    path = tmp_path_factory.mktemp("setup") / "setup.py"
+    code, output = call("init", path)
+    assert code == 0
+    assert f"cdfl serve {path} --open" in output
+    return path
+
+
+@contextmanager
+def serving(setup, store, *options, end=signal.SIGTERM):
+    """A server in a process of its own; yields its address and, once it has ended, what it said."""
+    command = [CDFL, "serve", str(setup), "--store", str(store), "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(  # noqa: S603
+        [*command, *QUICK, *options], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"serving on (\S+), epoch", line):
+                yield found.group(1), said
+                break
+        else:
+            raise AssertionError("".join(said))
+        process.send_signal(end)
+        said.append(process.communicate(timeout=20)[1])
+        assert process.returncode == 0, said
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
+    """Two starts, and what can be tried in between: each takes seconds."""
+    store = tmp_path / "store"
+    with serving(setup, store, "--open") as (url, said):
+        model = httpx.get(f"{url}/v1/model", headers=NAME)
+        assert model.headers[wire.EPOCH] == "0"
+        upload = {wire.BASE_EPOCH: "0", wire.KEY: "one", "Content-Type": wire.CONTENT_TYPE}
+        reply = httpx.post(f"{url}/v1/updates", headers=NAME | upload, content=model.content)
+        assert reply.headers[wire.OUTCOME] == "applied"
+        code, output = call("serve", setup, "--store", store, "--open", "--port", "0")
+        assert (code, "in use" in output) == (2, True)
+        port = url.rpartition(":")[2]
+        code, output = call("serve", setup, "--store", tmp_path / "other", "--open", "--port", port)
+        assert (code, f"cannot listen on 127.0.0.1 port {port}" in output) == (2, True)
+    assert "stopped at epoch 1" in said[-1]
+
+    cert, key = certificate(tmp_path)
+    code, output = call("token", "create", "car-7", "--store", store)
+    token = {"Authorization": f"Bearer {output.split()[-1]}"}
+    with serving(setup, store, "--tls-cert", cert, "--tls-key", key, end=signal.SIGINT) as (url, said):
+        assert url.startswith("https://")
+        assert "epoch 1" in said[-1]
+        with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=cert)) as http:
+            assert http.get("/v1/model", headers=NAME).status_code == 401
+            again = http.post("/v1/updates", headers=token | upload, content=model.content)
+            assert again.content == reply.content
+            call("token", "revoke", "car-7", "--store", store)
+            assert http.get("/v1/model", headers=token).status_code == 401
+    assert "stopped at epoch 1" in said[-1]
+
+
+def certificate(folder):
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", key, "-out", cert]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*map(str, made), *names], check=True, capture_output=True)  # noqa: S603
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--open", "--host", "0.0.0.0"], "--open on 0.0.0.0 would let anybody who reaches it take part"),  # noqa: S104
+        (["--open", "--host", "example.test"], "--open-to-anyone"),
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
+        (["--tls-cert", "no-cert.pem", "--tls-key", "no-key.pem"], "there is no file no-cert.pem"),
+        (["--set", "base_rate=7"], "base_rate is 7"),
+        (["--device", "abacus"], "device is 'abacus'"),
+        (["--max-rate", "0"], "requests_per_second is 0.0"),
+    ],
+)
+def test_what_cannot_be_served(setup, tmp_path, options, words):
+    code, output = call("serve", setup, "--store", tmp_path / "store", *options)
+    assert code == 2
+    assert words in output
+    assert not (tmp_path / "store" / "store.db").exists()
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    code, output = call("serve", tmp_path / "none.py", "--store", tmp_path / "store")
+    assert code == 2
+    assert "cdfl init" in output
+
+
+def test_init_leaves_a_file_alone(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("mine")
+    code, output = call("init", path)
+    assert code == 2
+    assert "left alone" in output
+    assert path.read_text() == "mine"
+
+
+def test_the_example_streams_drift(setup):
+    read = read_setup(setup)
+    for inputs, targets in islice(read.stream("car-7"), 20):
+        assert read.model(inputs).shape == (len(targets), 10)

@@ -1,0 +1,161 @@
+"""What a server learns, and how it starts, with and without a past."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from cdfl.core import Hyperparams
+from cdfl.server.run import MAX_HARM, in_service, open_session, use_device
+from cdfl.server.setup import Setup, SetupError, load_setup
+from cdfl.server.store import Store
+
+from .live import data, tiny_setup
+from .toy import same_state
+
+FILE = """
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss as loss
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+model = {model}
+proxy_sets = [(torch.ones(4, 2), torch.zeros(4, 1)), (torch.ones(4, 2), torch.ones(4, 1))]
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    path = tmp_path / "my_setup.py"
+    path.write_text(FILE.format(model="Net()"))
+    return path
+
+
+class TestLoading:
+    def test_a_file(self, place):
+        setup = load_setup(str(place))
+        assert (setup.num_clusters, setup.pretraining_sets, setup.hyperparams) == (2, None, Hyperparams())
+        assert setup.layout.names == ("linear.weight", "linear.bias")
+
+    def test_a_module(self, place, monkeypatch):
+        monkeypatch.syspath_prepend(str(place.parent))
+        assert load_setup("my_setup").num_clusters == 2
+
+    def test_a_model_may_be_made_by_a_function(self, place):
+        place.write_text(FILE.format(model="Net"))
+        assert isinstance(load_setup(str(place)).model, nn.Module)
+
+    @pytest.mark.parametrize("name", ["no/such/file.py", "no_such_module", "no.such.module"])
+    def test_nothing_there(self, name):
+        with pytest.raises(SetupError, match=r"there is no file .*cdfl init"):
+            load_setup(name)
+
+    def test_names_that_are_missing(self, place):
+        place.write_text("model = 1")
+        with pytest.raises(SetupError, match="does not name loss, proxy_sets"):
+            load_setup(str(place))
+
+    def test_a_module_that_itself_lacks_something(self, place):
+        place.write_text("import no_such_library")
+        with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+            load_setup(str(place))
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"model": "net"}, "`model` is a str"),
+            ({"loss": 3}, "`loss` cannot be called"),
+            ({"hyperparams": {}}, "`hyperparams` is a dict"),
+            ({"proxy_sets": []}, "`proxy_sets` has sets of"),
+            ({"proxy_sets": 3}, "`proxy_sets` is no list of pairs"),
+            ({"proxy_sets": [(torch.ones(3), torch.ones(4))]}, "as many of each"),
+            ({"proxy_sets": [(torch.ones(0), torch.ones(0))]}, "at least one"),
+            ({"pretraining_sets": [data(0, 4)]}, "1 pretraining_sets and 3 proxy_sets"),
+        ],
+    )
+    def test_what_cannot_be_served(self, changes, words):
+        with pytest.raises(SetupError, match=words):
+            tiny_setup(**changes)
+
+
+class TestStart:
+    def test_clusters_are_pretrained_from_one_shared_model(self):
+        said = []
+        state = tiny_setup().start(said.append)
+        assert said[0] == "pre-training the shared model"
+        assert said[1:] == [f"pre-training cluster {number} of 3" for number in (1, 2, 3)]
+        assert state.epoch == 0
+        assert state.num_parameters == 10
+        again = tiny_setup().start()
+        assert same_state(state, again)
+
+    def test_without_data_they_are_the_model(self):
+        setup = tiny_setup(pretraining_sets=None)
+        models = setup.start().cluster_models
+        assert torch.equal(models[0], models[2])
+        assert torch.equal(models[0][:4].view(2, 2), next(setup.model.parameters()))
+
+    def test_each_thread_has_a_look_of_its_own(self):
+        setup = tiny_setup()
+        one, other = setup.look(), setup.look()
+        assert one.model is not other.model
+        models = setup.start().cluster_models
+        assert torch.equal(one(models, torch.arange(3)), other(models, torch.arange(3)))
+        assert torch.equal(one.of_each([models[1]])[0].float(), one(models[1].expand(3, -1), torch.arange(3)))
+
+
+class TestTakingUp:
+    def test_a_restart_does_not_pretrain_again(self, tmp_path):
+        with Store.open(tmp_path) as store:
+            first = open_session(tiny_setup(), store)
+            first.close()
+
+        def never(message):
+            raise AssertionError(message)
+
+        with Store.open(tmp_path) as store:
+            second = open_session(tiny_setup(), store, progress=never)
+            second.close()
+        assert same_state(first.state, second.state)
+
+    def test_new_hyperparameters_are_kept(self, tmp_path):
+        for rate in (0.1, 0.2):
+            with Store.open(tmp_path) as store:
+                open_session(tiny_setup().with_hyperparams(base_rate=rate), store).close()
+                assert store.snapshots()[-1].hyperparams.base_rate == rate
+
+    def test_another_model_is_refused(self, tmp_path):
+        with Store.open(tmp_path) as store:
+            open_session(tiny_setup(), store).close()
+            other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+            with pytest.raises(
+                SetupError, match=r"not the stored one: 0.bias, 0.weight, 1.bias differ; serve the model"
+            ):
+                open_session(tiny_setup(model=other), store)
+
+    def test_another_number_of_clusters_is_refused(self, tmp_path):
+        with Store.open(tmp_path) as store:
+            open_session(tiny_setup(), store).close()
+            fewer = Setup(tiny_setup().model, cross_entropy, [data(0, 4)])
+            with pytest.raises(SetupError, match="1 proxy sets, the store 3 clusters"):
+                open_session(fewer, store)
+
+
+def test_uploads_are_tested_for_harm_unless_that_is_asked_away():
+    assert in_service(Hyperparams(), accept_all=False).max_harm == MAX_HARM
+    assert in_service(Hyperparams(max_harm=5), accept_all=False).max_harm == 5
+    assert in_service(Hyperparams(max_harm=5), accept_all=True).max_harm is None
+
+
+def test_devices():
+    assert use_device("cpu") == "cpu"
+    assert use_device("auto") in ("cpu", "cuda")
+    for name in ("gpu", "cuda:x", "cuda:99"):
+        with pytest.raises(SetupError, match="device is"):
+            use_device(name)
