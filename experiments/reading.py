@@ -2,7 +2,7 @@
 
 Claim: the printed values do not give the printed figures under any time model tried, and a few named changes do.
 Settings: `paper` with one of the changes below, on `fashion-mnist-4` and nothing else; CDFL alone.
-Machine: one H200; seconds stand beside the results. Cost: 2 runs of 2,000 uploads for every line below.
+Machine: one H200; seconds stand beside the results. Cost: a run of 2,000 uploads for every line below and trial.
 
     cdfl paper reading
 """
@@ -15,7 +15,7 @@ from cdfl.paper.figures import COLORS, COLUMN, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
 
-NUMBER, TRIALS = 0, 2
+NUMBER, TRIALS = 0, 1
 ROW = next(row for row in EVERY_ROW if row.scenario == "fashion-mnist-4")
 MIN = {"loss_bar": "min", "gap_bar": "min", "distance_bar": "min"}
 FEW = {"time_model": "few-active"}
@@ -53,6 +53,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | {"learning_rate": 1e-3, "base_rate": 0.1, "staleness_slope": 0, "max_staleness": None},
 }
 
+# The nearest reading keeps a bar above every loss, which turns the ranking of clusters upside down; this one does not,
+# is as near, and keeps every printed value but the learning rate.
+TAKEN = "few active, Adam .001, loss summed over 16 batches"
+
 
 def cells(trials: int) -> list[Cell]:
     """Every candidate with every seed."""
@@ -87,7 +91,8 @@ def report(results: Results) -> str:
     """What every candidate gave, nearest first."""
     lines = []
     for one in tried(results):
-        line = [one.name, str(len(one.trials))]
+        name = f"**{one.name}**: `paper-reading`" if one.name == TAKEN else one.name
+        line = [name, str(len(one.trials))]
         for column, far in zip(COLUMNS, one.distances, strict=True):
             line += [spread([kept.end[column] for kept in one.trials]), signed(far)]
         line += [spread([kept.end[column] for kept in one.trials]) for column in ("divergence", "rate")]
@@ -109,8 +114,15 @@ def verdict(results: Results) -> str:
     return (
         f"Of {len(found)} readings tried on FashionMNIST (4), those with all values as printed miss some figure by "
         f"{min(one.worst for one in literal):.1f} or more of the paper's deviations; the nearest ({found[0].name}) "
-        f"misses none by more than {found[0].worst:.1f}.\n"
+        f"misses none by more than {found[0].worst:.1f}.{_taken(found)}\n"
     )
+
+
+def _taken(found: list[Tried]) -> str:
+    mine = next((one for one in found if one.name == TAKEN), None)
+    if mine is None:
+        return ""
+    return f" Taken as `paper-reading`: {TAKEN} ({mine.worst:.1f}), whose bars do not rank clusters upside down."
 
 
 def draw(results: Results, folder: Path) -> list[str]:

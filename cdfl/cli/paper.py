@@ -27,13 +27,14 @@ def paper(
     together: Annotated[int | None, typer.Option(min=1, help="Runs in common stacks; more are faster.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that share the device.")] = 1,
     data_dir: DataDir = None,
+    add: Annotated[list[Path] | None, typer.Option(help="readme: add the results in this folder first.")] = None,
 ) -> None:
     """Run a result of the paper, or the rest of it: JSON, tables, and pictures as PNG and SVG."""
     with refuse(ValueError, OSError):
         if name == "list":
             typer.echo(overview())
         elif name == "readme":
-            write_pages(typer.echo)
+            write_pages(typer.echo, add or [])
         else:
             how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
             only = Only(_names(rows), _names(presets), _names(algorithms))

@@ -1,6 +1,7 @@
 """Pages that are written from result files: `experiments/README.md`, and blocks in `docs/paper.md`."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cdfl.paper.command import draw
@@ -43,10 +44,14 @@ def with_blocks(page: str, results: Results) -> str:
     return BLOCK.sub(block, page)
 
 
-def write_pages(tell: Tell) -> None:
-    """Draw every picture and write both pages."""
+def write_pages(tell: Tell, add: Sequence[Path] = ()) -> None:
+    """Draw every picture and write both pages, with the results in other folders added first."""
     folder = experiments_folder()
     results = Results(folder / "results")
+    for other in add:
+        if not any(other.glob("*.json")):
+            raise ValueError(f"there are no results in {other}; expected files such as fashion-mnist-4.json")
+        results.take(Results(other))
     for experiment in list_experiments():
         draw(experiment, results, tell)
     (folder / "README.md").write_text(readme(results), encoding="utf-8")

@@ -71,12 +71,7 @@ class Results:
 
     def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
         """Keep cells that were run together, with what is true of all of them; older ones of the same name go."""
-        names = {cell.key for cell, _, _ in cells}
-        for scenario in {cell.scenario for cell, _, _ in cells}:
-            runs = self._files.setdefault(scenario, [])
-            for run in runs:
-                run["cells"] = [kept for kept in run["cells"] if _cell(scenario, run, kept).key not in names]
-            runs[:] = [run for run in runs if run["cells"]]
+        self._drop([cell for cell, _, _ in cells])
         for cell, config, kept in cells:
             described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
             runs = self._files[cell.scenario]
@@ -88,6 +83,22 @@ class Results:
         for scenario in {cell.scenario for cell, _, _ in cells}:
             self._write(scenario)
         self._index()
+
+    def take(self, other: "Results") -> None:
+        """Keep everything from another folder, as from another machine; cells of the same name go."""
+        self._drop([kept.cell for kept in other])
+        for scenario, runs in other._files.items():
+            self._files[scenario].extend(runs)
+            self._write(scenario)
+        self._index()
+
+    def _drop(self, cells: Sequence[Cell]) -> None:
+        names = {cell.key for cell in cells}
+        for scenario in {cell.scenario for cell in cells}:
+            runs = self._files.setdefault(scenario, [])
+            for run in runs:
+                run["cells"] = [kept for kept in run["cells"] if _cell(scenario, run, kept).key not in names]
+            runs[:] = [run for run in runs if run["cells"]]
 
     def _write(self, scenario: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import pytest
 
 from cdfl.paper import Cell, Results
+from cdfl.paper.cells import resolve
 from cdfl.paper.command import Only, perform
 from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.run import How
@@ -57,6 +58,13 @@ def test_without_results_an_experiment_says_so(name, tmp_path):
     assert "Nothing of it has been run yet" in experiment.report(results)
     assert experiment.verdict(results).endswith("\n")
     experiment.draw(results, tmp_path)
+
+
+def test_the_reading_that_was_taken_is_the_preset():
+    reading = load_experiment("reading").cells.__globals__
+    taken = resolve(Cell("fashion-mnist-4", "paper", changes=reading["CANDIDATES"][reading["TAKEN"]]), "cpu")
+    preset = resolve(Cell("fashion-mnist-4", "paper-reading"), "cpu")
+    assert (taken.hyperparams, taken.time_model) == (preset.hyperparams, preset.time_model)
 
 
 def test_only_some_cells():

@@ -48,6 +48,18 @@ def test_a_cell_that_is_run_again_takes_the_place_of_the_old_one(tmp_path):
     assert len(json.loads((tmp_path / "fashion-mnist-4.json").read_text())["runs"]) == 1
 
 
+def test_results_of_another_machine_are_added_and_take_the_place_of_old_ones(tmp_path):
+    here, there = empty(tmp_path / "here"), empty(tmp_path / "there")
+    keep(here, CELL, after=0.1)
+    keep(here, Cell("fashion-mnist-4", "default", seed=1), after=0.3)
+    keep(there, CELL, HEADER | {"commit": "def"}, after=0.2)
+    keep(there, Cell("digits-4", "default"), after=0.4)
+    here.take(there)
+    for results in (here, Results(tmp_path / "here")):
+        assert results.values("after", "fashion-mnist-4", "default") == [0.2, 0.3]
+        assert results.values("after", "digits-4", "default") == [0.4]
+
+
 def test_a_cell_is_of_the_settings_it_was_run_with(tmp_path):
     results = empty(tmp_path)
     keep(results, CELL)
