@@ -131,9 +131,12 @@ class ProxyLosses:
         self.inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs  # channels last in memory
         self.targets = pad([targets for _, targets in sets], batch_first=True, padding_value=-1)  # (K, n); -1: filling
 
-    def losses(self, models: Tensor) -> Tensor:
-        """The loss of each model (K, P) on the set of its own cluster, (K,); waits for nothing."""
-        return stacked_cross_entropy(self.stack.network.look(models, self.inputs), self.targets)
+    def losses(self, models: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """The loss of each model (K, P) on the set of its own cluster, (K,), or anything where none is wanted (K,).
+
+        It waits for nothing, not even to see which are wanted.
+        """
+        return stacked_cross_entropy(self.stack.network.look(models, self.inputs, wanted), self.targets)
 
 
 def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -1,7 +1,7 @@
 """CDFL's server step on a GPU, as one graph: from upload to reply nobody waits for the device.
 
-The mixture decides which clusters move, and only the device knows it, so all clusters are evaluated again and the
-results of those that did not move are dropped. That costs less than asking (docs/simulator.md has the figures).
+The mixture decides which clusters move, and only the device knows it: kernels skip the convolutions of clusters that
+did not, and whatever they leave there is dropped. Asking which moved would cost more than it saves.
 """
 
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ class _Held:
         mixture = mixture_of(measures, settings)
         rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)
         models = update_clusters(self.models, self.local_model, rates, self.base_model)
-        fresh = self.server.proxies.losses(models).double()
+        fresh = self.server.proxies.losses(models, wanted=rates > 0).double()
         self.reply.copy_(personalize(models, reply_weights(mixture, settings)))
         self.mixture.copy_(mixture)
         self.rates.copy_(rates)

@@ -13,7 +13,7 @@ from cdfl.sim.kernels import conv_relu_pool
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 
 Views = dict[str, Tensor]
-Operation = Callable[[Views, Tensor], Tensor]
+Operation = Callable[[Views, Tensor, Tensor | None], Tensor]  # of weights, inputs, and which clients are wanted
 
 KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bf16"}
 
@@ -45,11 +45,11 @@ class StackedNetwork:
         """How many channels images should be kept with: kernels read four of them faster than three."""
         return 4 if channels == 3 and self._chain is not None else channels
 
-    def look(self, models: Tensor, inputs: Tensor) -> Tensor:
-        """What models (B, P) say of inputs (B, n, ...), without training them."""
+    def look(self, models: Tensor, inputs: Tensor, active: Tensor | None = None) -> Tensor:
+        """What models (B, P) say of inputs (B, n, ...), without training them; where `active` is false, anything."""
         self.model.eval()
         with torch.no_grad():
-            return self._forward(self.layout.views(models), inputs).to(models.dtype)
+            return self._forward(self.layout.views(models), inputs, active).to(models.dtype)
 
     def gradients(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Views:
         """The gradient of every client's loss, by name, each (B, *shape); batch statistics change in place."""
@@ -76,11 +76,11 @@ class StackedNetwork:
         losses: Tensor = vmap(self.loss)(outputs, targets)
         return losses
 
-    def _forward(self, views: Views, inputs: Tensor) -> Tensor:
+    def _forward(self, views: Views, inputs: Tensor, active: Tensor | None = None) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             if self._chain is not None and (inputs.is_cuda or self.force_chain):
                 for operation in self._chain:
-                    inputs = operation(views, inputs)
+                    inputs = operation(views, inputs, active)
                 return inputs
             if self.one_by_one or len(inputs) == 1:
                 rows = zip(*map(_rows, views.values()), strict=True)
@@ -139,13 +139,13 @@ def chain_of(model: nn.Module, precision: KernelPrecision) -> list[Operation] | 
             chain.append(_convolution(name, precision))
             place += 3
         elif isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
-            chain.append(lambda views, inputs: inputs.flatten(2))
+            chain.append(lambda views, inputs, active: inputs.flatten(2))
             place += 1
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
             chain.append(_linear(name))
             place += 1
         elif isinstance(layer, nn.ReLU):
-            chain.append(lambda views, inputs: torch.relu(inputs))
+            chain.append(lambda views, inputs, active: torch.relu(inputs))
             place += 1
         else:
             return None
@@ -168,18 +168,18 @@ def _is_relu_pool(relu: nn.Module, pool: nn.Module) -> bool:
 
 
 def _convolution(name: str, precision: KernelPrecision) -> Operation:
-    def apply(views: Views, inputs: Tensor) -> Tensor:
+    def apply(views: Views, inputs: Tensor, active: Tensor | None) -> Tensor:
         weight = views[f"{name}.weight"]  # (B, O, C, kh, kw)
         filling = inputs.shape[2] - weight.shape[2]
         if filling > 0:
             weight = pad(weight, (0, 0, 0, 0, 0, filling))
-        return conv_relu_pool(inputs, weight, views[f"{name}.bias"], precision)
+        return conv_relu_pool(inputs, weight, views[f"{name}.bias"], precision, active)
 
     return apply
 
 
 def _linear(name: str) -> Operation:
-    def apply(views: Views, inputs: Tensor) -> Tensor:
+    def apply(views: Views, inputs: Tensor, active: Tensor | None) -> Tensor:
         return torch.baddbmm(views[f"{name}.bias"][:, None], inputs, views[f"{name}.weight"].transpose(1, 2))
 
     return apply

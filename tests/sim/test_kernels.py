@@ -187,6 +187,16 @@ def test_triton_ties_zeros_and_nan_as_torch():
 
 
 @needs_triton
+def test_triton_skips_clients_that_nobody_wants():
+    x, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
+    weight[1] = float("nan")
+    active = torch.tensor([True, False, True], device=DEVICE)
+    out, _ = conv._forward(conv._channels_last(x), weight, bias, "ieee", active)
+    wanted = kernels.conv_relu_pool_torch(x, weight, bias).permute(0, 1, 3, 4, 2)[active]
+    torch.testing.assert_close(out[active], wanted)
+
+
+@needs_triton
 def test_triton_convolution_reads_expanded_and_plain_layouts():
     x, weight, bias = stacked(2, 2, 3, 8, 16, 3, DEVICE, torch.float32)
     shared = x[:1].expand(2, -1, -1, -1, -1)

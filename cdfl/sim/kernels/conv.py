@@ -9,7 +9,9 @@ from cdfl.sim.kernels.device import ceil_div, power_of_two, runs_triton
 Precision = Literal["ieee", "tf32", "bf16"]
 
 
-def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, precision: Precision = "tf32") -> Tensor:
+def conv_relu_pool(
+    x: Tensor, weight: Tensor, bias: Tensor, precision: Precision = "tf32", active: Tensor | None = None
+) -> Tensor:
     """`Conv2d` (stride 1, no padding), `ReLU` and `MaxPool2d(2)` for a stack of clients, each with its own filters.
 
     x (B, N, C, H, W), weight (B, OC, C, kh, kw), bias (B, OC); the result is (B, N, OC, (H-kh+1)//2, (W-kw+1)//2).
@@ -21,11 +23,16 @@ def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, precision: Precision
     bfloat16, which the next layer reads at half the cost; gradients of weights and biases stay float32. A CPU has no
     "tf32" and computes in full precision.
 
+    Where `active` (B,) is false a GPU may leave anything in the result, in no time. There is no gradient then.
+
     >>> conv_relu_pool(torch.rand(3, 5, 1, 28, 28), torch.rand(3, 32, 1, 5, 5), torch.rand(3, 32)).shape
     torch.Size([3, 5, 32, 12, 12])
     """
     _check(x, weight, bias, precision)
     if runs_triton(x, weight, bias):
+        if active is not None:
+            out, _ = _forward(_channels_last(x), weight, bias, precision, active)
+            return out.permute(0, 1, 4, 2, 3)
         return ConvReluPool.apply(x, weight, bias, precision)  # type: ignore[no-any-return, no-untyped-call]
     return conv_relu_pool_torch(x, weight, bias, precision)
 
@@ -65,7 +72,9 @@ class ConvReluPool(torch.autograd.Function):
         return grad_x, grad_weight if wants_weight else None, grad_bias if wants_bias else None, None
 
 
-def _forward(images: Tensor, weight: Tensor, bias: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+def _forward(
+    images: Tensor, weight: Tensor, bias: Tensor, precision: Precision, active: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     from cdfl.sim.kernels import conv_triton  # importing Triton takes a while, and CPUs need none
 
     B, N, H, W, C = images.shape
@@ -80,8 +89,9 @@ def _forward(images: Tensor, weight: Tensor, bias: Tensor, precision: Precision)
     grid = (ceil_div(windows, options["BLOCK_M"]), ceil_div(OC, options["BLOCK_O"]), B)
     kernel: Any = conv_triton.forward_kernel
     kernel[grid](
-        images, filters, bias, out, corner, images.stride(0), bias.stride(0), windows,
-        C=C, H=H, W=W, OC=OC, KH=KH, KW=KW, PRECISION=_dot_precision(precision), **options,
+        images, filters, bias, out, corner, corner if active is None else active.to(torch.int32),
+        images.stride(0), bias.stride(0), windows,
+        C=C, H=H, W=W, OC=OC, KH=KH, KW=KW, ALL=active is None, PRECISION=_dot_precision(precision), **options,
     )  # fmt: skip
     return out, corner
 

@@ -33,6 +33,7 @@ def forward_kernel(
     bias,  # (B, OC), rows any distance apart
     out,  # (B, N, HP, WP, OC)
     corner,  # the same, uint8
+    active,  # (B,) where it is 0 nothing is computed; any pointer if all are wanted
     x_stride,
     bias_stride,
     windows,  # N * HP * WP
@@ -42,12 +43,16 @@ def forward_kernel(
     OC: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
+    ALL: tl.constexpr,  # all clients are wanted
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,  # windows
     BLOCK_K: tl.constexpr,  # (kh, kw, C)
     BLOCK_O: tl.constexpr,
 ):
     """One program: BLOCK_M windows of one client, BLOCK_O filters."""
+    if not ALL:  # noqa: SIM102  decided when it is compiled: nothing is loaded if all are wanted
+        if tl.load(active + tl.program_id(2)) == 0:
+            return
     K: tl.constexpr = KH * KW * C
     HP: tl.constexpr = (H - KH + 1) // 2
     WP: tl.constexpr = (W - KW + 1) // 2
