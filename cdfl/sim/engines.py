@@ -4,7 +4,7 @@ import copy
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
@@ -65,9 +65,13 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 def can_stack(task: Task) -> bool:
     """Can vmap train this network? Tried out, on two clients with two samples each.
 
-    It cannot where a network draws random numbers or branches on what it computes.
+    It cannot where a network draws random numbers or branches on what it computes, nor where batch norm averages over
+    all batches (momentum=None): that takes a counter, and a stack has one for all its clients.
     """
     model = copy.deepcopy(task.model).train()
+    norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
+    if any(norm.track_running_stats and norm.momentum is None for norm in norms):
+        return False
     rows = flatten(task.model).repeat(2, 1)  # (2, P)
     views = task.layout.views(rows)
     for name, parameter in model.named_parameters():

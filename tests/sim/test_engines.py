@@ -112,7 +112,7 @@ def test_a_training_that_diverges_harms_nobody_in_its_stack():
 def test_what_can_be_stacked_is_tried_out(model):
     task = make_task(model=model)
     before, state = flatten(task.model), torch.get_rng_state()
-    assert can_stack(task) == (model not in ("dropping", "noisy", "branching"))
+    assert can_stack(task) == (model not in ("counting", "dropping", "noisy", "branching"))
     assert draws_random(task) == (model in ("dropping", "noisy"))
     engine = make_engines(task, width=3).trainer
     assert isinstance(engine, Stack if can_stack(task) else Workers)
@@ -120,7 +120,7 @@ def test_what_can_be_stacked_is_tried_out(model):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("model", ["dropping", "noisy", "branching"])
+@pytest.mark.parametrize("model", ["counting", "dropping", "noisy", "branching"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_networks_that_cannot_be_stacked_run_all_the_same(model, count):
     task = make_task(model=model, num_uploads=25)

@@ -37,6 +37,13 @@ def normed(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def counting(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """With batch norm that averages over all batches: it needs its counter."""
+    network = normed(input_shape, num_classes)
+    network[1].momentum = None
+    return network
+
+
 def dropping(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """With dropout: it draws random numbers in training."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, num_classes))
@@ -76,6 +83,7 @@ class Noisy(nn.Module):
 NETWORKS = {
     "tiny": tiny,
     "normed": normed,
+    "counting": counting,
     "dropping": dropping,
     "frozen": frozen,
     "branching": Branching,
