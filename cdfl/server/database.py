@@ -38,6 +38,7 @@ from cdfl.server.journal import StoreBusy, StoreDamaged, StoreError, StoreLost, 
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
 LOCK_CLASS = 0x6364666C  # "cdfl": beside other users of advisory locks in the same database
 WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl token`) to finish its transaction
+SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
 NOTICE = 1.0  # seconds that PostgreSQL may take to notice that the connection of a former owner is closed
 
@@ -61,6 +62,7 @@ class Database:
         self._turn = threading.RLock()  # one writer at a time
         self._connection: sa.Connection | None = None
         self._lock_file: int | None = None
+        self._closed = False
         self._owner = ""  # what the owner's row must say; empty until this process has owned the store
         with self._turn:
             try:
@@ -106,6 +108,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """A connection to read from; every statement sees what is committed when it begins."""
+        self._check_open()
         with _translated(), self.engine.connect() as connection:
             yield connection
 
@@ -139,6 +142,7 @@ class Database:
     def close(self) -> None:
         """Let go of connections and lock."""
         with self._turn:
+            self._closed = True
             self._disconnect()
             self.engine.dispose()
             if self._lock_file is not None:
@@ -168,7 +172,12 @@ class Database:
         except Exception:  # the connection is gone, and with it the transaction
             self._disconnect()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+
     def _connected(self) -> sa.Connection:
+        self._check_open()
         if self._connection is None:
             with _translated():
                 connection = self.engine.connect()
@@ -287,7 +296,7 @@ def _engine(url: URL) -> sa.Engine:
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
+    for pragma in SQLITE:
         connection.execute(f"PRAGMA {pragma}").close()
 
 

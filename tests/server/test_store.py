@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from cdfl.core import Hyperparams
-from cdfl.server.journal import Retention, StoreDamaged, StoreError
+from cdfl.server.journal import Retention, StoreDamaged, StoreError, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.wire import encode_model
 
@@ -50,6 +50,15 @@ def test_an_empty_store(store):
         store.commit([(some_entry(epoch=1), b"reply")])
     with pytest.raises(StoreError, match="the store is empty; start a server with `cdfl serve` first"):
         store.layout()
+
+
+def test_a_closed_store(store):
+    store.close()
+    for attempt in (store.check, store.num_clients, lambda: store.grant("car-7", 0)):
+        with pytest.raises(StoreUnavailable, match="the store was closed"):
+            attempt()
+    store.drop("upload-1")
+    store.close()
 
 
 def test_what_was_begun_comes_back(store, where):

@@ -46,22 +46,21 @@ class Toy:
         """One group: an upload of each of these clients."""
         state, group = self.state, []
         for client_id in client_ids:
-            state, entry, reply = self.take(state, client_id, key or f"key-{state.epoch}", base_epoch)
+            state, entry, reply = self.take(state, client_id, key or f"key-{state.epoch}", base_epoch, group)
             group.append((entry, body_parts(reply.personal_model, LAYOUT)))
         self.store.commit(group)
         self.state = state
         return [entry for entry, _ in group]
 
-    def take(self, state, client_id, key, base_epoch=None, dtype="float32"):
-        """What a server does with an upload before it commits it."""
+    def take(self, state, client_id, key, base_epoch=None, group=()):
+        """What a server does with an upload before it commits it; `group` is what it will commit with it."""
         base_epoch = self.state.epoch if base_epoch is None else base_epoch
         target = TARGETS[int(torch.randint(len(TARGETS), (1,), generator=self.random))]
-        body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT, dtype)
+        body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT)
         model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
-        known = self.store.client(client_id)
-        mixture = None if known is None or known.mixture is None else torch.tensor(known.mixture, dtype=torch.float64)
         upload = Upload(model, base_epoch, client_id, losses=losses)
+        mixture = self.last_mixture(client_id, group)
         after, reply = server_update(state, upload, self.hyperparams, evaluate, mixture)
         entry = Entry(
             epoch=after.epoch,
@@ -80,6 +79,12 @@ class Toy:
             upload=self.store.keep(spooled(self.store, body)),
         )
         return after, entry, reply
+
+    def last_mixture(self, client_id, group):
+        known = self.store.client(client_id)
+        mixtures = [entry.mixture for entry, _ in group if entry.client_id == client_id]
+        mixtures = [known.mixture if known else None, *mixtures]
+        return None if mixtures[-1] is None else torch.tensor(mixtures[-1], dtype=torch.float64)
 
     def snapshot(self) -> None:
         self.store.snapshot(self.state)
