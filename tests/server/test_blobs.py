@@ -1,0 +1,140 @@
+import os
+import stat
+
+import pytest
+
+from cdfl.server.blobs import FolderBlobs, RemoteBlobs, new_name, open_blobs
+from cdfl.server.journal import StoreError, StoreUnavailable
+from cdfl.server.store import Store
+
+from .toy import Toy, same_state, spooled, stored_blobs
+
+
+@pytest.fixture
+def remote_url(tmp_path, monkeypatch):
+    """A file system in memory, empty; and a place of our own for what is spooled."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return f"memory://{tmp_path.name}/models"
+
+
+@pytest.fixture(params=["folder", "remote"])
+def blobs(request, tmp_path, remote_url):
+    return open_blobs(tmp_path / "deep" / "blobs" if request.param == "folder" else remote_url)
+
+
+def test_what_is_written_comes_back(blobs):
+    assert blobs.names() == []
+    first, second = new_name("reply"), new_name("reply")
+    blobs.write(first, b"whole")
+    blobs.write(second, (b"in ", memoryview(b"pieces"), b""))
+    blobs.settle()
+    blobs.check()
+    assert (blobs.read(first), blobs.read(second)) == (b"whole", b"in pieces")
+    assert blobs.read(new_name("reply")) is None
+    assert sorted(blobs.names()) == sorted([first, second])
+    blobs.delete([first, new_name("reply")])
+    assert blobs.names() == [second]
+
+
+def test_a_spooled_file_becomes_a_blob(blobs):
+    spool = blobs.spool()
+    spool.write_bytes(b"upload")
+    name = new_name("upload")
+    blobs.adopt(spool, name)
+    assert blobs.read(name) == b"upload"
+    assert not spool.exists()
+
+
+def test_the_spool_is_emptied_and_is_ours_alone(blobs):
+    spool = blobs.spool()
+    spool.write_bytes(b"half an upload")
+    assert stat.S_IMODE(spool.parent.stat().st_mode) == 0o700
+    assert blobs.names() == []
+    blobs.empty_spool()
+    assert not spool.exists()
+    with pytest.raises(StoreUnavailable):
+        blobs.adopt(blobs.spool(), new_name("upload"))  # nothing was written there
+
+
+def test_a_file_is_renamed_not_copied(tmp_path):
+    blobs = FolderBlobs(tmp_path)
+    spool = blobs.spool()
+    spool.write_bytes(b"large")
+    number = spool.stat().st_ino
+    blobs.adopt(spool, "upload-1")
+    assert (tmp_path / "upload-1").stat().st_ino == number
+
+
+def test_many_pieces_and_short_writes(tmp_path, monkeypatch):
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, pieces: real(file, [pieces[0][:3]]))
+    blobs = FolderBlobs(tmp_path)
+    blobs.write("reply-1", [b"%d" % number * 2 for number in range(1000)])
+    assert blobs.read("reply-1") == b"".join(b"%d" % number * 2 for number in range(1000))
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    blobs = FolderBlobs(tmp_path)
+    monkeypatch.setattr(
+        os, "writev", lambda file, pieces: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(StoreUnavailable, match=f"the folder {tmp_path} cannot be used now: .*No space left on device"):
+        blobs.write("reply-1", b"reply")
+    assert list((tmp_path / "spool").iterdir()) == blobs.names() == []
+
+
+@pytest.mark.parametrize("scheme", ["file://", "local://", ""])
+def test_a_folder_by_any_name_is_synced(tmp_path, scheme):
+    assert isinstance(open_blobs(f"{scheme}{tmp_path}"), FolderBlobs)
+
+
+def test_other_places_need_fsspec_to_know_them(remote_url):
+    assert isinstance(open_blobs(remote_url), RemoteBlobs)
+    with pytest.raises(StoreError, match="blobs are to be kept in 'nowhere://x': Protocol not known: nowhere"):
+        open_blobs("nowhere://x")
+
+
+def test_a_spool_that_others_can_look_into_is_refused(remote_url):
+    folder = open_blobs(remote_url).spool().parent
+    folder.chmod(0o755)
+    with pytest.raises(StoreError, match="is not a folder of ours alone; delete it, or set TMPDIR"):
+        open_blobs(remote_url)
+
+
+def test_a_place_that_cannot_be_reached(remote_url, monkeypatch):
+    blobs = open_blobs(remote_url)
+
+    def away(*_, **__):
+        raise ConnectionError("no route to host")
+
+    for method in ("pipe_file", "put_file", "cat_file", "rm_file", "find", "exists"):
+        monkeypatch.setattr(blobs.fs, method, away)
+    spool = blobs.spool()
+    spool.write_bytes(b"upload")
+    for attempt in (
+        lambda: blobs.write("reply-1", b"reply"),
+        lambda: blobs.adopt(spool, "upload-1"),
+        lambda: blobs.read("reply-1"),
+        lambda: blobs.delete(["reply-1"]),
+        blobs.names,
+        blobs.check,
+    ):
+        with pytest.raises(StoreUnavailable, match="cannot be reached now: no route to host"):
+            attempt()
+    assert spool.exists()
+
+
+def test_a_store_with_blobs_far_away(store_url, remote_url):
+    with Store.open(store_url, remote_url) as store:
+        toy = Toy(store)
+        toy.upload("car-7", "car-8")
+        toy.snapshot()
+        toy.upload("car-7")
+        assert len(stored_blobs(store, "upload")) == 1
+        assert len(stored_blobs(store, "snapshot")) == 6
+        orphan = store.keep(spooled(store, b"never committed"))
+    with Store.open(store_url, remote_url) as store:
+        assert same_state(store.recover().state, toy.state)
+        assert orphan not in store.blobs.names()
+        store.forget("car-7", toy.state)
+        assert len(stored_blobs(store, "reply")) == 1
