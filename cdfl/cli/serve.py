@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from cdfl.cli.options import DeviceName, Settings, parse_settings
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
+from cdfl.server.journal import Retention
+from cdfl.server.limits import Limits
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
 
@@ -32,18 +34,24 @@ def serve(
     device: DeviceName = "auto",
     setting: Settings = None,
     snapshot_every: Annotated[int, typer.Option(min=1, help="Uploads between two snapshots.")] = 100,
-    keep_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to keep.")] = 2,
+    keep_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to keep.")] = Retention.keep_snapshots,
     keep_uploads: Annotated[
         bool, typer.Option("--keep-uploads", help="Keep uploaded models as long as the oldest snapshot.")
     ] = False,
-    keep_replies: Annotated[float, typer.Option(min=0, help="Seconds that a client's last reply is kept.")] = 604800.0,
+    keep_replies: Annotated[
+        float, typer.Option(min=0, help="Seconds that a client's last reply is kept.")
+    ] = Retention.keep_replies,
     max_body: Annotated[int | None, typer.Option(min=1, help="Bytes of an upload; default: by the model.")] = None,
-    max_queue: Annotated[int, typer.Option(min=1, help="Uploads that may wait.")] = 64,
-    max_rate: Annotated[float, typer.Option(help="Requests a second of one client.")] = 20.0,
-    max_clients: Annotated[int, typer.Option(min=1, help="Clients the server gets to know.")] = 100_000,
-    max_connections: Annotated[int, typer.Option(min=1, help="Beyond them the idlest one is closed.")] = 4096,
-    idle_seconds: Annotated[float, typer.Option(help="Seconds a connection may wait for a request.")] = 30.0,
-    stall_seconds: Annotated[float, typer.Option(help="Seconds without a byte of a body.")] = 30.0,
+    max_queue: Annotated[int, typer.Option(min=1, help="Uploads that may wait.")] = Limits.queue,
+    max_rate: Annotated[float, typer.Option(help="Requests a second of one client.")] = Limits.requests_per_second,
+    max_clients: Annotated[int, typer.Option(min=1, help="Clients the server gets to know.")] = Limits.clients,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Beyond them the idlest one is closed.")
+    ] = Limits.connections,
+    idle_seconds: Annotated[
+        float, typer.Option(help="Seconds a connection may wait for a request.")
+    ] = Limits.idle_seconds,
+    stall_seconds: Annotated[float, typer.Option(help="Seconds without a byte of a body.")] = Limits.stall_seconds,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
@@ -54,8 +62,6 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with refuse_store():
         from cdfl.server.auth import Access
-        from cdfl.server.journal import Retention
-        from cdfl.server.limits import Limits
         from cdfl.server.memory import keep_freed_memory
         from cdfl.server.run import make_server, open_session, serve_until_told, take_port, use_device
         from cdfl.server.setup import load_setup

@@ -137,3 +137,14 @@ def test_the_example_streams_drift(setup):
     read = read_setup(setup)
     for inputs, targets in islice(read.stream("car-7"), 20):
         assert read.model(inputs).shape == (len(targets), 10)
+
+
+def test_the_page_names_flags_that_exist():
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    commands = ["serve", "token create", "token list", "token revoke", "verify", "forget", "rollback", "export", "init"]
+    known = {flag for command in commands for flag in re.findall(r"--[a-z-]+", call(*command.split(), "--help")[1])}
+    named = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert len(named) > 15
+    assert named <= known
+    for command in re.findall(r"^cdfl (\w+(?: (?:create|list|revoke))?)", page, re.MULTILINE):
+        assert command in commands
