@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
-from cdfl.server.journal import Entry
+from cdfl.server.journal import Entry, StoreUnavailable
 from cdfl.server.store import Store
 
 PIECE = 100  # entries read at a time
@@ -23,7 +24,8 @@ class Bell:
     def ring(self) -> None:
         """Something has happened; from any thread."""
         if self._loop is not None and self._waiting:
-            self._loop.call_soon_threadsafe(self._wake)
+            with suppress(RuntimeError):  # the loop has just ended, and with it all streams
+                self._loop.call_soon_threadsafe(self._wake)
 
     def end(self) -> None:
         """Let all streams end; on the event loop."""
@@ -36,10 +38,9 @@ class Bell:
         heard = asyncio.Event()
         self._waiting.add(heard)
         try:
-            async with asyncio.timeout(BEAT_SECONDS):
-                await heard.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await heard.wait()
         finally:
             self._waiting.discard(heard)
 
@@ -54,7 +55,9 @@ async def stream(store: Store, bell: Bell, after: int, see: Callable[[Entry], di
     while not bell.is_over:
         heard = asyncio.create_task(bell.wait())  # before the look, so that nothing falls between the two
         await asyncio.sleep(0)
-        entries = await asyncio.to_thread(store.entries, after, PIECE)
+        entries: list[Entry] = []
+        with suppress(StoreUnavailable):  # it will be back, and a later look finds everything
+            entries = await asyncio.to_thread(store.entries, after, PIECE)
         for entry in entries:
             yield f"id: {entry.epoch}\ndata: {json.dumps(see(entry))}\n\n"
             after = entry.epoch

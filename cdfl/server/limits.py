@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import islice
 
 from cdfl.wire import TooManyError
 
@@ -61,7 +62,7 @@ class RateLimit:
             raise TooManyError(f"more than {self.rate:g} requests a second; wait {wait:.1f} s", retry_after=wait)
 
     def _forget_the_full(self, now: float) -> None:
-        """Buckets that have been left alone until they were full say nothing; the oldest are first."""
-        for client_id, (_, then) in list(zip(self._buckets, self._buckets.values(), strict=True))[:2]:
+        """Buckets that were left alone until they must be full say nothing; the oldest are first, two go at a time."""
+        for client_id, (_, then) in list(islice(self._buckets.items(), 2)):
             if now - then > self.burst / self.rate:
                 del self._buckets[client_id]
