@@ -16,7 +16,8 @@ class Limits:
     """Every limit of a server. Sizes are in bytes, times in seconds."""
 
     body_bytes: int | None = None  # of an upload, before and after decompression; None: what the model needs, and room
-    queue: int = 64  # uploads that wait to be evaluated and applied
+    queue: int = 512  # uploads that wait to be evaluated and applied
+    queue_seconds: float = 30.0  # that an upload is expected to wait there; clients would give up before long
     queue_bytes: int = 2048 * MEGABYTE  # of the models in that queue; large models make it shorter
     requests_per_second: float = 20.0  # of one client, on average
     burst: int = 40  # requests of one client that may come at once
@@ -37,6 +38,20 @@ class Limits:
     def queue_of(self, model_bytes: int) -> int:
         """Uploads that may wait, where each is so large: at least one that is worked on and one that is next."""
         return max(2, min(self.queue, self.queue_bytes // max(1, model_bytes)))
+
+
+class Pace:
+    """How long an upload takes, of late: a mean in which the past fades."""
+
+    FADING = 0.9
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def saw(self, seconds: float, uploads: int) -> None:
+        """So many uploads have taken so long together."""
+        kept = self.FADING**uploads if self.seconds else 0.0
+        self.seconds = kept * self.seconds + (1 - kept) * seconds / uploads
 
 
 class RateLimit:

@@ -10,9 +10,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, Reply, ServerState, Upload, join, server_update
 from cdfl.server.chores import Chores
 from cdfl.server.journal import Entry, StoreUnavailable
-from cdfl.server.limits import MEGABYTE, Limits
+from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
 from cdfl.server.snapshots import from_losses
 from cdfl.server.store import Store
@@ -32,7 +32,7 @@ logger = logging.getLogger("cdfl.server")
 
 GROUP = 32  # uploads that are looked at, or committed, together at most
 GROUP_BYTES = 512 * MEGABYTE  # of the replies of a group, which are all in memory at its end
-RETRY_SECONDS = 2.0  # what a client is asked to wait where the store is away or the queue is full
+RETRY_SECONDS = 2.0  # what a client is asked to wait where nothing better is known
 CHORE_SECONDS = 1.0
 
 
@@ -114,6 +114,7 @@ class Session:
         self.capacity = limits.queue_of(model_bytes)
         self._group = max(1, min(GROUP, GROUP_BYTES // model_bytes))
         self._depth, self._turn = 0, threading.Lock()
+        self._looking, self._applying, self._longest_wait = Pace(), Pace(), limits.queue_seconds
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._looked_at: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._closed = False
@@ -141,11 +142,9 @@ class Session:
         """Refuse where no upload can be taken now."""
         if self._closed:
             raise UnavailableError("the server is shutting down; come back later", retry_after=RETRY_SECONDS)
-        if self._depth >= self.capacity:
-            raise UnavailableError(
-                f"{self.capacity} uploads wait already, which is all the server takes; come back later",
-                retry_after=RETRY_SECONDS,
-            )
+        if self.is_full:
+            wait = min(60.0, max(RETRY_SECONDS, self._wait / 2))
+            raise UnavailableError(f"{self._depth} uploads wait already; come back later", retry_after=wait)
 
     def submit(self, submission: Submission) -> "Future[Answer]":
         """Put an upload into the queue; its answer comes when it is durable."""
@@ -159,8 +158,13 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        """Is there no room for another upload?"""
-        return self._closed or self._depth >= self.capacity
+        """Is there no room for another upload, or would it wait too long? One that is next is always taken."""
+        return self._depth >= self.capacity or (self._depth > 1 and self._wait > self._longest_wait)
+
+    @property
+    def _wait(self) -> float:
+        """Seconds until an upload that comes now is answered: the slower of the two threads decides."""
+        return self._depth * max(self._looking.seconds, self._applying.seconds)
 
     def close(self) -> None:
         """Finish what is in the queue, then keep a snapshot. Later uploads are refused."""
@@ -183,7 +187,8 @@ class Session:
         going_on = True
         while going_on:
             batch, going_on = _take(self._waiting, self._group)
-            self._look_at(batch)
+            with _paced(self._looking, len(batch)):
+                self._look_at(batch)
             for submission in batch:
                 if not submission.answer.done():
                     self._looked_at.put(submission)
@@ -215,7 +220,8 @@ class Session:
         while going_on:
             group, going_on = _take(self._looked_at, self._group, patience=CHORE_SECONDS)
             try:
-                self._take_group(group)
+                with _paced(self._applying, len(group)):
+                    self._take_group(group)
                 self.chores.look(self.state)
             except StoreUnavailable as error:
                 logger.warning("the store is away: %s", error)
@@ -286,6 +292,14 @@ class Session:
                 self.lost = str(error)
                 self._waiting.put(None)
                 self.on_loss(self.lost)
+
+
+@contextmanager
+def _paced(pace: Pace, uploads: int) -> Iterator[None]:
+    begun = time.perf_counter()
+    yield
+    if uploads:
+        pace.saw(time.perf_counter() - begun, uploads)
 
 
 def head_of(entry: Entry) -> ReplyHead:

@@ -10,7 +10,7 @@ from cdfl import wire
 from cdfl.core import initial_state
 from cdfl.server.chores import SNAPSHOT_SECONDS, Chores
 from cdfl.server.journal import StoreLost, StoreUnavailable
-from cdfl.server.limits import Limits
+from cdfl.server.limits import Limits, Pace
 from cdfl.server.session import Session, Submission
 from cdfl.server.store import Store
 
@@ -110,7 +110,7 @@ class TestRefusals:
         session = make_session(limits=Limits(queue=2))
         eyes.open.clear()
         answers = [session.submit(submission(store, f"c{number}", key=f"k{number}")) for number in range(2)]
-        with pytest.raises(wire.UnavailableError, match="2 uploads wait") as refused:
+        with pytest.raises(wire.UnavailableError, match="2 uploads wait already") as refused:
             session.submit(submission(store, "c3"))
         assert refused.value.retry_after == 2
         assert session.is_full
@@ -123,6 +123,27 @@ class TestRefusals:
     def test_large_models_make_the_queue_short(self):
         assert Limits(queue=64).queue_of(2_330_000) == 64
         assert Limits(queue=64).queue_of(10**9) == 2
+
+    def test_slow_ones_as_well(self, session, store, eyes):
+        """Where an upload takes ten seconds, a fourth one would wait for more than thirty."""
+        eyes.open.clear()
+        session._looking.saw(10.0, uploads=1)
+        for number in range(4):
+            assert not session.is_full
+            session.submit(submission(store, f"c{number}", key=f"k{number}"))
+        with pytest.raises(wire.UnavailableError, match="4 uploads wait already") as refused:
+            session.submit(submission(store, "late"))
+        assert refused.value.retry_after == 20
+        eyes.open.set()
+
+    def test_the_pace_follows(self):
+        pace = Pace()
+        pace.saw(8.0, uploads=4)
+        assert pace.seconds == 2
+        pace.saw(1.0, uploads=1)
+        assert pace.seconds == pytest.approx(0.9 * 2 + 0.1 * 1)
+        pace.saw(50.0, uploads=50)
+        assert pace.seconds == pytest.approx(1, abs=0.01)
 
     def test_a_model_without_a_finite_loss_harms_nobody_else(self, session, store, eyes):
         before = session.state
@@ -214,7 +235,7 @@ class TestEnd:
         answers = [session.submit(submission(store, f"c{number}", key=f"k{number}")) for number in range(5)]
         closing = threading.Thread(target=session.close)
         closing.start()
-        wait_for(lambda: session.is_full)
+        wait_for(lambda: session._closed)
         with pytest.raises(wire.UnavailableError, match="shutting down"):
             session.submit(submission(store, "late"))
         eyes.open.set()
