@@ -19,14 +19,14 @@ class TestHarm:
     def test_near_any_cluster_or_good_on_any_set_harms_little(self):
         losses = torch.tensor([1.0, 1.0], dtype=torch.float64)
         one_good = Measures(torch.tensor([1.0, 100.0]), losses, torch.tensor([3.0, 5.0]))
-        assert harm_of(one_good, losses) == 3
+        assert harm_of(one_good, losses) == 9
         one_near = Measures(torch.tensor([4.0, 100.0]), losses, torch.tensor([300.0, 0.5]))
-        assert harm_of(one_near, losses) == 2
+        assert harm_of(one_near, losses) == 1
 
     def test_losses_that_have_no_ratio(self):
         measures = Measures(torch.tensor([5.0, 5.0]), torch.zeros(2), torch.tensor([3.0, 4.0]))
-        assert harm_of(measures, torch.tensor([1.0, 0.0])) == 3
-        assert harm_of(measures, torch.tensor([1.0, -2.0])) == 3
+        assert harm_of(measures, torch.tensor([1.0, 0.0])) == 9
+        assert harm_of(measures, torch.tensor([1.0, -2.0])) == 9
 
     def test_the_median_decides(self):
         usual = torch.tensor([1.0, 1.0, 1.0, 50.0, 50.0])
@@ -46,9 +46,9 @@ class TestHarm:
     def test_before_the_first_upload_clusters_say_what_is_usual(self):
         proxy = Proxy(torch.zeros(3, 2))
         state = initial_state(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]), proxy)
-        assert usual_harms(state).tolist() == [25, 5, 5]
+        assert usual_harms(state).tolist() == [625, 25, 25]
         buffers = state.replace(num_parameters=1)
-        assert usual_harms(buffers).tolist() == [15, 0, 0]
+        assert usual_harms(buffers).tolist() == [225, 0, 0]
         assert usual_harms(initial_state(torch.zeros(1, 2), Proxy(torch.zeros(1, 2)))).tolist() == []
 
 
@@ -60,32 +60,32 @@ class TestServerUpdate:
         after, reply = server_update(state, upload(-100.0), CAREFUL, proxy, last)
         assert reply.rejected
         assert not reply.deprecated
-        assert reply.harm == pytest.approx(101**2 * 100)
+        assert reply.harm == pytest.approx(101**2 * 100**2)
         assert (reply.epoch, after.epoch, reply.staleness) == (1, 1, 1)
         assert reply.rates.tolist() == [0, 0]
         assert reply.mixture.tolist() == [0.25, 0.75]
         assert reply.personal_model.tolist() == [7.5]
         assert bits(after.cluster_models) == bits(state.cluster_models)
         assert after.cluster_losses.tolist() == state.cluster_losses.tolist()
-        assert after.recent_harms.tolist() == [50, 50, reply.harm]  # the two clusters are 10 apart
+        assert after.recent_harms.tolist() == [2500, 2500, reply.harm]  # the two clusters are 10 apart
 
     def test_an_honest_upload_counts_as_without_the_test(self):
         state, proxy = pair()
         careful, reply = server_update(state, upload(2.0), CAREFUL, proxy)
         free, other = server_update(state, upload(2.0), CAREFUL.replace(max_harm=None), proxy)
-        assert (reply.rejected, reply.harm, other.harm) == (False, 2.0, None)
+        assert (reply.rejected, reply.harm, other.harm) == (False, 4.0, None)
         assert bits(careful.cluster_models) == bits(free.cluster_models)
         assert bits(reply.personal_model) == bits(other.personal_model)
-        assert careful.recent_harms.tolist() == [50, 50, 2]
+        assert careful.recent_harms.tolist() == [2500, 2500, 4]
         assert free.recent_harms.tolist() == []
 
     def test_where_all_change_the_test_follows_them(self):
         state, proxy = pair()
         outcomes = []
         for _ in range(8):
-            state, reply = server_update(state, upload(-5.0, state.epoch), CAREFUL, proxy)
+            state, reply = server_update(state, upload(-15.0, state.epoch), CAREFUL, proxy)
             outcomes.append(reply.rejected)
-        assert outcomes[0]  # 36 times worse, 5 away: harm 180, usual 50
+        assert outcomes[0]  # 256 times worse, 15 away, usual is 50 away
         assert outcomes[-1] is False
 
     def test_a_deprecated_upload_or_one_with_a_mixture_is_not_tested(self):
