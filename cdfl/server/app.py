@@ -20,7 +20,8 @@ from cdfl.server.journal import StoreError
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from cdfl.server.metrics import Metrics
-from cdfl.server.session import RETRY_SECONDS, Answer, Session
+from cdfl.server.session import RETRY_SECONDS, Session
+from cdfl.server.uploads import Answer
 from cdfl.wire import (
     CONTENT_TYPE,
     DTYPES,

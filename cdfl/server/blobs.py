@@ -89,8 +89,9 @@ class FolderBlobs:
         return self.folder / SPOOL / secrets.token_hex(16)
 
     def adopt(self, spool: Path, name: str) -> None:
-        """Sync the file and give it its name."""
+        """Sync the file and give it its name; whatever it was, nobody else can read it now."""
         with _unavailable(self.folder):
+            spool.chmod(0o600)
             sync(spool)
             spool.replace(self.folder / name)
 

@@ -28,6 +28,7 @@ from sqlalchemy.exc import (
     InternalError,
     NoSuchModuleError,
     OperationalError,
+    ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -54,8 +55,7 @@ class Database:
         self.url = parse_url(url)
         self.own = own
         if self.is_sqlite:
-            with _translated():
-                Path(str(self.url.database)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_file(Path(str(self.url.database)))
         self.engine = _engine(self.url)
         self._upsert = sqlite.insert if self.is_sqlite else postgresql.insert
         self._begin_words = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
@@ -123,15 +123,19 @@ class Database:
             try:
                 with _translated():
                     yield connection
-            except BaseException:
+            except BaseException as error:
                 self._roll_back(connection)
+                if isinstance(error, StoreUnavailable):
+                    self._disconnect()
                 raise
             try:
                 with _translated():
                     connection.exec_driver_sql("COMMIT")
-            except StoreUnavailable as error:
+            except BaseException as error:
                 self._roll_back(connection)
-                raise InDoubt(str(error)) from error
+                if isinstance(error, StoreUnavailable):
+                    raise InDoubt(str(error)) from error
+                raise
 
     def clean(self) -> None:
         """Make SQLite overwrite what was deleted in its log as well. PostgreSQL does so by itself, in its own time."""
@@ -144,7 +148,6 @@ class Database:
         with self._turn:
             self._closed = True
             self._disconnect()
-            self.engine.dispose()
             if self._lock_file is not None:
                 os.close(self._lock_file)
                 self._lock_file = None
@@ -192,9 +195,11 @@ class Database:
         return self._connection
 
     def _disconnect(self) -> None:
+        """Let the next ones be new, those for reading as well: SQLite opens what is read-only so, and stays with it."""
         if self._connection is not None:
             _discard(self._connection)
             self._connection = None
+        self.engine.dispose()
 
     def _take(self, connection: sa.Connection) -> None:
         """Become the owner, or make sure that nobody else was in the meantime."""
@@ -220,6 +225,8 @@ class Database:
             schema.migrate(connection)
             schema.put(connection, "owner", owner)
             connection.exec_driver_sql("COMMIT")
+        except ProgrammingError as error:
+            raise StoreError(f"the tables of the store cannot be made: {_first_line(error)}") from error
         except BaseException:
             with suppress(Exception):
                 connection.exec_driver_sql("ROLLBACK")
@@ -229,7 +236,7 @@ class Database:
     def _lock(self, connection: sa.Connection) -> bool:
         """Both kinds of lock go away with the process that holds them."""
         if not self.is_sqlite:
-            asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(current_schema()))")
+            asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(coalesce(current_schema(), '')))")
             deadline = time.monotonic() + NOTICE
             while not (locked := bool(connection.execute(asked, {"area": LOCK_CLASS}).scalar())):
                 if time.monotonic() > deadline:
@@ -257,7 +264,10 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError):
-        raise StoreError(f"the database is {text!r}; expected sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+        scheme = text.partition("://")[0]  # what follows may hold a password
+        raise StoreError(
+            f"the database is {scheme!r}://...; expected sqlite:///FILE or postgresql://USER@HOST/NAME"
+        ) from None
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
@@ -293,6 +303,13 @@ def _engine(url: URL) -> sa.Engine:
     engine = sa.create_engine(url, connect_args={"timeout": WAIT_FOR_WRITERS}, **shared)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
+
+
+def _make_file(path: Path) -> None:
+    """Make the file of an SQLite database, readable for nobody else; SQLite makes its other files like it."""
+    with _translated():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:

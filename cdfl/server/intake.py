@@ -15,7 +15,8 @@ from cdfl.server.auth import Access
 from cdfl.server.journal import ClientRecord, Entry, StoreUnavailable
 from cdfl.server.limits import Limits, RateLimit
 from cdfl.server.receive import Body, check_head, content_coding
-from cdfl.server.session import RETRY_SECONDS, Answer, Session, Submission, head_of
+from cdfl.server.session import RETRY_SECONDS, Session
+from cdfl.server.uploads import Answer, Submission, head_of
 from cdfl.wire import (
     BASE_EPOCH,
     KEY,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cdfl.server import rows, schema
 from cdfl.server.blobs import Blobs, new_name
-from cdfl.server.database import Database
+from cdfl.server.database import Database, parse_url
 from cdfl.server.journal import StoreError
 
 OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
@@ -24,6 +24,11 @@ def blobs_place(database: str | Path, blobs: str | Path | None) -> str | Path:
     if "://" in str(database):
         raise StoreError("a URL of a database needs a place for the blobs as well: a folder, or an fsspec URL")
     return Path(database) / "blobs"
+
+
+def shown(place: str | Path) -> str:
+    """A place as it may be shown: without a password."""
+    return parse_url(str(place)).render_as_string(hide_password=True) if "://" in str(place) else str(place)
 
 
 def claim(database: Database, blobs: Blobs) -> None:

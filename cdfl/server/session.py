@@ -13,20 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, Reply, ServerState, Upload, join, server_update
+from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, ServerState, Upload, join, server_update
 from cdfl.server.chores import Chores
 from cdfl.server.journal import Entry, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
-from cdfl.server.snapshots import from_losses
 from cdfl.server.store import Store
-from cdfl.wire import Outcome, ReplyHead, UnavailableError, UnfitError, WireError, body_parts
+from cdfl.server.uploads import Answer, Submission, entry_of, head_of
+from cdfl.wire import ReplyHead, UnavailableError, UnfitError, WireError, body_parts
 
 logger = logging.getLogger("cdfl.server")
 
@@ -46,30 +46,6 @@ class Looker(Protocol):
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
         """The losses of n models (P,) on every set (n, K)."""
         ...
-
-
-@dataclass(eq=False)
-class Submission:
-    """An upload that was received, found to be in order, and is durable; it waits to be applied."""
-
-    client_id: str
-    key: str
-    base_epoch: int
-    digest: str
-    local_model: Tensor  # (P,)
-    upload: str  # blob
-    last_mixture: tuple[float, ...] | None
-    received: float = field(default_factory=time.time)
-    losses: Tensor | None = None  # (K,) once they are known
-    answer: "Future[Answer]" = field(default_factory=Future)
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What goes back to a client."""
-
-    head: ReplyHead
-    personal_model: Tensor  # (P,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +250,7 @@ class Session:
             return losses
 
         state, reply = server_update(state, upload, self.hyperparams, evaluate, last_mixture)
-        step = _Step(submission, _entry(submission, state, reply), reply.personal_model.cpu())
+        step = _Step(submission, entry_of(submission, state, reply), reply.personal_model.cpu())
         self.metrics.seconds.labels("evaluate").observe(looking)
         self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - looking)
         return state, step
@@ -300,32 +276,6 @@ def _paced(pace: Pace, uploads: int) -> Iterator[None]:
     yield
     if uploads:
         pace.saw(time.perf_counter() - begun, uploads)
-
-
-def head_of(entry: Entry) -> ReplyHead:
-    """What the headers of the reply to an entry say."""
-    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome)
-
-
-def _entry(submission: Submission, state: ServerState, reply: Reply) -> Entry:
-    outcome: Outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
-    losses = None if outcome == "deprecated" else submission.losses
-    return Entry(
-        epoch=reply.epoch,
-        client_id=submission.client_id,
-        base_epoch=submission.base_epoch,
-        key=submission.key,
-        digest=submission.digest,
-        outcome=outcome,
-        losses=None if losses is None else tuple(losses.tolist()),
-        cluster_losses=from_losses(state.cluster_losses),
-        mixture=tuple(reply.mixture.tolist()),
-        rates=tuple(reply.rates.tolist()),
-        staleness=reply.staleness,
-        received=submission.received,
-        harm=reply.harm,
-        upload=submission.upload,
-    )
 
 
 def _take(

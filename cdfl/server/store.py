@@ -101,8 +101,8 @@ class Store:
 
     def check(self) -> None:
         """Make sure that everything is there, writable and still ours (for /readyz)."""
-        with self.writing():
-            pass
+        with self.writing() as connection:
+            schema.put(connection, "checked", str(time.time()))  # a database that is read-only begins and commits, too
         self.blobs.check()
 
     # -- the state
@@ -202,8 +202,12 @@ class Store:
         """Go back to a snapshot: everything after it is deleted. Clients given a later epoch must ask for a model."""
         with self._turn:
             self.snapshot_at(epoch)
-            with self.writing() as connection:
-                names = rows.cut(connection, epoch)
+            try:
+                with self.writing() as connection:
+                    names = rows.cut(connection, epoch)
+            except InDoubt:
+                self.close()  # whoever opens it next finds out
+                raise
             self.epoch = epoch
         self._discard(names)
 

@@ -11,8 +11,9 @@ from cdfl.core import initial_state
 from cdfl.server.chores import SNAPSHOT_SECONDS, Chores
 from cdfl.server.journal import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, Pace
-from cdfl.server.session import Session, Submission
+from cdfl.server.session import Session
 from cdfl.server.store import Store
+from cdfl.server.uploads import Submission
 
 from .live import wait_for
 from .toy import HYPERPARAMS, LAYOUT, TARGETS, evaluate, first_state, same_state, spooled, stored_blobs

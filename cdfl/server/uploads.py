@@ -1,0 +1,63 @@
+"""An upload on its way through the server: what is submitted, what is answered, what is written down."""
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from cdfl.core import Reply, ServerState
+from cdfl.server.journal import Entry
+from cdfl.server.snapshots import from_losses
+from cdfl.wire import Outcome, ReplyHead
+
+
+@dataclass(eq=False)
+class Submission:
+    """An upload that was received, found to be in order, and is durable; it waits to be applied."""
+
+    client_id: str
+    key: str
+    base_epoch: int
+    digest: str
+    local_model: Tensor  # (P,)
+    upload: str  # blob
+    last_mixture: tuple[float, ...] | None
+    received: float = field(default_factory=time.time)
+    losses: Tensor | None = None  # (K,) once they are known
+    answer: "Future[Answer]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What goes back to a client."""
+
+    head: ReplyHead
+    personal_model: Tensor  # (P,)
+
+
+def head_of(entry: Entry) -> ReplyHead:
+    """What the headers of the reply to an entry say."""
+    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome)
+
+
+def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
+    """What the journal keeps of an upload; `state` is the one after it."""
+    outcome: Outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+    losses = None if outcome == "deprecated" else submission.losses
+    return Entry(
+        epoch=reply.epoch,
+        client_id=submission.client_id,
+        base_epoch=submission.base_epoch,
+        key=submission.key,
+        digest=submission.digest,
+        outcome=outcome,
+        losses=None if losses is None else tuple(losses.tolist()),
+        cluster_losses=from_losses(state.cluster_losses),
+        mixture=tuple(reply.mixture.tolist()),
+        rates=tuple(reply.rates.tolist()),
+        staleness=reply.staleness,
+        received=submission.received,
+        harm=reply.harm,
+        upload=submission.upload,
+    )
