@@ -148,6 +148,7 @@ class Database:
         with self._turn:
             self._closed = True
             self._disconnect()
+            self.engine.dispose()
             if self._lock_file is not None:
                 os.close(self._lock_file)
                 self._lock_file = None
@@ -182,6 +183,7 @@ class Database:
     def _connected(self) -> sa.Connection:
         self._check_open()
         if self._connection is None:
+            self.engine.dispose()  # those for reading may be read-only: SQLite opens a file so that is, and stays so
             with _translated():
                 connection = self.engine.connect()
             try:
@@ -195,11 +197,9 @@ class Database:
         return self._connection
 
     def _disconnect(self) -> None:
-        """Let the next ones be new, those for reading as well: SQLite opens what is read-only so, and stays with it."""
         if self._connection is not None:
             _discard(self._connection)
             self._connection = None
-        self.engine.dispose()
 
     def _take(self, connection: sa.Connection) -> None:
         """Become the owner, or make sure that nobody else was in the meantime."""

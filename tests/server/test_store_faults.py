@@ -1,6 +1,7 @@
 """Databases that go away, full and read-only disks, commits of which nobody knows whether they were made."""
 
 import os
+import sqlite3
 import subprocess
 import threading
 from contextlib import contextmanager, suppress
@@ -201,7 +202,7 @@ def test_a_full_disk(on_small_disk, small_disk):
         store.commit([(next_to(entry, upload=name), b"x" * 100_000)])
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         store.snapshot(toy.state)
-    with pytest.raises(StoreUnavailable, match="No space left on device"):
+    with pytest.raises(StoreUnavailable, match=r"No space left on device|disk is full"):
         store.check()
     assert store.epoch == 1
     assert store.client("car-7").last == entry
@@ -237,10 +238,31 @@ def test_a_read_only_database(postgres, tmp_path):
     """What a failover to a standby looks like."""
     with Store.open(postgres.new_schema(), tmp_path / "blobs") as store:
         toy = Toy(store)
-        store.database._connection.exec_driver_sql("SET default_transaction_read_only = on")
-        with pytest.raises(StoreUnavailable, match="in a read-only transaction"):
-            toy.upload("car-7")
-        store.database._connection.exec_driver_sql("SET default_transaction_read_only = off")
+        for attempt in (store.check, lambda: toy.upload("car-7")):
+            store.database._connected().exec_driver_sql("SET default_transaction_read_only = on")
+            with pytest.raises(StoreUnavailable, match="in a read-only transaction"):
+                attempt()
+        toy.upload("car-7")  # by a new connection
+        assert store.epoch == 1
+
+
+def test_a_database_that_sqlite_has_found_read_only(tmp_path):
+    """It opens such a file read-only, for as long as the connection lasts."""
+    with Store.open(tmp_path) as store:
+        toy = Toy(store)
+        engine = store.database.engine
+        store.database._disconnect()
+
+        def open_so(*_):
+            return sqlite3.connect(f"file:{tmp_path}/store.db?mode=ro", uri=True, check_same_thread=False)
+
+        sa.event.listen(engine, "do_connect", open_so)
+        for attempt in (store.check, lambda: toy.upload("car-7"), lambda: toy.upload("car-7")):
+            with pytest.raises(StoreUnavailable, match="attempt to write a readonly database"):
+                attempt()
+        assert store.client("car-7") is None  # which leaves a connection in the pool
+        sa.event.remove(engine, "do_connect", open_so)
+        store.check()
         toy.upload("car-7")
         assert store.epoch == 1
 
