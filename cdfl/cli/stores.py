@@ -64,10 +64,10 @@ def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
 
 def _check_exists(place: str) -> None:
     from cdfl.server.database import Database
-    from cdfl.server.places import database_url
+    from cdfl.server.places import database_url, shown
 
     if not Database.exists(database_url(place)):
-        raise StoreError(f"there is no store in {place}; name it with --store, or begin one with `cdfl serve`")
+        raise StoreError(f"there is no store in {shown(place)}; name it with --store, or begin one with `cdfl serve`")
 
 
 @contextmanager

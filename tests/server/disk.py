@@ -6,6 +6,7 @@ Everything between two of its steps happens at once, so failing before and after
 import errno
 import os
 import shutil
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,18 @@ Fault = Literal["crash before", "crash after", "error before", "error after"]
 
 class Crash(BaseException):
     """Power off."""
+
+
+class AtOnce(Executor):
+    """No thread: what is submitted is done, so that a fault comes where it was meant to."""
+
+    def submit(self, function, /, *arguments, **options):
+        future = Future()
+        try:
+            future.set_result(function(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class Disk:

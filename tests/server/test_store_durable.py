@@ -1,12 +1,16 @@
 """Data are synced before they are acknowledged: who does what in which order."""
 
+from contextlib import suppress
+
 import psycopg
 import pytest
 
+from cdfl.server import database
 from cdfl.server.store import Store
+from cdfl.server.verify import verify
 
-from .disk import Disk
-from .toy import Toy, stored_blobs
+from .disk import AtOnce, Crash, Disk
+from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, stored_blobs
 
 
 @pytest.fixture
@@ -78,6 +82,72 @@ def test_a_file_is_synced_before_it_gets_its_name(disk, store, monkeypatch):
     toy.upload("car-7", "car-8")
     toy.snapshot()
     assert seen == [True] * (3 + 2 * 2 + 3)  # models of clusters, uploads and replies, models of clusters
+
+
+ACTIONS = {
+    "begin": (0, lambda toy: toy.store.begin(toy.state, LAYOUT, HYPERPARAMS)),
+    "upload": (7, lambda toy: toy.upload("car-7", "car-8")),
+    "snapshot": (5, lambda toy: toy.snapshot()),
+    "forget": (5, lambda toy: toy.store.forget("car-7", toy.state)),
+    "rollback": (3, lambda toy: toy.store.rollback(3)),
+}
+
+
+@pytest.mark.parametrize("fault", ["crash before", "crash after"])
+@pytest.mark.parametrize("action", list(ACTIONS))
+def test_the_power_may_be_cut_at_every_step(action, fault, tmp_path, monkeypatch):
+    """Each step of an action is the last one once. What comes back is the state before or after, never another."""
+    epoch_after, act = ACTIONS[action]
+    seen = set()
+    for steps in range(100):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        disk = Disk(folder / "blobs", folder / "graveyard")
+        with monkeypatch.context() as patched:
+            disk.install(patched)
+            patched.setattr(database, "SQLITE", ("journal_mode = WAL", "synchronous = OFF"))  # that is not cut here
+            store = Store.open(folder)
+            store._writers = store._cleaner = AtOnce()
+            disk.watch(store)
+            toy, states = (empty if action == "begin" else filled)(store)
+            disk.arm(fault, steps)
+            with suppress(Crash):
+                act(toy)
+            reached = disk.fault is None
+            disk.disarm()
+            store.database.close()
+            disk.power_off()
+            with Store.open(folder) as store:
+                recovered = store.recover()
+                seen.add(recovered and recovered.state.epoch)
+                if recovered:
+                    states[toy.state.epoch] = toy.state
+                    assert recovered.state.epoch == 7 or same_state(recovered.state, states[recovered.state.epoch])
+                    assert verify(store).findings == []
+        if not reached:
+            break
+    assert not reached
+    assert steps > 3
+    both = {None if action == "begin" else 5, epoch_after}
+    assert seen == both or (action, fault, seen) == ("rollback", "crash after", {3})  # its first step is the commit
+
+
+def empty(store):
+    toy = Toy.__new__(Toy)
+    toy.store, toy.state = store, first_state()
+    return toy, {}
+
+
+def filled(store):
+    """Five uploads, and a snapshot of epoch 3; all states by their epochs."""
+    toy = Toy(store)
+    states = {}
+    for client_id in ("car-7", "car-8", "car-7", "car-9", "car-7"):
+        toy.upload(client_id)
+        states[toy.state.epoch] = toy.state
+        if toy.state.epoch == 3:
+            toy.snapshot()
+    return toy, states
 
 
 def test_sqlite_syncs_at_every_commit(real_disk, tmp_path):

@@ -3,7 +3,6 @@
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from cdfl.server.store import Store
 from cdfl.server.verify import verify
 from cdfl.wire import encode_model
 
-from .disk import Crash, Disk
+from .disk import AtOnce, Crash, Disk
 from .toy import LAYOUT, Toy, same_state
 
 CLIENTS = ("car-1", "car-2", "car-3")
@@ -25,18 +24,6 @@ NAMES = st.sampled_from(CLIENTS)
 STEPS = ("write", "fsync", "replace", "commit", "unlink")
 WHEN = st.one_of(st.sampled_from(STEPS), st.integers(0, 9))  # at the next such step, or after so many
 FAILING = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), WHEN))
-
-
-class AtOnce(Executor):
-    """No thread: what is submitted is done, so that a fault comes where it was meant to."""
-
-    def submit(self, function, /, *arguments, **options):
-        future = Future()
-        try:
-            future.set_result(function(*arguments, **options))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -110,7 +97,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(failing=FAILING)
     def rollback(self, failing) -> None:
         epoch = self.store.snapshots()[0].epoch
-        if self.attempt(lambda: self.store.rollback(epoch), failing) or self.store.epoch == epoch:
+        if not self.attempt(lambda: self.store.rollback(epoch), failing):
+            self.restart(failing=None)
+        if self.store.epoch == epoch:
             del self.states[epoch + 1 :], self.uploads[epoch:]
             self.grants = {(name, given) for name, given in self.grants if given <= epoch}
             self.toy.state = self.states[-1]

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cdfl.server.journal import StoreBusy, StoreError, StoreLost, StoreUnavailable
+from cdfl.server.places import shown
 from cdfl.server.store import Store
 
 from .toy import Toy, same_state, stored_blobs
@@ -79,7 +80,7 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
     ("database", "words"),
     [
         ("mysql://me@host/name", "the database is a mysql one; expected sqlite:///FILE or postgresql://"),
-        ("nonsense://x", "expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
+        ("nonsense://me:secret@x", "the database is a nonsense one; expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
         ("sqlite://", "an SQLite database in memory would lose everything; expected sqlite:///FILE"),
         ("://", "expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
     ],
@@ -92,6 +93,19 @@ def test_other_databases(database, words, tmp_path):
 def test_a_database_needs_a_place_for_blobs(store_url):
     with pytest.raises(StoreError, match="a URL of a database needs a place for the blobs as well"):
         Store.open(store_url)
+
+
+def test_nobody_else_may_read_any_file(tmp_path):
+    with Store.open(tmp_path) as store:
+        Toy(store).upload("car-7")
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) >= 8
+        assert {path.name: oct(path.stat().st_mode & 0o077) for path in files if path.stat().st_mode & 0o077} == {}
+
+
+def test_a_place_is_shown_without_its_password(tmp_path):
+    assert shown("postgresql://me:secret@host/name") == "postgresql+psycopg://me:***@host/name"
+    assert shown(tmp_path) == str(tmp_path)
 
 
 # -- PostgreSQL: the lock lives and dies with a connection
@@ -147,6 +161,11 @@ def test_an_owner_waits_for_its_own_ghost(postgres, apart):
                 toy.upload("car-7")
         toy.upload("car-7")
         assert store.epoch == 1
+
+
+def test_a_schema_that_does_not_exist(postgres, tmp_path):
+    with pytest.raises(StoreError, match="the tables of the store cannot be made: no schema has been selected"):
+        Store.open(f"{postgres.url}&options=-csearch_path%3Dnowhere", tmp_path)
 
 
 def test_stores_may_share_a_database(postgres, tmp_path):
