@@ -1,0 +1,75 @@
+"""All campaigns, on both databases, by name."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.crash import faults
+from benchmarks.crash.checks import Report
+from benchmarks.crash.kills import kill_often
+from benchmarks.crash.nursery import Nursery
+from benchmarks.crash.site import Site
+from benchmarks.crash.syncs import check_syncs
+from tests.server.postgres import Postgres
+
+DATABASES = ("sqlite", "postgresql")
+CAMPAIGNS = {  # and where each makes sense
+    "server killed": DATABASES,
+    "disk full": DATABASES,
+    "disk read-only": DATABASES,
+    "folder immutable": ("sqlite",),  # the files of the database among them
+    "database away": ("postgresql",),
+    "connection cut": DATABASES,
+    "client killed": DATABASES,
+    "synced before acknowledged": DATABASES,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    kills: int = 100  # of a server at its work; half as many again come while it starts
+    faults: int = 10  # times that disk or database go away
+    cuts: int = 200  # of connections
+    client_kills: int = 50
+    traced: int = 40  # uploads whose system calls are looked at
+    clients: int = 5
+
+
+class Campaigns:
+    """Runs them, each in a folder and a database of its own."""
+
+    def __init__(self, nursery: Nursery, postgres: Postgres, folder: Path, size: Size, chance: random.Random) -> None:
+        self.nursery, self.postgres, self.folder, self.size, self.chance = nursery, postgres, folder, size, chance
+
+    def run(self, name: str, database: str) -> Report:
+        """Run one; NotHere if this machine cannot."""
+        folder = self.folder / f"{database}-{name.replace(' ', '-')}"
+        folder.mkdir(parents=True)
+        if name.startswith("disk"):
+            with faults.small_disk(folder / "disk") as disk:
+                return self._on_disk(name, database, folder, disk)
+        site, size = self._site(database, folder, folder / "store"), self.size
+        if name == "server killed":
+            return kill_often(site, size.kills, size.clients, self.chance)
+        if name == "connection cut":
+            return faults.cut_connections(site, size.cuts, size.clients, self.chance)
+        if name == "client killed":
+            return faults.killed_clients(site, size.client_kills, size.clients, self.chance)
+        if name == "synced before acknowledged":
+            return check_syncs(site, size.traced, None if site.is_sqlite else self.postgres)
+        fault = {"folder immutable": faults.immutable_folder, "database away": faults.away(self.postgres)}[name]
+        return faults.live_through(site, fault, size.faults, size.clients, self.chance)
+
+    def _on_disk(self, name: str, database: str, folder: Path, disk: Path) -> Report:
+        """A disk that is full holds SQLite as well; one that is read-only cannot, while somebody writes to it."""
+        if name == "disk full":
+            site, fault = self._site(database, folder, disk), faults.full_disk
+        else:
+            site, fault = self._site(database, folder, folder / "store", blobs=disk / "blobs"), faults.read_only_disk
+        return faults.live_through(site, fault, self.size.faults, self.size.clients, self.chance)
+
+    def _site(self, database: str, folder: Path, store: Path, blobs: Path | None = None) -> Site:
+        place = str(store) if database == "sqlite" else self.postgres.new_schema()
+        return Site(self.nursery, folder, place, blobs or store / "blobs")

@@ -1,0 +1,173 @@
+"""Is everything that was acknowledged there, once, and are the models what a replay through `core` gives?"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import torch
+from torch import Tensor
+
+from benchmarks.crash.clients import Ledger, Ledgers
+from benchmarks.crash.site import Site
+from cdfl import wire
+from cdfl.core import Hyperparams, Layout, Reply, ServerState, Upload, server_update
+from cdfl.server.journal import Entry
+
+
+@dataclass
+class Report:
+    """What a campaign counted, and what was not as it should be: one sentence each."""
+
+    counts: dict[str, Any] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+    def expect(self, fine: bool, finding: str) -> None:
+        """Note a finding unless all is fine."""
+        if not fine:
+            self.findings.append(finding)
+
+
+def settle(site: Site, first: ServerState, report: Report) -> None:
+    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, look at everything."""
+    ledgers = Ledgers(site.folder)
+    check_repeats(site, ledgers, report)
+    report.expect(site.stop() == 0, "the server did not end in order when it was told to stop")
+    check_answers(ledgers.read(), report)
+    with site.open_store() as store:
+        entries = list(store.all_entries(0))
+        found = store.recover()
+    assert found is not None
+    check_journal(entries, ledgers.read(), report)
+    replies = check_models(first, entries, ledgers, found.state, found.hyperparams, found.layout, report)
+    check_replies(replies, ledgers.read(), report)
+    check_files(site, report)
+    code, output = site.command("verify")
+    report.expect(code == 0, f"cdfl verify: {output[-500:]}")
+    report.counts |= {
+        "uploads acknowledged": sum(
+            len({line["answered"] for line in ledger.acknowledged}) for ledger in ledgers.read()
+        ),
+        "uploads in the journal": len(entries),
+        "outcomes": dict(Counter(entry.outcome for entry in entries)),
+        "times sent": sum(len(ledger.sent) for ledger in ledgers.read()),
+    }
+
+
+def check_files(site: Site, report: Report) -> None:
+    """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
+    missing, left = site.files()
+    kept = [name for name in left if name.startswith(("upload-", "reply-"))]
+    report.expect(not kept, f"files are left over: {kept}")
+    if left:
+        site.start()
+        site.stop()
+        missing, left = site.files()
+    report.expect(not missing, f"files are missing: {missing}")
+    report.expect(not left, f"files are left over, even after a start: {left}")
+
+
+def check_repeats(site: Site, ledgers: Ledgers, report: Report) -> None:
+    """The last upload of every client, sent once more, gives the bytes it gave."""
+    for ledger in ledgers.read():
+        if not ledger.replies:
+            continue
+        last = ledger.replies[-1]
+        sent = next(line for line in ledger.sent if line["sent"] == last["reply"])
+        headers = {
+            wire.CLIENT: ledger.client_id,
+            wire.KEY: sent["sent"],
+            wire.BASE_EPOCH: str(sent["base_epoch"]),
+            "Content-Type": wire.CONTENT_TYPE,
+        }
+        body = ledgers.body(sent["digest"])
+        answer = httpx.post(f"{site.url}/v1/updates", content=body, headers=headers, timeout=30, verify=False)
+        same = answer.status_code == 200 and hashlib.sha256(answer.content).hexdigest() == last["digest"]
+        report.expect(same, f"the last upload of {ledger.client_id}, repeated, gave {answer.status_code}, other bytes")
+
+
+def check_answers(ledgers: list[Ledger], report: Report) -> None:
+    """Refusals asked to come again; a key always got the same answer."""
+    refusals: Counter[str] = Counter()
+    for ledger in ledgers:
+        for answer in ledger.refusals:
+            refusals[str(answer["status"])] += 1
+            fine = answer["status"] in (409, 503) and answer["retry_after"] is not None
+            report.expect(fine, f"{ledger.client_id} got {answer}; expected 503, or 409 while in progress: Retry-After")
+        for name, lines in (("epoch", ledger.acknowledged), ("digest", ledger.replies), ("head", ledger.replies)):
+            told: dict[str, set[Any]] = {}
+            for line in lines:
+                told.setdefault(line.get("answered") or line["reply"], set()).add(line[name])
+            for key, values in told.items():
+                report.expect(len(values) == 1, f"{ledger.client_id}, {key}: told {name} {values}; expected always one")
+    report.counts["refusals"] = dict(refusals)
+
+
+def check_journal(entries: list[Entry], ledgers: list[Ledger], report: Report) -> None:
+    """Epochs without a gap, every key once, every acknowledged upload at the epoch it was told, nobody else's."""
+    epochs = [entry.epoch for entry in entries]
+    report.expect(epochs == list(range(1, len(entries) + 1)), f"the epochs of the journal have gaps: {epochs}")
+    kept = {(entry.client_id, entry.key): entry for entry in entries}
+    report.expect(len(kept) == len(entries), "an upload was applied twice")
+    sent = {(ledger.client_id, line["sent"]): line for ledger in ledgers for line in ledger.sent}
+    for ledger in ledgers:
+        for answer in ledger.acknowledged:
+            entry = kept.get((ledger.client_id, answer["answered"]))
+            where = None if entry is None else entry.epoch
+            told = f"{ledger.client_id} was told that {answer['answered']} is epoch {answer['epoch']}"
+            report.expect(where == answer["epoch"], f"{told}; the journal has it at {where}")
+    for place, entry in kept.items():
+        line = sent.get(place, {})
+        same = (line.get("digest"), line.get("base_epoch")) == (entry.digest, entry.base_epoch)
+        report.expect(same, f"entry {entry.epoch} is not what {entry.client_id} sent: {line}")
+
+
+def check_models(
+    first: ServerState,
+    entries: list[Entry],
+    ledgers: Ledgers,
+    stored: ServerState,
+    hyperparams: Hyperparams,
+    layout: Layout,
+    report: Report,
+) -> dict[tuple[str, str], str]:
+    """Decide every upload again, from epoch 0 and what the clients say they sent; returns digests of the replies."""
+    state, mixtures = first, dict[str, Tensor]()
+    digests = {}
+    for entry in entries:
+        model = wire.decode_model(ledgers.body(entry.digest), layout)
+        state, reply = decide(state, entry, model, hyperparams, mixtures.get(entry.client_id))
+        mixtures[entry.client_id] = reply.mixture
+        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+        told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
+        now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
+        report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
+        body = wire.encode_model(reply.personal_model, layout)
+        digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms"):
+        same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
+        report.expect(same, f"the stored {part} are not those of a replay")
+    return digests
+
+
+def decide(
+    state: ServerState, entry: Entry, model: Tensor, hyperparams: Hyperparams, last_mixture: Tensor | None
+) -> tuple[ServerState, Reply]:
+    """One step of the replay: losses are taken from the journal, everything else is computed."""
+    losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
+    known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
+    after = torch.tensor(known, dtype=torch.float64)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses)
+    return server_update(state, upload, hyperparams, lambda _, clusters: after[clusters], last_mixture)
+
+
+def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:
+    """Every reply that ever arrived is, byte for byte, the one of the replay."""
+    arrived = 0
+    for ledger in ledgers:
+        for line in ledger.replies:
+            arrived += 1
+            same = digests.get((ledger.client_id, line["reply"])) == line["digest"]
+            report.expect(same, f"the reply to {ledger.client_id}, {line['reply']}, is not that of a replay")
+    report.counts["replies compared"] = arrived

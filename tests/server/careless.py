@@ -1,0 +1,30 @@
+"""Servers that acknowledge what they have not synced: whoever claims to notice that is tried on them."""
+
+import os
+from typing import Any
+
+from benchmarks.crash.nursery import cdfl
+from cdfl.server import database
+
+
+def without_syncing_files(*arguments: str) -> None:
+    os.fsync = lambda file: None
+    cdfl(*arguments)
+
+
+def without_syncing_sqlite(*arguments: str) -> None:
+    set_up = database._set_up_sqlite
+
+    def careless(connection: Any, record: object) -> None:
+        set_up(connection, record)
+        connection.execute("PRAGMA synchronous = OFF").close()
+
+    database._set_up_sqlite = careless
+    cdfl(*arguments)
+
+
+def without_syncing_postgresql(*arguments: str) -> None:
+    options = str(database._POSTGRES["options"])
+    assert "synchronous_commit=on" in options
+    database._POSTGRES["options"] = options.replace("synchronous_commit=on", "synchronous_commit=off")
+    cdfl(*arguments)
