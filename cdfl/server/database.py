@@ -203,10 +203,9 @@ class Database:
 
     def _take(self, connection: sa.Connection) -> None:
         """Become the owner, or make sure that nobody else was in the meantime."""
+        self._check_not_replaced(connection)  # no need to wait for a lock that somebody else has
         locked = self._lock(connection)
-        written = owner_of(connection)
-        if self._owner and written != self._owner:
-            raise StoreLost(f"the store was taken over by another server ({describe(written)}); this one must stop")
+        written = self._check_not_replaced(connection)
         if not locked and self._owner:
             raise StoreUnavailable("the database has not yet noticed that the old connection of this server is dead")
         if not locked:
@@ -217,6 +216,13 @@ class Database:
             about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
             owner = json.dumps({**about, "nonce": secrets.token_hex(8)})
             self._enter(connection, owner)
+
+    def _check_not_replaced(self, connection: sa.Connection) -> str:
+        """Refuse to go on where this server was the owner and another one came after it; returns the last owner."""
+        written = owner_of(connection)
+        if self._owner and written != self._owner:
+            raise StoreLost(f"the store was taken over by another server ({describe(written)}); this one must stop")
+        return written
 
     def _enter(self, connection: sa.Connection, owner: str) -> None:
         """The first thing an owner does: bring the tables up to date and sign."""
