@@ -32,8 +32,23 @@ def table(stored: dict[str, Any]) -> str:
         cells = [row["campaign"], row["database"], _often(counts), *map(_number, [*numbers, refused])]
         rows.append(f"| {' | '.join(cells)} | {len(row['findings'])} |")
     on = stored["machine"]
+    kills = [row for row in stored["campaigns"] if row["campaign"] == "server killed"]
     versions = f"SQLite {on['sqlite']}, PostgreSQL {on['postgresql']}, Python {on['python']}"
-    return "\n".join([*rows, "", f"{on['cpu']}, {on['cores']} cores; {versions}, {on['date']}.", ""])
+    machine = f"{on['cpu']}, {on['cores']} cores; {versions}, {on['date']}."
+    return "\n".join([*rows, "", *map(_moments, kills), "", machine, ""])
+
+
+def _moments(row: dict[str, Any]) -> str:
+    """Where the kills have hit."""
+    counts = row["counts"]
+    left = {kind: counts.get(f"with a file left over: {kind}", 0) for kind in ("spool", "upload", "reply", "snapshot")}
+    return (
+        f"Kills on {row['database']}: {counts['while starting']} while it started; of the {counts['at work']} at work, "
+        f"{counts['with uploads on their way']} with uploads on their way, "
+        f"{counts['with an upload applied, its answer lost']} between an upload and its answer; "
+        f"{left['spool']} left an upload half received, {left['upload']} one not yet in the journal, "
+        f"{left['reply']} a reply and {left['snapshot']} models of a snapshot that nobody speaks of (or no longer).  "
+    )
 
 
 def _often(counts: dict[str, Any]) -> str:
