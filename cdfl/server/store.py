@@ -1,54 +1,40 @@
 """The store: journal, snapshots, clients, grants and tokens. What `commit` has returned from survives anything.
 
-One process owns a store and writes to it, from one thread at a time; reads may come from any thread.
+One process owns a store and writes to it, from one thread at a time; reads (`Reader`) may come from any thread.
 Every method may raise StoreUnavailable; then nothing was changed, and the same call works when the store is back.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
-from torch import Tensor
 
 from cdfl.core import Hyperparams, Layout, ServerState
 from cdfl.server import rows, schema
 from cdfl.server.blobs import Blobs, Body, new_name, open_blobs
 from cdfl.server.database import Database, InDoubt
-from cdfl.server.journal import (
-    ClientRecord,
-    Entry,
-    Recovered,
-    Retention,
-    Snapshot,
-    StoreDamaged,
-    StoreError,
-    StoreUnavailable,
-)
+from cdfl.server.journal import Entry, Retention, StoreUnavailable
 from cdfl.server.places import blobs_place, claim, database_url, sweep
-from cdfl.server.replay import replay
-from cdfl.server.snapshots import load_state, read_exactly, save_snapshot
+from cdfl.server.reader import Reader
+from cdfl.server.snapshots import save_snapshot
 from cdfl.server.tokens import Tokens
-from cdfl.wire import decode_model
 
 SYNCING = 4  # replies of a group that are written at the same time
-PIECE = 256  # entries read at a time
 
 
-class Store:
+class Store(Reader):
     """Where a server keeps everything."""
 
     def __init__(self, database: Database, blobs: Blobs, retention: Retention) -> None:
-        self.database = database
-        self.blobs = blobs
+        super().__init__(database, blobs)
         self.retention = retention
         self.tokens = Tokens(database)
         self.epoch: int | None = None  # of the last committed entry; None: nothing was begun yet
-        self.journal_start = 0  # entries before this one may be gone
         self._turn = threading.RLock()  # held while `epoch` and what is written can differ
         self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
         self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
@@ -116,34 +102,6 @@ class Store:
         self._keep_snapshot(state, layout, hyperparams)
         self.epoch = 0
 
-    def recover(self, progress: Callable[[int, int], None] | None = None) -> Recovered | None:
-        """The newest snapshot with the journal after it replayed; None: nothing was begun yet.
-
-        `progress` is told how many of how many entries are done.
-        """
-        while kept := self.snapshots():
-            try:
-                return self._replayed(kept[-1], progress)
-            except StoreDamaged:
-                if self.snapshots() == kept:  # else a running server has deleted what was about to be read
-                    raise
-        return None
-
-    def _replayed(self, newest: Snapshot, progress: Callable[[int, int], None] | None) -> Recovered:
-        layout = self.layout()
-        state = load_state(newest, layout, self.blobs)
-        total = self.newest_epoch() - newest.epoch
-        for entry in self.all_entries(newest.epoch):
-            state, reply = replay(state, entry, self.read_upload(entry, layout), newest.hyperparams)
-            if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
-                raise StoreDamaged(
-                    f"entry {entry.epoch} moved the clusters by {entry.rates}, but the stored hyperparameters give "
-                    f"{tuple(reply.rates.tolist())}; restore a backup, or go back with `cdfl rollback`"
-                )
-            if progress is not None:
-                progress(state.epoch - newest.epoch, total)
-        return Recovered(state, layout, newest.hyperparams, replayed=state.epoch - newest.epoch)
-
     def snapshot(self, state: ServerState, hyperparams: Hyperparams | None = None) -> None:
         """Keep the clusters as they are at `state.epoch`, then `prune`. May run in a thread while commits go on.
 
@@ -172,26 +130,6 @@ class Store:
         self.journal_start = start
         self._discard(names)
 
-    def snapshots(self) -> list[Snapshot]:
-        """All kept snapshots, oldest first."""
-        with self.reading() as connection:
-            return rows.all_snapshots(connection)
-
-    def snapshot_at(self, epoch: int) -> Snapshot:
-        """The snapshot of an epoch."""
-        kept = {snapshot.epoch: snapshot for snapshot in self.snapshots()}
-        if epoch not in kept:
-            raise ValueError(f"there is no snapshot of epoch {epoch}; there are those of {', '.join(map(str, kept))}")
-        return kept[epoch]
-
-    def layout(self) -> Layout:
-        """The layout of the model the store was begun with."""
-        with self.reading() as connection:
-            text = schema.get(connection, "layout")
-        if text is None:
-            raise StoreError("the store is empty; start a server with `cdfl serve` first")
-        return rows.layout_from_json(text)
-
     def cut_off(self, epoch: int) -> tuple[int, int]:
         """How many uploads of how many clients a rollback to this snapshot deletes."""
         self.snapshot_at(epoch)
@@ -213,32 +151,12 @@ class Store:
 
     # -- clients
 
-    def client(self, client_id: str) -> ClientRecord | None:
-        """What is known of a client."""
-        with self.reading() as connection:
-            return rows.client(connection, client_id)
-
-    def num_clients(self) -> int:
-        """How many clients are known."""
-        with self.reading() as connection:
-            return rows.num_clients(connection)
-
     def grant(self, client_id: str, epoch: int) -> None:
         """Remember that this client was given a model of this epoch; durable. `commit` does so for its replies."""
         if not self.was_given(client_id, epoch):
             with self.writing() as connection:
                 keep = self.retention.keep_grants
                 rows.add_grant(connection, self.database, client_id, epoch, keep=keep, now=time.time())
-
-    def was_given(self, client_id: str, epoch: int) -> bool:
-        """Whether this client may name this epoch as its base epoch.
-
-        Epochs older than the journal are refused: nobody could tell whether their upload was taken already.
-        """
-        if epoch < self.journal_start:
-            return False
-        with self.reading() as connection:
-            return rows.was_given(connection, client_id, epoch)
 
     # -- uploads
 
@@ -284,43 +202,7 @@ class Store:
             raise
         self._discard([*old_replies, *(uploads - {entry.upload for entry in entries})])
 
-    def find(self, client_id: str, key: str) -> Entry | None:
-        """The entry of an idempotency key, if it was used. Its reply may be gone (`entry.reply` None): 410."""
-        with self.reading() as connection:
-            return rows.find(connection, client_id, key)
-
-    def read_reply(self, entry: Entry) -> bytes | None:
-        """The reply to an entry, byte for byte; None: no longer kept."""
-        return None if entry.reply is None else self.blobs.read(entry.reply)
-
-    def read_upload(self, entry: Entry, layout: Layout) -> Tensor | None:
-        """The local model of an entry, checked against its digest; None: not kept."""
-        if entry.upload is None:
-            return None
-        return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout)
-
-    def entries(self, after: int, limit: int = 1000) -> list[Entry]:
-        """Entries with epochs above `after`, oldest first, as far back as the journal goes."""
-        with self.reading() as connection:
-            return rows.entries(connection, schema.journal.c.epoch > after, limit=limit)
-
-    def newest_epoch(self) -> int:
-        """The epoch of the last entry, also where another process owns the store."""
-        with self.reading() as connection:
-            return rows.last_epoch(connection) or 0
-
-    def all_entries(self, after: int) -> Iterator[Entry]:
-        """The same, however many there are."""
-        while piece := self.entries(after, PIECE):
-            yield from piece
-            after = piece[-1].epoch
-
     # -- forgetting
-
-    def knows(self, client_id: str) -> bool:
-        """Whether anything is stored of a client, and be it a token."""
-        with self.reading() as connection:
-            return rows.knows(connection, client_id)
 
     def forget(self, client_id: str, state: ServerState | None) -> bool:
         """Remove all that is stored of a client; was there anything? `state` is the server's now; None: nothing begun.
@@ -346,19 +228,7 @@ class Store:
         with self.writing() as connection:
             rows.ask_to_forget(connection, self.database, client_id, time.time())
 
-    def asked_to_forget(self) -> list[str]:
-        """Clients that `cdfl forget` wants forgotten while a server runs: the owner looks every second or so."""
-        with self.reading() as connection:
-            return rows.asked_to_forget(connection)
-
     # -- inside
-
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
-        """A connection to read rows from."""
-        self._resolve()
-        with self.database.read() as connection:
-            yield connection
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
