@@ -51,7 +51,7 @@ def _run_all(chosen: argparse.Namespace) -> None:
     postgres = Postgres(binaries)
     rows = []
     try:
-        postgres.start("fsync=on")
+        postgres.start()
         with Nursery() as nursery, tempfile.TemporaryDirectory(prefix="cdfl-crash-") as folder:
             campaigns = Campaigns(nursery, postgres, Path(folder), Size(kills=chosen.kills), chance)
             for name, databases in CAMPAIGNS.items():

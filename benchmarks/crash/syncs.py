@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,11 +52,12 @@ class Call:
 def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None, **how: str) -> Report:
     """Trace a server while clients upload, several at a time; then look at every answer it gave."""
     report = Report()
-    server = site.start("--keep-uploads", "--snapshot-every", "1000", **how)
     log = site.folder / "strace.log"
-    with traced([server.pid, *(_family(postgres) if postgres else [])], log), ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: _upload(site, f"client-{number}"), range(uploads)))
-    site.stop()
+    with syncing(postgres) as family:
+        server = site.start("--keep-uploads", "--snapshot-every", "1000", **how)
+        with traced([server.pid, *family()], log), ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: _upload(site, f"client-{number}"), range(uploads)))
+        site.stop()
     calls = read_trace(log)
     with site.open_store() as store:
         entries = list(store.all_entries(0))
@@ -66,6 +67,21 @@ def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None, **ho
     syncs = sum(call.name in SYNCS for call in calls)
     report.counts |= {"answers looked at": len(entries), "syncs seen": syncs}
     return report
+
+
+@contextmanager
+def syncing(postgres: Postgres | None) -> Iterator[Callable[[], list[int]]]:
+    """A PostgreSQL that syncs, which is turned off elsewhere; gives a way to find its processes."""
+    if postgres is None:
+        yield list
+        return
+    postgres.stop()
+    postgres.start("fsync=on")
+    try:
+        yield lambda: _family(postgres)
+    finally:
+        postgres.stop()
+        postgres.start()
 
 
 @contextmanager
@@ -130,12 +146,12 @@ def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
         if not after:
             yield f"the folder was not synced after {name} got its name"
         settled = max(settled, min(after, default=-1))
-    spoken = [call for call in before if _speaks(call, str(entry.reply), site)]
-    if not spoken:
+    spoken = next((call for call in before if _speaks(call, str(entry.reply), site)), None)
+    if spoken is None:
         yield "the database did not speak of it when it was answered"
-    elif spoken[0].begin < settled:
+    elif spoken.begin < settled:
         yield "the database spoke of it before its folder was synced"
-    elif not any(call.begin > spoken[-1].end for call in before if _is_log_sync(call, site)):
+    elif not any(call.begin > spoken.end and _makes_durable(call, spoken, site) for call in before):
         yield "the log of the database was not synced before it was answered"
 
 
@@ -146,8 +162,11 @@ def _speaks(call: Call, name: str, site: Site) -> bool:
     return call.path.startswith("socket:") and name in call.text
 
 
-def _is_log_sync(call: Call, site: Site) -> bool:
-    return call.name in SYNCS and (call.path.endswith("-wal") if site.is_sqlite else "/pg_wal/" in call.path)
+def _makes_durable(call: Call, spoken: Call, site: Site) -> bool:
+    """A sync of the log of the database; SQLite's, by the thread that wrote it."""
+    if site.is_sqlite:
+        return call.name in SYNCS and call.path.endswith("-wal") and call.thread == spoken.thread
+    return call.name in SYNCS and "/pg_wal/" in call.path
 
 
 def _upload(site: Site, client_id: str) -> None:

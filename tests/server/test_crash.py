@@ -27,20 +27,9 @@ def nursery():
         yield nursery
 
 
-@pytest.fixture
-def synced_postgres(postgres):
-    """A PostgreSQL that syncs, which the other tests do without."""
-    postgres.stop()
-    postgres.start("fsync=on")
-    yield postgres
-    postgres.stop()
-    postgres.start()
-
-
 @pytest.mark.parametrize(("name", "database"), EVERY)
 def test_the_server_keeps_its_word(nursery, request, tmp_path, name, database):
-    fixture = "synced_postgres" if name == "synced before acknowledged" else "postgres"
-    postgres = None if database == "sqlite" else request.getfixturevalue(fixture)
+    postgres = None if database == "sqlite" else request.getfixturevalue("postgres")
     try:
         report = Campaigns(nursery, postgres, tmp_path, SHORT, random.Random()).run(name, database)  # noqa: S311
     except NotHere as reason:
@@ -71,9 +60,9 @@ def test_an_sqlite_that_does_not_sync_is_noticed(nursery, tmp_path):
     assert sorted(findings) == sorted(f"entry {epoch}: {what}" for epoch in range(1, SHORT.traced + 1))
 
 
-def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, synced_postgres):
-    site = Site(nursery, tmp_path, synced_postgres.new_schema(), tmp_path / "blobs")
-    findings = careless(site, "without_syncing_postgresql", postgres=synced_postgres)
+def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, postgres):
+    site = Site(nursery, tmp_path, postgres.new_schema(), tmp_path / "blobs")
+    findings = careless(site, "without_syncing_postgresql", postgres=postgres)
     assert findings  # not for every answer: it syncs in the background, a few times a second
     assert all("the log of the database was not synced before it was answered" in finding for finding in findings)
 
