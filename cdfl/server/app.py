@@ -53,13 +53,13 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
     async def model(request: Request) -> Response:
         """Join or refresh: a newcomer gets the average of the clusters, a known client its last mixture."""
         dtype = _dtype(request)
-        return await _model_response(await intake.model(request), request, dtype, session)
+        return await _model_response(await intake.model(request), request, dtype, intake)
 
     @app.post("/v1/updates", response_class=Response, **pages.UPDATES)
     async def updates(request: Request) -> Response:
         """Upload the model that was trained, receive a personal one. With one key an upload counts once."""
         dtype = _dtype(request)
-        return await _model_response(await intake.update(request), request, dtype, session)
+        return await _model_response(await intake.update(request), request, dtype, intake)
 
     @app.get("/v1/status", **pages.QUESTION)
     async def status(request: Request) -> pages.Status:
@@ -174,14 +174,14 @@ class ModelResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _model_response(answer: Answer, request: Request, dtype: DType, session: Session) -> Response:
+async def _model_response(answer: Answer, request: Request, dtype: DType, intake: Intake) -> Response:
     """A reply as this client wants it: another dtype, zstd."""
     headers = answer.head.to_headers() | {"Cache-Control": "no-store"}
-    parts: tuple[bytes | memoryview, ...] = await asyncio.to_thread(
-        body_parts, answer.personal_model, session.layout, dtype
+    parts: tuple[bytes | memoryview, ...] = await intake.in_thread(
+        body_parts, answer.personal_model, intake.session.layout, dtype
     )
     if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # it hardly shrinks weights: only if asked
-        parts = (await asyncio.to_thread(compress, b"".join(parts)),)
+        parts = (await intake.in_thread(compress, b"".join(parts)),)
         headers["Content-Encoding"] = "zstd"
     return ModelResponse(parts, headers)
 

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from cdfl.server.journal import ClientRecord, Entry, StoreUnavailable
 from cdfl.server.limits import Limits, RateLimit
 from cdfl.server.receive import Body, check_head, content_coding
 from cdfl.server.session import RETRY_SECONDS, Session
+from cdfl.server.threads import pool
 from cdfl.server.uploads import Answer, Submission, head_of
 from cdfl.wire import (
     BASE_EPOCH,
@@ -64,7 +64,7 @@ class Intake:
         self.body_limit = limits.body_bytes or body_size(session.layout) + ROOM
         self._rate = RateLimit(limits.requests_per_second, limits.burst)
         self._places: dict[str, _Place] = {}
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="cdfl-intake")
+        self._threads = pool(THREADS, "cdfl-intake")
 
     def close(self) -> None:
         """Let the threads go."""
@@ -72,17 +72,17 @@ class Intake:
 
     async def model(self, request: Request) -> Answer:
         """Join or refresh."""
-        return await self._in_thread(self._model, request.headers)
+        return await self.in_thread(self._model, request.headers)
 
     async def client(self, request: Request) -> tuple[str, ClientRecord | None]:
         """Who asks, and what is known of it."""
-        return await self._in_thread(self._client, request.headers)
+        return await self.in_thread(self._client, request.headers)
 
     async def update(self, request: Request) -> Answer:
         """Take one upload, and answer it when it is durable."""
         body = Body(request, self.limits)
         check_head(request.headers, self.body_limit)
-        visit = await self._in_thread(self._visit, request.headers)
+        visit = await self.in_thread(self._visit, request.headers)
         async with self._place(visit, body) as place:
             return await self._take(visit, body, place, content_coding(request.headers))
 
@@ -94,7 +94,7 @@ class Intake:
             with self.metrics.timed("receive"):
                 await body.spool(spool, self.body_limit)
             place.body = None
-            ready = await self._in_thread(self._ready, visit, spool, coding)
+            ready = await self.in_thread(self._ready, visit, spool, coding)
         except OSError as error:  # the disk is full, or gone
             raise StoreUnavailable(f"the upload cannot be written: {error}") from error
         finally:
@@ -125,7 +125,8 @@ class Intake:
             if self._places.get(visit.client_id) is place:
                 del self._places[visit.client_id]
 
-    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call something that takes a while."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     # -- in threads

@@ -25,6 +25,7 @@ from cdfl.server.journal import Entry, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
+from cdfl.server.threads import torch_threads, use_torch_threads
 from cdfl.server.uploads import Answer, Submission, entry_of, head_of
 from cdfl.wire import ReplyHead, UnavailableError, UnfitError, WireError, body_parts
 
@@ -94,9 +95,9 @@ class Session:
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._looked_at: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._closed = False
-        threads = torch.get_num_threads()  # torch gives a new thread another number, and sums other bits
+        self._cores = torch.get_num_threads()  # for evaluation; torch gives a new thread another number, and other bits
         self._threads = [
-            threading.Thread(target=work, args=(threads,), name=f"cdfl-{name}", daemon=True)
+            threading.Thread(target=work, name=f"cdfl-{name}", daemon=True)
             for name, work in (("evaluate", self._evaluate), ("apply", self._apply))
         ]
         self.metrics.queue.set_function(lambda: self._depth)
@@ -158,8 +159,8 @@ class Session:
 
     # -- the thread that looks at uploads
 
-    def _evaluate(self, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def _evaluate(self) -> None:
+        use_torch_threads(self._cores)
         going_on = True
         while going_on:
             batch, going_on = _take(self._waiting, self._group)
@@ -190,8 +191,8 @@ class Session:
 
     # -- the thread that applies them
 
-    def _apply(self, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def _apply(self) -> None:
+        use_torch_threads(1)
         going_on = True
         while going_on:
             group, going_on = _take(self._looked_at, self._group, patience=CHORE_SECONDS)
@@ -245,7 +246,8 @@ class Session:
         def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
             nonlocal looking
             begun = time.perf_counter()
-            losses = self._look_at_clusters(models, clusters).cpu()
+            with torch_threads(self._cores):
+                losses = self._look_at_clusters(models, clusters).cpu()
             looking += time.perf_counter() - begun
             return losses
 

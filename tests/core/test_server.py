@@ -481,3 +481,23 @@ def test_never_a_nan_in_a_model(numbers, bar, mixture):
             return
     assert bool(torch.isfinite(state.cluster_models).all())
     assert bool(torch.isfinite(reply.personal_model).all())
+
+
+@pytest.mark.parametrize("cluster_step", ["towards", "along"])
+def test_the_number_of_threads_changes_no_bit(cluster_step):
+    """A journal that was written with some cores is replayed with others."""
+    random = torch.Generator().manual_seed(0)
+    clusters = torch.randn(4, 100_000, generator=random)
+    upload = Upload(clusters.mean(dim=0), base_epoch=0, losses=torch.tensor([1.0, 1.1, 1.2, 1.3]))
+    hyperparams = Hyperparams(max_harm=2.0, cluster_step=cluster_step)
+    look = lambda models, which: torch.ones(len(which))  # noqa: E731
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            state, reply = server_update(initial_state(clusters, look), upload, hyperparams, look)
+            parts = (state.cluster_models, state.recent_harms, reply.personal_model, reply.mixture, reply.rates)
+            found.add(tuple(part.numpy().tobytes() for part in parts))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1

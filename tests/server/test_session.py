@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from cdfl import wire
-from cdfl.core import initial_state
+from cdfl.core import initial_state, server_update
 from cdfl.server.chores import SNAPSHOT_SECONDS, Chores
 from cdfl.server.journal import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, Pace
 from cdfl.server.session import Session
 from cdfl.server.store import Store
+from cdfl.server.threads import pool
 from cdfl.server.uploads import Submission
 
 from .live import wait_for
@@ -290,18 +291,43 @@ class TestChores:
         wait_for(lambda: store.snapshots()[-1].epoch == 1)
 
 
-def test_torch_uses_as_many_threads_as_in_the_main_one(store):
-    """Else sums would have other bits than in a simulation."""
-    seen = []
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads, monkeypatch):
+    """Else its sums would have other bits than in a simulation, and vectors would be waited for more than worked on."""
+    seen = {"uploads": set(), "clusters": set(), "server_update": set()}
+
+    class Watched(Eyes):
+        def of_each(self, vectors):
+            seen["uploads"].add(torch.get_num_threads())
+            return super().of_each(vectors)
 
     def look(models, clusters):
-        seen.append(torch.get_num_threads())
+        seen["clusters"].add(torch.get_num_threads())
         return evaluate(models, clusters)
 
-    session = Session(first_state(), LAYOUT, HYPERPARAMS, store, Eyes(), look)
-    session.submit(submission(store)).result(10)
+    def update(*args):
+        seen["server_update"].add(torch.get_num_threads())
+        return server_update(*args)
+
+    monkeypatch.setattr("cdfl.server.session.server_update", update)
+    session = Session(first_state(), LAYOUT, HYPERPARAMS, store, Watched(), look)
+    for number in range(2):
+        session.submit(submission(store, key=str(number))).result(10)
     session.close()
-    assert set(seen) == {torch.get_num_threads()}
+    assert seen == {"uploads": {3}, "clusters": {3}, "server_update": {1}}
+
+
+def test_pools_use_torch_alone(three_threads):
+    with pool(1, "test") as threads:
+        assert threads.submit(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == 3
 
 
 def test_chores_are_done_at_leisure(store):
