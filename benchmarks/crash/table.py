@@ -33,7 +33,7 @@ def table(stored: dict[str, Any]) -> str:
         rows.append(f"| {' | '.join(cells)} | {len(row['findings'])} |")
     on = stored["machine"]
     kills = [row for row in stored["campaigns"] if row["campaign"] == "server killed"]
-    versions = f"SQLite {on['sqlite']}, PostgreSQL {on['postgresql']}, Python {on['python']}"
+    versions = f"SQLite {on['sqlite']}, PostgreSQL {on['postgresql'].split()[0]}, Python {on['python']}"
     machine = f"{on['cpu']}, {on['cores']} cores; {versions}, {on['date']}."
     return "\n".join([*rows, "", *map(_moments, kills), "", machine, ""])
 
@@ -43,11 +43,11 @@ def _moments(row: dict[str, Any]) -> str:
     counts = row["counts"]
     left = {kind: counts.get(f"with a file left over: {kind}", 0) for kind in ("spool", "upload", "reply", "snapshot")}
     return (
-        f"Kills on {row['database']}: {counts['while starting']} while it started; of the {counts['at work']} at work, "
-        f"{counts['with uploads on their way']} with uploads on their way, "
-        f"{counts['with an upload applied, its answer lost']} between an upload and its answer; "
-        f"{left['spool']} left an upload half received, {left['upload']} one not yet in the journal, "
-        f"{left['reply']} a reply and {left['snapshot']} models of a snapshot that nobody speaks of (or no longer).  "
+        f"- {row['database']}: {counts['while starting']} servers were killed while they started, {counts['at work']} at "
+        f"work. Of these {counts['with uploads on their way']} had uploads on their way, "
+        f"{counts['with an upload applied, its answer lost']} one that was applied and not yet answered;\n"
+        f"  {left['spool']} left an upload behind that was being received, {left['upload']} one that was not (or no "
+        f"longer) in the journal, {left['reply']} such a reply, {left['snapshot']} such a snapshot."
     )
 
 
