@@ -45,6 +45,7 @@ class Site:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.server: Process | None = None
+        self.cdfl = "benchmarks.crash.nursery:cdfl"  # another function may break the server first
 
     @property
     def is_sqlite(self) -> bool:
@@ -58,15 +59,15 @@ class Site:
 
     # -- the server
 
-    def begin(self, *options: str, serve: str = "benchmarks.crash.nursery:cdfl") -> Process:
-        """Start a server; it is not ready yet. `serve` is for those who want to break it first."""
+    def begin(self, *options: str) -> Process:
+        """Start a server; it is not ready yet."""
         words = ("serve", "benchmarks.crash.problem", "--open", "--port", str(self.port), "--max-rate", "1000")
-        self.server = self.nursery.start(serve, *words, *self.place, *options, log=self.log)
+        self.server = self.nursery.start(self.cdfl, *words, *self.place, *options, log=self.log)
         return self.server
 
-    def start(self, *options: str, **how: Any) -> Process:
+    def start(self, *options: str) -> Process:
         """Start a server and wait until it is ready."""
-        server = self.begin(*options, **how)
+        server = self.begin(*options)
         self.wait_until_ready()
         return server
 

@@ -49,12 +49,12 @@ class Call:
         return found[1] if found else ""
 
 
-def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None, **how: str) -> Report:
+def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> Report:
     """Trace a server while clients upload, several at a time; then look at every answer it gave."""
     report = Report()
     log = site.folder / "strace.log"
     with syncing(postgres) as family:
-        server = site.start("--keep-uploads", "--snapshot-every", "1000", **how)
+        server = site.start("--keep-uploads", "--snapshot-every", "1000")
         with traced([server.pid, *family()], log), ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda number: _upload(site, f"client-{number}"), range(uploads)))
         site.stop()

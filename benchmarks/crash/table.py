@@ -43,8 +43,8 @@ def _moments(row: dict[str, Any]) -> str:
     counts = row["counts"]
     left = {kind: counts.get(f"with a file left over: {kind}", 0) for kind in ("spool", "upload", "reply", "snapshot")}
     return (
-        f"- {row['database']}: {counts['while starting']} servers were killed while they started, {counts['at work']} at "
-        f"work. Of these {counts['with uploads on their way']} had uploads on their way, "
+        f"- {row['database']}: {counts['while starting']} servers were killed while they started, "
+        f"{counts['at work']} at work. Of these {counts['with uploads on their way']} had uploads on their way, "
         f"{counts['with an upload applied, its answer lost']} one that was applied and not yet answered;\n"
         f"  {left['spool']} left an upload behind that was being received, {left['upload']} one that was not (or no "
         f"longer) in the journal, {left['reply']} such a reply, {left['snapshot']} such a snapshot."

@@ -1,10 +1,12 @@
-"""Servers that acknowledge what they have not synced: whoever claims to notice that is tried on them."""
+"""Servers that do not keep their word: whoever claims to notice that is tried on them."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.crash.nursery import cdfl
 from cdfl.server import database
+from cdfl.server.store import Store
 
 
 def without_syncing_files(*arguments: str) -> None:
@@ -27,4 +29,15 @@ def without_syncing_postgresql(*arguments: str) -> None:
     options = str(database._POSTGRES["options"])
     assert "synchronous_commit=on" in options
     database._POSTGRES["options"] = options.replace("synchronous_commit=on", "synchronous_commit=off")
+    cdfl(*arguments)
+
+
+def recovering_other_models(*arguments: str) -> None:
+    recover = Store.recover
+
+    def careless(store: Store, *others: Any) -> Any:
+        found = recover(store, *others)
+        return found and replace(found, state=found.state.replace(cluster_models=found.state.cluster_models * 1.001))
+
+    Store.recover = careless
     cdfl(*arguments)

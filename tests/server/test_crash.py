@@ -10,6 +10,7 @@ from benchmarks.crash.campaigns import CAMPAIGNS, Campaigns, Size
 from benchmarks.crash.checks import Report, check_answers, check_journal
 from benchmarks.crash.clients import Ledgers, Scribe
 from benchmarks.crash.faults import NotHere
+from benchmarks.crash.kills import kill_often
 from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
 from benchmarks.crash.syncs import check_syncs
@@ -17,7 +18,7 @@ from benchmarks.crash.table import DOCS, RESULTS, rendered
 
 from .toy import some_entry
 
-SHORT = Size(kills=4, faults=1, cuts=12, client_kills=4, traced=8, clients=3)
+SHORT = Size(kills=3, faults=1, cuts=12, client_kills=4, traced=8, clients=3)
 EVERY = [(name, database) for name, databases in CAMPAIGNS.items() for database in databases]
 
 
@@ -41,9 +42,11 @@ def test_the_server_keeps_its_word(nursery, request, tmp_path, name, database):
 # -- would it be noticed?
 
 
-def careless(site, how, **options):
+def careless(site, how, postgres=None):
+    """What is found wrong with the syncs of a server that leaves some out."""
+    site.cdfl = f"tests.server.careless:{how}"
     try:
-        return check_syncs(site, SHORT.traced, serve=f"tests.server.careless:{how}", **options).findings
+        return check_syncs(site, SHORT.traced, postgres).findings
     except NotHere as reason:
         pytest.skip(str(reason))
 
@@ -62,9 +65,18 @@ def test_an_sqlite_that_does_not_sync_is_noticed(nursery, tmp_path):
 
 def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, postgres):
     site = Site(nursery, tmp_path, postgres.new_schema(), tmp_path / "blobs")
-    findings = careless(site, "without_syncing_postgresql", postgres=postgres)
+    findings = careless(site, "without_syncing_postgresql", postgres)
     assert findings  # not for every answer: it syncs in the background, a few times a second
     assert all("the log of the database was not synced before it was answered" in finding for finding in findings)
+
+
+def test_models_that_change_with_a_start_are_noticed(nursery, tmp_path):
+    site = Site(nursery, tmp_path)
+    site.cdfl = "tests.server.careless:recovering_other_models"
+    findings = " ".join(kill_often(site, 1, SHORT.clients, random.Random()).findings)  # noqa: S311
+    assert "a replay gives" in findings
+    assert "is not that of a replay" in findings
+    assert "the stored cluster_models are not those of a replay" in findings
 
 
 def test_the_table_of_the_page_is_that_of_the_result_file():
