@@ -47,6 +47,12 @@ class Campaigns:
         """Run one; NotHere if this machine cannot."""
         folder = self.folder / f"{database}-{name.replace(' ', '-')}"
         folder.mkdir(parents=True)
+        try:
+            return self._run(name, database, folder)
+        finally:
+            self.nursery.end_all()
+
+    def _run(self, name: str, database: str, folder: Path) -> Report:
         if name.startswith("disk"):
             with faults.small_disk(folder / "disk") as disk:
                 return self._on_disk(name, database, folder, disk)

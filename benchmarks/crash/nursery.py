@@ -76,11 +76,20 @@ class Nursery:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [sys.executable, "-m", "benchmarks.crash.nursery"]
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+        self._children: list[Process] = []
         self.order({})  # wait for the imports
 
     def start(self, function: str, *arguments: Any, log: Path) -> Process:
         """Call `module:name` with some arguments in a new process; what it prints goes to the end of `log`."""
-        return Process(self, self.order({"call": function, "arguments": arguments, "log": str(log)}), log)
+        pid = self.order({"call": function, "arguments": arguments, "log": str(log)})
+        self._children.append(Process(self, pid, log))
+        return self._children[-1]
+
+    def end_all(self) -> None:
+        """Kill what is left of a campaign."""
+        for process in self._children:
+            process.kill()
+        self._children.clear()
 
     def order(self, order: dict[str, Any]) -> int:
         """Ask for something; the answer is a number."""

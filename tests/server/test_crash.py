@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 
 import pytest
@@ -23,9 +24,18 @@ EVERY = [(name, database) for name, databases in CAMPAIGNS.items() for database 
 
 
 @pytest.fixture(scope="module")
-def nursery():
+def started_nursery():
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("processes are killed by file descriptors, which only Linux has")
     with Nursery() as nursery:
         yield nursery
+
+
+@pytest.fixture
+def nursery(started_nursery):
+    """Whatever a test leaves running ends with it."""
+    yield started_nursery
+    started_nursery.end_all()
 
 
 @pytest.mark.parametrize(("name", "database"), EVERY)
