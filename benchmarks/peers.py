@@ -163,7 +163,7 @@ def python_of(contender: Contender, cache: Path) -> Path:
     """The interpreter that runs a contender; its virtual environment is made if it is not there."""
     if not contender.packages:
         return Path(sys.executable)
-    folder = cache / Path(contender.script).stem.removeprefix("run_")
+    folder = cache / Path(contender.script).stem.rpartition("_")[2]
     python, ready = folder / "bin" / "python", folder / "ready.txt"
     wanted = "\n".join((TORCH, *contender.packages)) + "\n"
     if ready.exists() and ready.read_text() == wanted:

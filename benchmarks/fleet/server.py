@@ -1,0 +1,107 @@
+"""`cdfl serve` in a process of its own, on SQLite and a folder, and a look at it from outside."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import httpx
+import numpy as np
+from peers import busy_seconds, cpu_seconds, resident_mb
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdfl.cli.stores import open_tokens
+from cdfl.server.store import Store
+
+START_SECONDS = 300.0  # the paper's CNN is pre-trained a little
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a server used at one moment."""
+
+    time: float
+    memory: float  # MB resident
+    server: float  # CPU seconds of the server so far
+    clients: float  # of this process
+    machine: float  # of everything on this machine
+
+
+class Server:
+    """`with Server(...) as server:` serves until the block ends. Every client has a token."""
+
+    def __init__(self, setup: Path, folder: Path, clients: int, *options: str) -> None:
+        self.folder = folder
+        self.log = folder / "server.log"
+        with open_tokens(str(folder / "store"), new=True) as tokens:
+            self.tokens = [tokens.create(f"client-{number}") for number in range(clients)]
+        command = [str(Path(sys.executable).with_name("cdfl")), "serve", str(setup), "--port", "0"]
+        self._command = [*command, "--store", str(folder / "store"), *options]
+
+    def __enter__(self) -> "Server":
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(self._command, stderr=log, env=os.environ | {"COLUMNS": "200"})
+        try:
+            self.url = self._wait_until_open()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        self.port = int(self.url.rpartition(":")[2])
+        self._http = httpx.Client(base_url=self.url, timeout=60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+        if code != 0:
+            raise RuntimeError(f"the server ended with status {code}; it said:\n{self.said}")
+
+    @property
+    def said(self) -> str:
+        """The last words on its screen."""
+        return self.log.read_text()[-2000:]
+
+    @cached_property
+    def clusters(self) -> np.ndarray:
+        """The cluster models as they were when somebody asked first (K, P)."""
+        with Store.open(self.folder / "store", own=False) as store:
+            recovered = store.recover()
+        if recovered is None:
+            raise RuntimeError("the store is empty; is this the server's?")
+        return recovered.state.cluster_models.numpy()
+
+    def look(self) -> Sample:
+        """What it has used so far."""
+        pid = self._process.pid
+        own = time.process_time()
+        return Sample(time.monotonic(), resident_mb(pid), cpu_seconds(pid), own, busy_seconds())
+
+    def metrics(self) -> dict[str, float]:
+        """All counters, as `name` or `name{label}`."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(self._http.get("/metrics").text):
+            for sample in family.samples:
+                if not sample.name.endswith("_bucket"):
+                    label = ",".join(sample.labels.values())
+                    found[f"{sample.name}{{{label}}}" if label else sample.name] = sample.value
+        return found
+
+    def _wait_until_open(self) -> str:
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := re.search(r"serving on (\S+), epoch", self.log.read_text())):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start; it said:\n{self.said}")
+            time.sleep(0.05)
+        return found.group(1)
