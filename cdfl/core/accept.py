@@ -12,12 +12,15 @@ honest clients all change at once it follows them. Before the first upload it is
 apart.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
 from cdfl.core.estimate import Measures
 from cdfl.core.state import ServerState
 
+MOST = sys.float_info.max  # numbers beyond it cannot be written down everywhere
 WINDOW = 100  # uploads that say what is usual
 START = 5.0  # before any upload: what goes so many times as far as a cluster's nearest neighbour is usual
 
@@ -32,7 +35,8 @@ def harm_of(measures: Measures, cluster_losses: Tensor) -> float:
     32.0
     """
     worse = (measures.losses / cluster_losses).min() if bool((cluster_losses > 0).all()) else torch.tensor(1.0)
-    return float(worse * measures.distances.min() ** 2)
+    harm = float(worse * measures.distances.min() ** 2)
+    return min(harm, MOST)
 
 
 def usual_harms(state: ServerState) -> Tensor:

@@ -32,8 +32,8 @@ def server_update(
 
     `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
     too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
-    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm moves nothing and is
-    answered like one that is too old.
+    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm moves nothing; it is
+    answered with its estimate all the same.
     """
     _check(state, upload)
     epoch = state.epoch + 1
@@ -50,7 +50,10 @@ def server_update(
             harm, usual = harm_of(measures, state.cluster_losses), usual_harms(state)
             state = state.replace(recent_harms=remember(usual, harm))
             if is_harmful(harm, usual, hyperparams.max_harm):
-                reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=False)
+                # It may be honest, from a client whose data have changed: its own reply follows what it sent.
+                known = bool(measures.distances.isfinite().all())
+                seen = estimate(*measures, hyperparams) if known else last_mixture
+                reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, seen, deprecated=False)
                 return state.replace(epoch=epoch), replace(reply, rejected=True, harm=harm)
         mixture = _checked(estimate(*measures, hyperparams), state.num_clusters)
     else:
@@ -106,13 +109,13 @@ def _reply_only(
     epoch: int,
     base_epoch: int,
     hyperparams: Hyperparams,
-    last_mixture: Tensor | None,
+    mixture: Tensor | None,
     *,
     deprecated: bool,
 ) -> Reply:
-    """A reply that moves no cluster."""
+    """A reply that moves no cluster; without a mixture, the average of them."""
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
-    mixture = uniform if last_mixture is None else _checked(last_mixture, state.num_clusters)
+    mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
     return Reply(
         personal_model=personalize(state.cluster_models, reply_weights(mixture, hyperparams)),
         epoch=epoch,

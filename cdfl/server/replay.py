@@ -22,14 +22,16 @@ def replay(
 
     Recovery takes what was decided as it is recorded (outcome, mixture, harm), so its bits depend on no machine: the
     clusters become exactly those that the replies were made of; an entry that moved nothing needs no `local_model`.
-    `anew=True` decides again from the recorded losses, as the server did; `last_mixture` is that of the client before.
+    `anew=True` decides again from the recorded losses, as the server did; `last_mixture` is that of the client before,
+    which answers an upload that was too old.
     """
     if entry.epoch != state.epoch + 1:
         raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}; restore a backup")
     mixture = _tensor(last_mixture)
     if entry.outcome != "applied" and not anew:
         state = state.replace(epoch=entry.epoch, recent_harms=_harms(state, entry))
-        return state, join(state, hyperparams, mixture)
+        estimated = entry.outcome == "rejected" and entry.mixture != ()  # (): its client was forgotten
+        return state, join(state, hyperparams, _tensor(entry.mixture) if estimated else mixture)
     if local_model is None:
         raise StoreDamaged(f"the upload of entry {entry.epoch} is missing; restore a backup, or `cdfl rollback`")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}

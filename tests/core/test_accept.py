@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cdfl.core import Hyperparams, Measures, Upload, initial_state, server_update
-from cdfl.core.accept import WINDOW, harm_of, is_harmful, remember, usual_harms
+from cdfl.core import Hyperparams, Measures, Upload, estimate_mixture, initial_state, measure, server_update
+from cdfl.core.accept import MOST, WINDOW, harm_of, is_harmful, remember, usual_harms
 
 from .toy import Proxy, bits, pair
 
@@ -55,19 +55,29 @@ class TestHarm:
 class TestServerUpdate:
     def test_an_upload_that_harms_moves_nothing_and_is_answered(self):
         state, proxy = pair()
-        last = torch.tensor([0.25, 0.75])
         # worse: min(101^2, 109^2) / 1; far: 100
-        after, reply = server_update(state, upload(-100.0), CAREFUL, proxy, last)
+        after, reply = server_update(state, upload(-100.0), CAREFUL, proxy, torch.tensor([0.25, 0.75]))
         assert reply.rejected
         assert not reply.deprecated
         assert reply.harm == pytest.approx(101**2 * 100**2)
         assert (reply.epoch, after.epoch, reply.staleness) == (1, 1, 1)
         assert reply.rates.tolist() == [0, 0]
-        assert reply.mixture.tolist() == [0.25, 0.75]
-        assert reply.personal_model.tolist() == [7.5]
+        estimate = estimate_mixture(*measure(state, upload(-100.0), proxy), CAREFUL)
+        assert reply.mixture.tolist() == estimate.tolist()  # and not what it was before: its data may have changed
+        assert reply.personal_model.tolist() == pytest.approx([10 * float(estimate[1])])
         assert bits(after.cluster_models) == bits(state.cluster_models)
         assert after.cluster_losses.tolist() == state.cluster_losses.tolist()
         assert after.recent_harms.tolist() == [2500, 2500, reply.harm]  # the two clusters are 10 apart
+
+    def test_where_there_is_nothing_to_estimate_the_last_mixture_answers(self):
+        proxy = Proxy(torch.tensor([[1.0, 1.0], [9.0, 9.0]]))
+        state = initial_state(torch.tensor([[0.0, 0.0], [10.0, 10.0]]), proxy)
+        huge = Upload(torch.tensor([3e38, 3e38]), 0, losses=torch.tensor([9.0, 9.0]))  # float32 has no such distance
+        for last, expected in ((torch.tensor([0.25, 0.75]), [0.25, 0.75]), (None, [0.5, 0.5])):
+            after, reply = server_update(state, huge, CAREFUL, proxy, last)
+            assert (reply.rejected, reply.harm) == (True, MOST)
+            assert reply.mixture.tolist() == expected
+            assert bits(after.cluster_models) == bits(state.cluster_models)
 
     def test_an_honest_upload_counts_as_without_the_test(self):
         state, proxy = pair()

@@ -71,6 +71,14 @@ def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
     assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
 
 
+def test_a_refused_upload_was_answered_with_its_own_mixture(store):
+    entry = some_entry(epoch=1, outcome="rejected", mixture=(0.25, 0.5, 0.25), harm=2.0)
+    _, reply = replay(first_state(), entry, None, HYPERPARAMS, (1.0, 0.0, 0.0))
+    assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
+    forgotten = some_entry(epoch=1, outcome="rejected", mixture=(), client_id="", harm=2.0)
+    assert replay(first_state(), forgotten, None, HYPERPARAMS)[1].mixture.tolist() == pytest.approx([1 / 3] * 3)
+
+
 def test_what_cannot_be_replayed(store):
     with pytest.raises(StoreDamaged, match="entry 1 is missing, the next one is 2"):
         replay(first_state(), some_entry(epoch=2), None, HYPERPARAMS)
