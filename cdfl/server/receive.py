@@ -65,9 +65,11 @@ class Body:
                     await asyncio.to_thread(file.write, held)
                     held = bytearray()
             await asyncio.to_thread(file.write, held)
+        if self._reason is not None:  # it came after the last piece: all the same there is room for one only
+            raise self._reason
 
     def give_up(self, reason: WireError) -> None:
-        """Wait no longer; whoever waits gets `reason`."""
+        """Wait no longer, and do not take it even if all of it is there; whoever waits gets `reason`."""
         self._reason = reason
         if self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())

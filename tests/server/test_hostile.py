@@ -1,22 +1,26 @@
 """Strangers: whatever they send, it is refused with one sentence, changes nothing, and keeps nobody out."""
 
+import asyncio
 import json
 import pickle
 import resource
 import socket
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 import torch
+from starlette.requests import Request
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from cdfl import wire
 from cdfl.core import Hyperparams
 from cdfl.server.limits import Limits
+from cdfl.server.receive import Body
 from cdfl.server.setup import Setup
 
 from .live import FAST, LAYOUT, Live, near, wait_for
@@ -269,6 +273,31 @@ def test_a_new_attempt_takes_the_place_of_one_that_hangs(tmp_path):
         assert fresh.update(near(fresh, 0), key="key-1").headers[wire.OUTCOME] == "applied"
         assert " 409 " in hanging.answer()
         assert fresh.session.state.epoch == 1
+
+
+def test_the_same_upload_many_times_at_once_counts_once(tmp_path):
+    """A proxy that sends twice, a device that asks again too soon: all but the newest body give way."""
+    with Live(tmp_path) as fresh, ThreadPoolExecutor(8) as devices:
+        fresh.model()
+        body = near(fresh, 0)
+        for turn in range(10):
+            answers = list(devices.map(lambda _, turn=turn: fresh.update(body, key=f"key-{turn}"), range(8)))
+            assert {answer.status_code for answer in answers} <= {200, 409}
+            assert all(answer.status_code == 200 or answer.headers["Retry-After"] for answer in answers)
+            assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
+        assert fresh.session.state.epoch == 10
+
+
+def test_a_body_that_was_given_up_is_not_taken_even_if_all_of_it_is_there(tmp_path):
+    """Nothing is waited for, so no time runs out."""
+
+    async def receive():
+        return {"type": "http.request", "body": b"all of it", "more_body": False}
+
+    body = Body(Request({"type": "http", "method": "POST", "headers": []}, receive), Limits())
+    body.give_up(wire.ConflictError("a newer one has come"))
+    with pytest.raises(wire.ConflictError, match="a newer one"):
+        asyncio.run(body.spool(tmp_path / "spool", 100))
 
 
 class TestConnections:
