@@ -1,5 +1,8 @@
 """The command line: `cdfl --help`."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from cdfl.cli import data, token
@@ -33,6 +36,16 @@ app.command()(rollback)
 app.command()(export)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cdfl {version('cdfl')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Client-Driven Federated Learning: models that follow their users' changing data without collecting it."""

@@ -1,6 +1,8 @@
 """`cdfl join`: a client on the command line, for trying things out."""
 
+import logging
 import runpy
+import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -52,10 +54,14 @@ def join(
 ) -> None:
     """Join a server as one client: fetch its model and, with --watch, follow a stream of data and upload by itself."""
     console = Console(highlight=False)
+    logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
+    logging.getLogger("cdfl.client").setLevel(logging.INFO)  # that a server does not answer, and is asked again
     with refuse(ValueError, OSError, ClientError, WireError):
         mine = read_setup(setup)
         if policy is not None and policy not in POLICIES:
             raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+        if ca is not None and not ca.is_file():
+            raise ValueError(f"there is no file {ca}; --ca expects the server's certificate, or its signer's (PEM)")
         chosen = POLICIES[policy] if policy else mine.policy
         client = Client(
             url,
@@ -85,6 +91,9 @@ def read_setup(path: Path) -> Setup:
     """Read what a client needs from a Python file; `model` may be a network or a function that makes one."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}; `cdfl init` writes one")
+    beside = str(path.absolute().parent)
+    if beside not in sys.path:  # as for a script that Python runs: it may import what lies beside it
+        sys.path.insert(0, beside)
     names = runpy.run_path(str(path))
     model = names.get("model")
     if callable(model) and not isinstance(model, nn.Module):

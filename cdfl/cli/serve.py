@@ -2,6 +2,7 @@
 
 import logging
 import os
+import ssl
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -107,7 +108,9 @@ class _Waiting:
 
     def __init__(self, console: Console, trainings: int) -> None:
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._console = console  # where it is no terminal, lines take the place of a bar
+        is_silent = not console.is_terminal
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
         self._trainings = trainings
         self._bar: TaskID | None = None
 
@@ -120,6 +123,8 @@ class _Waiting:
 
     def pretraining(self, message: str) -> None:
         """The next training begins."""
+        if self._progress.disable:
+            self._console.print(message)
         if self._bar is None:
             self._bar = self._progress.add_task(message, total=self._trainings)
         else:
@@ -129,6 +134,8 @@ class _Waiting:
         """So many entries of the journal are done."""
         if self._bar is None:
             self._bar = self._progress.add_task("replaying the journal")
+            if self._progress.disable:
+                self._console.print(f"replaying the journal, {total} entries")
         self._progress.update(self._bar, completed=done, total=total)
 
 
@@ -153,7 +160,7 @@ def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
 
 
 def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
-    """Both or none, and both readable."""
+    """Both or none, both there, and one the key of the other."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key belong together; one of them is missing")
     if cert is None or key is None:
@@ -161,4 +168,8 @@ def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
     for path in (cert, key):
         if not path.is_file():
             raise ValueError(f"there is no file {path}; expected a PEM file for TLS")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        raise ValueError(f"{cert} and {key} are no certificate and its key; expected PEM files ({error})") from None
     return {"tls_cert": str(cert), "tls_key": str(key)}

@@ -149,7 +149,7 @@ class Link:
                 body = _read(response, self._limit if response.is_success else ERROR_ROOM)
         except (httpx.TransportError, httpx.DecodingError) as error:
             said = str(error) or type(error).__name__
-            hint = "; a certificate of your own is named by verify=FILE" if "CERTIFICATE" in said else ""
+            hint = "; a certificate of your own is named by verify=FILE, or --ca FILE" if "CERTIFICATE" in said else ""
             raise ServerAwayError(f"{self.url} does not answer: {said}{hint}") from error
         if response.status_code != httpx.codes.OK:
             raise self._refusal(response, body)

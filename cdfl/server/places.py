@@ -22,7 +22,9 @@ def blobs_place(database: str | Path, blobs: str | Path | None) -> str | Path:
     if blobs is not None:
         return blobs
     if "://" in str(database):
-        raise StoreError("a URL of a database needs a place for the blobs as well: a folder, or an fsspec URL")
+        raise StoreError(
+            "a URL of a database needs a place for the blobs as well (--blobs): a folder, or an fsspec URL"
+        )
     return Path(database) / "blobs"
 
 

@@ -89,8 +89,13 @@ class Setup:
 
 
 def load_setup(place: str) -> Setup:
-    """Read a set-up from a file, or from a module by its dotted name."""
-    module = _module(place)
+    """Read a set-up from a file, or from a module by its dotted name; either may import what lies beside it."""
+    path = Path(place)
+    is_file = path.suffix == ".py" or path.is_file()
+    beside = str(path.absolute().parent if is_file else Path.cwd())
+    if beside not in sys.path:  # as for a script that Python runs; and it stays, for what is imported later
+        sys.path.insert(0, beside)
+    module = _module(place, path if is_file else None)
     missing = [name for name in NAMES[:3] if getattr(module, name, None) is None]
     if missing:
         raise SetupError(f"{place} does not name {', '.join(missing)}; `cdfl init` writes an example")
@@ -100,20 +105,21 @@ def load_setup(place: str) -> Setup:
     return Setup(**values)
 
 
-def _module(place: str) -> ModuleType:
-    path = Path(place)
-    if path.suffix != ".py" and not path.is_file():
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name and place.startswith(error.name):
-                raise SetupError(f"there is no file or module {place}; `cdfl init` writes an example") from None
-            raise
+def _module(place: str, path: Path | None) -> ModuleType:
+    try:
+        return importlib.import_module(place) if path is None else _file(path)
+    except ModuleNotFoundError as error:
+        if path is None and error.name and place.startswith(error.name):
+            raise SetupError(f"there is no file or module {place}; `cdfl init` writes an example") from None
+        raise ModuleNotFoundError(f"{place} imports {error.name}, which is not here; install it") from error
+
+
+def _file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise SetupError(f"there is no file {place}; `cdfl init` writes an example")
+        raise SetupError(f"there is no file {path}; `cdfl init` writes an example")
     spec = importlib.util.spec_from_file_location("cdfl_setup", path)
     if spec is None or spec.loader is None:
-        raise SetupError(f"{place} cannot be read as Python; expected a file that ends with .py")
+        raise SetupError(f"{path} cannot be read as Python; expected a file that ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # classes in it want to find their module
     spec.loader.exec_module(module)

@@ -76,6 +76,7 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
         (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
+        (["--ca", "missing.pem"], "there is no file missing.pem; --ca expects the server's certificate"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
@@ -100,6 +101,13 @@ def test_set_up_files_that_lack_something(site, tmp_path):
     assert "the set-up file names no `stream`" in said
 
 
+def test_a_set_up_file_may_import_what_lies_beside_it(site, setup, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (setup.parent / "my_layers.py").write_text("from tests.client.toy import make_model")
+    setup.write_text("from my_layers import make_model as model")
+    assert call("join", site.url, "--client-id", "car-7", "--setup", setup)[0] == 0
+
+
 def test_what_is_told_of_a_look():
     reply = Reply(7, (0.25, 0.75), "applied")
     refreshed = Reply(9, (1.0,), "refreshed", detail="never given")
@@ -111,13 +119,14 @@ def test_what_is_told_of_a_look():
     assert line(Seen(6, 40, 0.5, decided=True, trouble="nothing was uploaded")).endswith("; nothing was uploaded")
 
 
-def test_a_server_that_is_away(setup, monkeypatch):
-    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", Retry(attempts=1))
+def test_a_server_that_is_away(setup, monkeypatch, caplog):
+    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", Retry(attempts=2, first_wait=0.01))
     site = Site(ToyServer())
     site.close()
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
     assert code == 2
     assert f"{site.url} does not answer" in said
+    assert "trying again in 0.0 s" in caplog.text  # nobody waits half a minute without a word
 
 
 def test_a_missing_package_names_one_remedy(site, setup, monkeypatch):

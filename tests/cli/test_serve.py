@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 from contextlib import contextmanager
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
         code, output = call("serve", setup, "--store", tmp_path / "other", "--open", "--port", port)
         assert (code, f"cannot listen on 127.0.0.1 port {port}" in output) == (2, True)
     assert "stopped at epoch 1" in said[-1]
+    assert said[0] == "pre-training the shared model\n"  # no terminal: a line, not a bar
 
     cert, key = certificate(tmp_path)
     code, output = call("token", "create", "car-7", "--store", store)
@@ -116,6 +118,19 @@ def test_what_cannot_be_served(setup, tmp_path, options, words):
     assert code == 2
     assert words in output
     assert not (tmp_path / "store" / "store.db").exists()
+
+
+def test_a_certificate_that_is_none(setup, tmp_path):
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("no PEM")
+    options = ("--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem")
+    code, output = call("serve", setup, "--store", tmp_path / "store", *options)
+    assert code == 2
+    assert "key.pem are no certificate and its key; expected PEM files" in output
+
+
+def test_the_version():
+    assert call("--version") == (0, f"cdfl {version('cdfl')}")
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -1,5 +1,7 @@
 """What a server learns, and how it starts, with and without a past."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,18 @@ class TestLoading:
         monkeypatch.syspath_prepend(str(place.parent))
         assert load_setup("my_setup").num_clusters == 2
 
+    def test_a_module_in_the_folder_it_is_started_in(self, place, monkeypatch):
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+        monkeypatch.delitem(sys.modules, "my_setup", raising=False)
+        monkeypatch.chdir(place.parent)
+        assert load_setup("my_setup").num_clusters == 2
+
+    def test_a_file_that_imports_what_lies_beside_it(self, place, monkeypatch):
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        (place.parent / "my_network.py").write_text(FILE.format(model="Net()"))
+        place.write_text("from my_network import loss, model, proxy_sets")
+        assert load_setup(str(place)).num_clusters == 2
+
     def test_a_model_may_be_made_by_a_function(self, place):
         place.write_text(FILE.format(model="Net"))
         assert isinstance(load_setup(str(place)).model, nn.Module)
@@ -63,7 +77,9 @@ class TestLoading:
 
     def test_a_module_that_itself_lacks_something(self, place):
         place.write_text("import no_such_library")
-        with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"my_setup.py imports no_such_library, which is not here; install"
+        ):
             load_setup(str(place))
 
     @pytest.mark.parametrize(
