@@ -60,8 +60,6 @@ def join(
         mine = read_setup(setup)
         if policy is not None and policy not in POLICIES:
             raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-        if ca is not None and not ca.is_file():
-            raise ValueError(f"there is no file {ca}; --ca expects the server's certificate, or its signer's (PEM)")
         chosen = POLICIES[policy] if policy else mine.policy
         client = Client(
             url,

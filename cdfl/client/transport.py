@@ -184,7 +184,10 @@ def _checked(url: str) -> httpx.URL:
 
 def _tls(verify: Verify) -> ssl.SSLContext | bool:
     if isinstance(verify, str | Path):
-        return ssl.create_default_context(cafile=str(verify))
+        try:
+            return ssl.create_default_context(cafile=str(verify))
+        except OSError as error:  # one of ssl among them
+            raise ValueError(f"{verify} is no certificate that can be read; expected a PEM file ({error})") from None
     return verify
 
 

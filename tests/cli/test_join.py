@@ -76,7 +76,7 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
         (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
-        (["--ca", "missing.pem"], "there is no file missing.pem; --ca expects the server's certificate"),
+        (["--ca", "missing.pem"], "missing.pem is no certificate that can be read; expected a PEM file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
