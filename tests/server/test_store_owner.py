@@ -80,7 +80,10 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
     ("database", "words"),
     [
         ("mysql://me@host/name", "the database is a mysql one; expected sqlite:///FILE or postgresql://"),
-        ("nonsense://me:secret@x", "the database is a nonsense one; expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
+        (
+            "nonsense://me:secret@x",
+            "the database is a nonsense one; expected sqlite:///FILE or postgresql://USER@HOST/NAME",
+        ),
         ("sqlite://", "an SQLite database in memory would lose everything; expected sqlite:///FILE"),
         ("://", "expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
     ],
