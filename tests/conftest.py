@@ -1,5 +1,16 @@
+import signal
+
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# On a busy machine examples take long to make; that is no fault of theirs.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+# A shell that runs tests in the background makes them ignore Ctrl-C, and the commands they start and interrupt as well.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
