@@ -34,4 +34,4 @@ torch.manual_seed(0)
 model = Blind()
 proxy_sets = [(torch.zeros(1), torch.full((1,), cluster / 10)) for cluster in range(NUM_CLUSTERS)]
 pretraining_sets = proxy_sets
-hyperparams = Hyperparams(shared_epochs=1, separate_epochs=100, batch_size=1, learning_rate=0.005)
+hyperparams = Hyperparams(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02)

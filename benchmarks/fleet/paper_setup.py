@@ -1,6 +1,7 @@
 """A set-up for `cdfl serve`: the paper's CNN (2.3 MB), FashionMNIST in four rotations, 1,000 proxy samples each."""
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams
@@ -14,11 +15,14 @@ torch.manual_seed(0)
 scenario = load_scenario("fashion-mnist-4")
 federation = scenario.federation(seed=0)  # from the folder that CDFL_DATA names
 
+
+def ready(images: Tensor, labels: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """The first images as the network takes them; a CPU evaluates them almost twice as fast with channels last."""
+    return to_input(images[:count]).to(memory_format=torch.channels_last), labels[:count]
+
+
 model = build(scenario.model, federation.input_shape, federation.num_classes)
 loss = cross_entropy
-proxy_sets = [(to_input(images), labels) for images, labels in map(federation.proxy, range(scenario.num_clusters))]
-pretraining_sets = [
-    (to_input(images[:PRETRAINING]), labels[:PRETRAINING])
-    for images, labels in map(federation.pretraining, range(scenario.num_clusters))
-]
+proxy_sets = [ready(*federation.proxy(cluster)) for cluster in range(scenario.num_clusters)]
+pretraining_sets = [ready(*federation.pretraining(cluster), PRETRAINING) for cluster in range(scenario.num_clusters)]
 hyperparams = Hyperparams(shared_epochs=1, separate_epochs=1)

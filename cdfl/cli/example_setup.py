@@ -27,7 +27,8 @@ LABELS = torch.tensor(digits)[shuffled]
 
 def turned(cluster: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Some of the digits, turned by 0, 90, 180 or 270 degrees."""
-    return IMAGES[chosen].rot90(cluster, dims=(2, 3)), LABELS[chosen]
+    images = IMAGES[chosen].rot90(cluster, dims=(2, 3))
+    return images.to(memory_format=torch.channels_last), LABELS[chosen]  # so a CPU evaluates twice as fast
 
 
 # -- what the server needs
