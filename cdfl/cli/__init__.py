@@ -45,7 +45,8 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def main(
     _: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.", metavar=""),
     ] = False,
 ) -> None:
     """Client-Driven Federated Learning: models that follow their users' changing data without collecting it."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.cli.options import Settings, parse_settings, refuse
+from cdfl.cli.options import Settings, flag, parse_settings, refuse
 from cdfl.client import Client, ClientError, Reply, Retry, Seen
 from cdfl.core import Hyperparams, Loss
 from cdfl.policy import POLICIES, Policy
@@ -38,9 +38,7 @@ def join(
     client_id: Annotated[str, typer.Option(help="The client's name.")],
     setup: Annotated[Path, typer.Option(help="A Python file that names model, and may name loss, policy and stream.")],
     token: Annotated[str | None, typer.Option(envvar="CDFL_TOKEN", help="The client's token.")] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the file's stream; upload when the policy says.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", "Follow the file's stream; upload when the policy says.")] = False,
     policy: Annotated[
         str | None, typer.Option(help=f"When to upload: {', '.join(POLICIES)}. Default: what the file says.")
     ] = None,
@@ -49,7 +47,7 @@ def join(
     state: Annotated[Path | None, typer.Option(help="Folder in which the client survives its restart.")] = None,
     ca: Annotated[Path | None, typer.Option(help="Certificate of the server, if it signed its own.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Of models on their way: {', '.join(DTYPES)}.")] = "float32",
-    compress: Annotated[bool, typer.Option("--compress", help="Compress models on their way (zstd).")] = False,
+    compress: Annotated[bool, flag("--compress", "Compress models on their way (zstd).")] = False,
     setting: Settings = None,
 ) -> None:
     """Join a server as one client: fetch its model and, with --watch, follow a stream of data and upload by itself."""

@@ -15,6 +15,12 @@ from cdfl.record import RunFolder
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import PRESETS
 
+
+def flag(name: str, words: str) -> Any:
+    """An option that takes no value; typer alone would show it with the type of one."""
+    return typer.Option(name, help=words, metavar="")
+
+
 ScenarioName = Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or a file of your own.")]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Where to keep everything; default: a new folder in runs/.")]
@@ -30,7 +36,7 @@ PrecisionName = Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfl
 Clients = Annotated[int | None, typer.Option(help="Another number of clients.")]
 Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")]
+Resume = Annotated[bool, flag("--resume", "Go on with what was interrupted in --out.")]
 DataDir = Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")]
 
 
@@ -53,6 +59,15 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             values[name] = text
     return values
+
+
+def counted(number: int, thing: str, things: str | None = None) -> str:
+    """So many things in words.
+
+    >>> counted(1, "upload"), counted(2, "upload"), counted(0, "entry", "entries")
+    ('1 upload', '2 uploads', '0 entries')
+    """
+    return f"{number} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def open_folder(out: Path | None, name: str, config: Mapping[str, Any], *, resume: bool) -> RunFolder:

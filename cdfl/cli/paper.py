@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from cdfl.cli.options import DataDir, DeviceName, PrecisionName, refuse
+from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
 from cdfl.paper.command import Only, overview, perform
 from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
@@ -21,7 +21,7 @@ def paper(
     algorithms: Names = "",
     trials: Annotated[int | None, typer.Option(min=1, help="Seeds 0, 1, ...; if not given, the experiment's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results; what it holds is not run again.")] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of hours, on 8x8 digits.")] = False,
+    smoke: Annotated[bool, flag("--smoke", "Seconds instead of hours, on 8x8 digits.")] = False,
     device: DeviceName = "auto",
     precision: PrecisionName = "auto",
     together: Annotated[int | None, typer.Option(min=1, help="Runs in common stacks; more are faster.")] = None,

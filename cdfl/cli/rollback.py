@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdfl.cli.options import counted, flag
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, refuse_store
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def rollback(
     epoch: Annotated[int | None, typer.Argument(help="Of a snapshot. Without: list them.")] = None,
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, flag("--yes", "Do not ask.")] = False,
 ) -> None:
     """Return to a snapshot: everything after it is deleted. The server must be stopped.
 
@@ -27,7 +28,7 @@ def rollback(
             return
         uploads, clients = opened.cut_off(epoch)
         typer.echo(
-            f"back to epoch {epoch} deletes {uploads} uploads of {clients} clients, for good; "
+            f"back to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, for good; "
             f"`cdfl export` keeps the models of today"
         )
         if not yes and not typer.confirm("go back?"):
@@ -42,4 +43,4 @@ def _list(opened: "Store") -> None:
     typer.echo(f"the store is at epoch {newest}; there are snapshots of")
     for snapshot in opened.snapshots():
         taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created))
-        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {newest - snapshot.epoch} uploads ago")
+        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {counted(newest - snapshot.epoch, 'upload')} ago")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cdfl.cli.options import DeviceName, Settings, parse_settings
+from cdfl.cli.options import DeviceName, Settings, counted, flag, parse_settings
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
@@ -27,17 +27,17 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key makes https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
-    open_: Annotated[bool, typer.Option("--open", help="No tokens: clients name themselves. Loopback only.")] = False,
+    open_: Annotated[bool, flag("--open", "No tokens: clients name themselves. Loopback only.")] = False,
     open_to_anyone: Annotated[
-        bool, typer.Option("--open-to-anyone", help="The same on any address: whoever reaches it takes part.")
+        bool, flag("--open-to-anyone", "The same on any address: whoever reaches it takes part.")
     ] = False,
-    accept_all: Annotated[bool, typer.Option("--accept-all", help="Do not test uploads for harm (max_harm).")] = False,
+    accept_all: Annotated[bool, flag("--accept-all", "Do not test uploads for harm (max_harm).")] = False,
     device: DeviceName = "auto",
     setting: Settings = None,
     snapshot_every: Annotated[int, typer.Option(min=1, help="Uploads between two snapshots.")] = 100,
     keep_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to keep.")] = Retention.keep_snapshots,
     keep_uploads: Annotated[
-        bool, typer.Option("--keep-uploads", help="Keep uploaded models as long as the oldest snapshot.")
+        bool, flag("--keep-uploads", "Keep uploaded models as long as the oldest snapshot.")
     ] = False,
     keep_replies: Annotated[
         float, typer.Option(min=0, help="Seconds that a client's last reply is kept.")
@@ -135,7 +135,7 @@ class _Waiting:
         if self._bar is None:
             self._bar = self._progress.add_task("replaying the journal")
             if self._progress.disable:
-                self._console.print(f"replaying the journal, {total} entries")
+                self._console.print(f"replaying the journal, {counted(total, 'entry', 'entries')}")
         self._progress.update(self._bar, completed=done, total=total)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cdfl.cli.options import counted
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
 
 
@@ -22,12 +23,14 @@ def verify(
         from cdfl.server.verify import verify as replayed
 
         result = replayed(opened, progress, tolerance)
+    entries = counted(result.entries, "entry", "entries")
+    snapshots, replies = counted(result.snapshots, "later snapshot"), counted(result.replies, "reply", "replies")
     typer.echo(
-        f"from the snapshot of epoch {result.first} to epoch {result.last}: {result.entries} entries replayed, "
-        f"{result.snapshots} later snapshots and {result.replies} replies compared"
+        f"from the snapshot of epoch {result.first} to epoch {result.last}: {entries} replayed, "
+        f"{snapshots} and {replies} compared"
     )
     for finding in result.findings:
         typer.echo(finding)
-    typer.echo("everything is as it should be" if not result.findings else f"{len(result.findings)} findings")
+    typer.echo("everything is as it should be" if not result.findings else counted(len(result.findings), "finding"))
     if result.findings:
         raise typer.Exit(1)

@@ -1,10 +1,13 @@
 import json
+import re
 
 import pytest
 import typer
 
 from cdfl.cli.options import open_folder, parse_settings, refuse
 from cdfl.record import RunFolder
+
+from .small import call
 
 
 def test_settings_are_read_as_what_they_look_like():
@@ -70,3 +73,10 @@ def test_a_missing_package_is_named_with_its_remedy(capsys):
         "No module named 'sklearn'; what simulations need comes with: pip install 'cdfl[sim]'"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("command", ["", "run", "compare", "paper", "serve", "join", "rollback"])
+def test_flags_are_shown_without_a_value(command):
+    code, page = call(*command.split(), "--help")
+    assert code == 0
+    assert [word for word in re.findall(r"(--[a-z-]+) <bool>", page) if word != "--help"] == []  # that one is typer's

@@ -180,7 +180,7 @@ def test_verify(toy, place):
     code, output = call("verify", "--store", place)
     assert code == 1
     assert f"entry 5: the blob {entry.upload} is damaged: its sha256 is " in output
-    assert output.endswith("1 findings")
+    assert output.endswith("1 finding")
 
 
 # -- rollback
@@ -190,7 +190,7 @@ def test_rollback(toy, place):
     code, output = call("rollback", "--store", place)
     assert code == 0
     assert output.startswith("the store is at epoch 10; there are snapshots of epoch 3, taken 20")
-    assert output.endswith(", 1 uploads ago")
+    assert output.endswith(", 1 upload ago")
     said = "back to epoch 6 deletes 4 uploads of 3 clients, for good; `cdfl export` keeps the models of today"
     result = CliRunner().invoke(app, ["rollback", "6", "--store", str(place)], input="n\n")
     assert result.exit_code == 1
