@@ -21,6 +21,7 @@ try:
 except ImportError:  # not on this system
     resource = None  # type: ignore[assignment]
 
+CLOSING_SECONDS = 2.0  # for a peer to say goodbye when the server stops: TLS waits half a minute for that
 SPARE_FILES = 256  # for the store, the uploads and the libraries
 
 
@@ -29,6 +30,7 @@ class Door:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits = limits
+        self._is_closing = False
         self.most = min(limits.connections, raise_file_limit(limits.connections + SPARE_FILES) - SPARE_FILES)
         self._open: dict[Connection, float] = {}  # -> when it began to wait for a request; oldest first
         metrics.connections.set_function(lambda: len(self._open))
@@ -52,6 +54,10 @@ class Door:
         """A connection is gone."""
         self._open.pop(connection, None)
 
+    def close(self) -> None:
+        """Nobody is waited for any more but those who are being answered."""
+        self._is_closing = True
+
     async def watch(self) -> None:
         """Close what has waited too long, again and again."""
         while True:
@@ -62,8 +68,9 @@ class Door:
         """Close what has waited too long: for a request, whatever trickles in, or for a reader."""
         for connection, since in list(self._open.items()):
             idle = not connection.is_busy and now - since > self.limits.idle_seconds
+            done = self._is_closing and connection.is_done and now - since > CLOSING_SECONDS
             stalled = now - (connection.stalled_since or now) > self.limits.stall_seconds
-            if idle or stalled:
+            if idle or done or stalled:
                 self._close(connection)
 
     def _close(self, connection: "Connection") -> None:
@@ -83,6 +90,11 @@ class Connection(H11Protocol):
     def is_busy(self) -> bool:
         """Is a request being answered?"""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def is_done(self) -> bool:
+        """Is nothing left to be answered or sent?"""
+        return not self.is_busy and self.transport.get_write_buffer_size() == 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Come in."""

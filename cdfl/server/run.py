@@ -84,9 +84,10 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         """Close."""
         self.bell.end()
+        self.door.close()
+        await super().shutdown(sockets)
         if self._watch is not None:
             self._watch.cancel()
-        await super().shutdown(sockets)
 
 
 def make_server(

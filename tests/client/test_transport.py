@@ -1,9 +1,7 @@
 """Requests over real sockets, and how long a client waits."""
 
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +15,7 @@ from cdfl import wire
 from cdfl.client import Client, Retry, ServerAwayError
 from cdfl.core import flatten
 
+from ..certificate import make_certificate
 from .toy import ToyServer, make_data, make_model
 
 
@@ -125,15 +124,7 @@ def test_a_server_that_says_nothing():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate that no authority has signed."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)  # noqa: S603
-    return folder / "cert.pem", folder / "key.pem"
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_certificates(server, certificate):

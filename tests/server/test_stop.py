@@ -1,0 +1,64 @@
+"""A server that is told to stop: it answers what is under way, and waits for nobody else."""
+
+import socket
+import ssl
+import time
+
+import pytest
+
+from cdfl import wire
+from cdfl.server import connections
+
+from ..certificate import make_certificate
+from .live import Live, near, wait_for
+
+
+@pytest.fixture(params=["http", "https"])
+def tls(request, tmp_path):
+    return None if request.param == "http" else make_certificate(tmp_path)
+
+
+def connect(server, tls):
+    """A connection of which the client's end stays open, whatever the server says."""
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    if tls is None:
+        return plain
+    return ssl.create_default_context(cafile=tls[0]).wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def ask(connection, method, path, *headers):
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"{wire.CLIENT}: car-7", *headers]
+    connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+
+
+def seconds_to_stop(server):
+    begun = time.monotonic()
+    server.server.should_exit = True
+    server._thread.join(timeout=60)
+    return time.monotonic() - begun
+
+
+def test_idle_connections_do_not_delay_it(tmp_path, tls):
+    """Over TLS a closed connection waits half a minute for its peer to say goodbye."""
+    with Live(tmp_path / "store", tls=tls) as server, connect(server, tls) as used, connect(server, tls):
+        ask(used, "GET", "/healthz")
+        assert used.recv(1000).startswith(b"HTTP/1.1 200")
+        assert seconds_to_stop(server) < 15
+
+
+def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):
+    monkeypatch.setattr(connections, "CLOSING_SECONDS", 0.2)
+    with Live(tmp_path / "store", tls=tls) as server, connect(server, tls) as slow, connect(server, tls):
+        server.model()
+        body = near(server, 0)
+        length = f"Content-Length: {len(body)}"
+        kind = f"Content-Type: {wire.CONTENT_TYPE}"
+        ask(slow, "POST", "/v1/updates", f"{wire.BASE_EPOCH}: 0", f"{wire.KEY}: slow", kind, length)
+        slow.sendall(body[:50])
+        wait_for(lambda: [each for each in server.server.door._open if each.is_busy])
+        server.server.should_exit = True
+        time.sleep(1.5)  # longer than those that are done are given
+        slow.sendall(body[50:])
+        assert slow.recv(1000).startswith(b"HTTP/1.1 200")
+        assert seconds_to_stop(server) < 15
+        assert server.session.state.epoch == 1
