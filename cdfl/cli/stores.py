@@ -62,11 +62,18 @@ def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
         database.close()
 
 
-def _check_exists(place: str) -> None:
+def store_exists(place: str) -> bool:
+    """Is there a store? Asking makes none."""
     from cdfl.server.database import Database
-    from cdfl.server.places import database_url, shown
+    from cdfl.server.places import database_url
 
-    if not Database.exists(database_url(place)):
+    return Database.exists(database_url(place))
+
+
+def _check_exists(place: str) -> None:
+    from cdfl.server.places import shown
+
+    if not store_exists(place):
         raise StoreError(f"there is no store in {shown(place)}; name it with --store, or begin one with `cdfl serve`")
 
 

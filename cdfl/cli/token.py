@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cdfl.cli.stores import DEFAULT_STORE, StorePlace, open_tokens, refuse_store
+from cdfl.cli.stores import DEFAULT_STORE, StorePlace, open_tokens, refuse_store, store_exists
 from cdfl.wire import check_client_id
 
 app = typer.Typer(help="Create, list and revoke the tokens of clients.", no_args_is_help=True)
@@ -19,11 +19,19 @@ def create(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="1 to 64 characters of A-Z a-z 0-9 . _ -")],
     store: StorePlace = DEFAULT_STORE,
 ) -> None:
-    """Create a token for a client and print it: it is stored nowhere, and cannot be shown again."""
+    """Create a token for a client and print it: it is stored nowhere, and cannot be shown again.
+
+    May come before the first `cdfl serve`: where there is no store yet one is begun, and that is told.
+    """
     with refuse_store():
+        from cdfl.server.places import shown
+
         check_client_id(client_id)
+        is_new = not store_exists(store)
         with open_tokens(store, new=True) as tokens:
             token = tokens.create(client_id)
+        if is_new:
+            typer.echo(f"began a new store in {shown(store)}, for a `cdfl serve` with the same --store", err=True)
     typer.echo(token)
 
 

@@ -26,6 +26,12 @@ MOST_PIECES = 512  # that one call of writev takes on any system
 class Blobs(Protocol):
     """Where blobs are kept, all in one place: a name is a kind and 32 random digits, as `new_name` makes it."""
 
+    place: str  # in words
+
+    def make(self) -> None:
+        """Make the place where it is not there yet; before that, nothing is made and all that is read is missing."""
+        ...
+
     def spool(self) -> Path:
         """A path, not in use, for a file that may become a blob."""
         ...
@@ -81,6 +87,10 @@ class FolderBlobs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
+        self.place = str(self.folder)
+
+    def make(self) -> None:
+        """Make the folder, and the one for what is being written."""
         with _unavailable(self.folder):
             _make(self.folder / SPOOL)
 
@@ -163,8 +173,12 @@ class RemoteBlobs:
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise StoreError(f"blobs are to be kept in {url!r}: {error}") from None
-        self.root = root.rstrip("/")
-        self._folder = _private_folder(url)
+        self.place = self.root = root.rstrip("/")
+        self._folder = _spool_folder(url)
+
+    def make(self) -> None:
+        """Make the folder of files that wait to be sent, and the root."""
+        _make_private(self._folder)
         with self._unavailable():
             self.fs.makedirs(self.root, exist_ok=True)
 
@@ -230,15 +244,18 @@ class RemoteBlobs:
             raise StoreUnavailable(f"blobs in {self.root} cannot be reached now: {error}") from error
 
 
-def _private_folder(url: str) -> Path:
-    """A local folder that the next start finds again, to empty it, and that nobody else can look into."""
+def _spool_folder(url: str) -> Path:
+    """A local folder that the next start finds again, to empty it."""
     word = hashlib.sha256(url.encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
+    return Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that nobody else can look into."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StoreError(f"{folder} is not a folder of ours alone; delete it, or set TMPDIR to another place")
-    return folder
 
 
 def _make(folder: Path) -> None:

@@ -33,18 +33,27 @@ def shown(place: str | Path) -> str:
     return parse_url(str(place)).render_as_string(hide_password=True) if "://" in str(place) else str(place)
 
 
+def check_blobs(database: Database, blobs: Blobs) -> None:
+    """Refuse a place that does not hold the blobs of a store which was begun. Nothing is changed or made."""
+    with database.read() as connection:
+        begun, name = rows.last_epoch(connection) is not None, schema.get(connection, "blobs")
+    if begun and (name is None or blobs.read(name) is None):
+        raise StoreError(
+            f"the blobs of this store are not in {blobs.place}; name the place they are in (--blobs), or mount its disk"
+        )
+
+
 def claim(database: Database, blobs: Blobs) -> None:
     """Make sure that blobs and database belong together: others' would be swept, and ours not be found."""
+    check_blobs(database, blobs)
+    blobs.make()
     with database.write() as connection:
-        begun = rows.last_epoch(connection) is not None
         name = schema.get(connection, "blobs")
         if name is None:
             name = new_name(SIGN.rstrip("-"))
             schema.put(connection, "blobs", name)
     if blobs.read(name) is not None:
         return
-    if begun:
-        raise StoreError("the blobs of this store are not there; name the place they are in, or mount its disk")
     if any(other.startswith(SIGN) for other in blobs.names()):
         raise StoreError("the place for the blobs holds those of another store; give every store a place of its own")
     blobs.write(name, b"The blobs here belong to the store that knows this name.\n")

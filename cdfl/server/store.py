@@ -19,7 +19,7 @@ from cdfl.server import rows, schema
 from cdfl.server.blobs import Blobs, Body, new_name, open_blobs
 from cdfl.server.database import Database, InDoubt
 from cdfl.server.journal import Entry, Retention, StoreUnavailable
-from cdfl.server.places import blobs_place, claim, database_url, sweep
+from cdfl.server.places import blobs_place, check_blobs, claim, database_url, sweep
 from cdfl.server.reader import Reader
 from cdfl.server.snapshots import save_snapshot
 from cdfl.server.tokens import Tokens
@@ -65,6 +65,8 @@ class Store(Reader):
             if own:
                 claim(store.database, store.blobs)
                 sweep(store.database, store.blobs)
+            else:
+                check_blobs(store.database, store.blobs)
             with connected.read() as connection:
                 store.epoch = rows.last_epoch(connection)
                 store.journal_start = rows.journal_start(connection)

@@ -63,13 +63,28 @@ class Server(threading.Thread):
 
 
 @pytest.mark.parametrize(
-    "command", ["forget car-7", "verify", "rollback", "rollback 3", "token list", "token revoke x"]
+    "command",
+    ["forget car-7", "verify", "rollback", "rollback 3", "export --out models", "token list", "token revoke x"],
 )
 def test_a_store_that_is_not_there_is_not_made(place, command):
     code, output = call(*command.split(), "--store", place)
     assert code == 2
     assert output == f"cdfl: there is no store in {place}; name it with --store, or begin one with `cdfl serve`"
     assert not place.exists()
+
+
+@pytest.mark.parametrize("command", ["forget car-7", "verify", "rollback", "rollback 3 --yes", "export --out models"])
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_a_place_without_the_blobs_is_refused_and_not_made(toy, place, tmp_path, monkeypatch, command, kind):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    typo = str(tmp_path / "typo") if kind == "folder" else f"memory://{tmp_path.name}/typo"
+    before = set(tmp_path.iterdir())
+    code, output = call(*command.split(), "--store", place, "--blobs", typo)
+    assert code == 2
+    assert output.startswith("cdfl: the blobs of this store are not in ")
+    assert output.endswith("typo; name the place they are in (--blobs), or mount its disk")
+    assert set(tmp_path.iterdir()) == before
+    assert call("verify", "--store", place)[0] == 0  # and nothing has happened to it
 
 
 def test_what_a_server_needs_may_not_be_installed(toy, place, monkeypatch):
@@ -88,6 +103,7 @@ def test_a_token_is_shown_once(place):
     result = CliRunner().invoke(app, ["token", "create", "car-7", "--store", str(place)])  # before the first start
     assert result.exit_code == 0
     token = result.stdout.strip()
+    assert result.stderr == f"began a new store in {place}, for a `cdfl serve` with the same --store\n"
     with Store.open(place) as store:  # beside which everything works as well
         assert store.tokens.client(token) == "car-7"
         code, output = call("token", "create", "car-8", "--store", place)

@@ -17,9 +17,22 @@ def remote_url(tmp_path, monkeypatch):
     return f"memory://{tmp_path.name}/models"
 
 
+def made(where):
+    blobs = open_blobs(where)
+    blobs.make()
+    return blobs
+
+
 @pytest.fixture(params=["folder", "remote"])
 def blobs(request, tmp_path, remote_url):
-    return open_blobs(tmp_path / "deep" / "blobs" if request.param == "folder" else remote_url)
+    return made(tmp_path / "deep" / "blobs" if request.param == "folder" else remote_url)
+
+
+def test_asking_makes_nothing(tmp_path, remote_url):
+    for where in (tmp_path / "typo", remote_url):
+        assert open_blobs(where).read(new_name("store")) is None
+    assert list(tmp_path.iterdir()) == []
+    assert not open_blobs(remote_url).fs.exists(remote_url)
 
 
 def test_what_is_written_comes_back(blobs):
@@ -57,7 +70,7 @@ def test_the_spool_is_emptied_and_is_ours_alone(blobs):
 
 
 def test_a_file_is_renamed_not_copied(tmp_path):
-    blobs = FolderBlobs(tmp_path)
+    blobs = made(tmp_path)
     spool = blobs.spool()
     spool.write_bytes(b"large")
     number = spool.stat().st_ino
@@ -68,13 +81,13 @@ def test_a_file_is_renamed_not_copied(tmp_path):
 def test_many_pieces_and_short_writes(tmp_path, monkeypatch):
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda file, pieces: real(file, [pieces[0][:3]]))
-    blobs = FolderBlobs(tmp_path)
+    blobs = made(tmp_path)
     blobs.write("reply-1", [b"%d" % number * 2 for number in range(1000)])
     assert blobs.read("reply-1") == b"".join(b"%d" % number * 2 for number in range(1000))
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    blobs = FolderBlobs(tmp_path)
+    blobs = made(tmp_path)
     monkeypatch.setattr(
         os, "writev", lambda file, pieces: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
@@ -95,14 +108,14 @@ def test_other_places_need_fsspec_to_know_them(remote_url):
 
 
 def test_a_spool_that_others_can_look_into_is_refused(remote_url):
-    folder = open_blobs(remote_url).spool().parent
+    folder = made(remote_url).spool().parent
     folder.chmod(0o755)
     with pytest.raises(StoreError, match="is not a folder of ours alone; delete it, or set TMPDIR"):
-        open_blobs(remote_url)
+        made(remote_url)
 
 
 def test_a_place_that_cannot_be_reached(remote_url, monkeypatch):
-    blobs = open_blobs(remote_url)
+    blobs = made(remote_url)
 
     def away(*_, **__):
         raise ConnectionError("no route to host")

@@ -67,8 +67,9 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
         toy = Toy(store)
         toy.upload("car-7")
         kept = stored_blobs(store)
-    with pytest.raises(StoreError, match="the blobs of this store are not there; name the place they are in"):
+    with pytest.raises(StoreError, match=f"the blobs of this store are not in {tmp_path}/elsewhere; name the place"):
         Store.open(where[0], tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(StoreError, match="the place for the blobs holds those of another store"):
         Store.open(tmp_path / "new", where[1])
     with Store.open(*where) as store:
