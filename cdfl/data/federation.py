@@ -128,6 +128,10 @@ class Federation:
         clusters = [cluster.on(moved[id(cluster.dataset)]) for cluster in self.clusters]
         return Federation(clusters, self.drift, self.sizes, self.seed)
 
+    def reseeded(self, seed: int) -> Federation:
+        """Split and draw anew, over the same images in memory."""
+        return Federation(self.clusters, self.drift, self.sizes, seed)
+
     def all_samples(self, split: str, cluster: int) -> Samples:
         """Refer to every image of one split of a cluster."""
         index = np.arange(len(self.splits[cluster].part(split)))

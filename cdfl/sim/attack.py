@@ -4,7 +4,6 @@ A share of the clients, chosen by the seed, attacks at every upload. Turns, data
 replies to attackers, come about as in the honest run. Nobody conspires: each attacker knows what a client knows.
 """
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,10 +144,8 @@ class AttackedServer(Algorithm):
 
 def attacked_task(task: Task, attack: Attack) -> Task:
     """The same learning problem with attackers among its clients."""
-    attacked = copy.copy(task)
     attackers = attack.attackers(task.seed, task.scenario.num_clients)
-    attacked.federation = AttackedFederation(task.federation, attack, attackers)
-    return attacked
+    return task.with_federation(AttackedFederation(task.federation, attack, attackers))
 
 
 def attacked_server(algorithm: Algorithm, task: Task, attack: Attack) -> Algorithm:

@@ -27,7 +27,7 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
         "told": bookmark.told,
         "state": _split(bookmark.state, "state", tensors),
         "clients": {
-            str(number): _split(client, f"clients.{number}", tensors, leave=("draw", "plan", "ahead"))
+            str(number): _split(client, f"clients.{number}", tensors, leave=("drawn", "ahead"))
             for number, client in bookmark.clients.items()
         },
     }
@@ -49,8 +49,7 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
     clients = {}
     for text, values in numbers["clients"].items():
         held = _joined(values, f"clients.{text}", tensors)
-        held["draw"] = task.federation.draw(int(text), held["looks"])
-        held["plan"] = task.plan(held["draw"], int(text), held["looks"])
+        held["drawn"] = task.drawn(int(text), held["looks"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
         held["reply"] = Reply(**held["reply"])

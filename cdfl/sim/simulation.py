@@ -23,7 +23,7 @@ from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel, Turn
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
 from cdfl.sim.metrics import Job, Scores, describe, started, summarize
-from cdfl.sim.task import Task
+from cdfl.sim.task import Drawn, Task
 
 MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
 
@@ -34,15 +34,14 @@ class Client:
 
     reply: Reply
     state: Any  # of the server at that reply; None once a look at the client's next data can no longer ask for it
-    draw: Draw  # its next data
-    plan: Tensor  # (steps, batch) and its batches
+    drawn: Drawn  # its next data
     assignment: Assignment
     looks: int = 0
     updates: int = 0
     memory: Memory = ()
     uploads: bool = False  # what its policy will say at the next look
     trained: "Trained | None" = None
-    ahead: tuple[Draw, Tensor] | None = None  # the draw after that, and its batches
+    ahead: Drawn | None = None  # the data after that
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,45 +198,37 @@ class Simulation:
 
     def _welcome(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
-        draw, plan = self._draw(number, 0)
         assignment = Assignment(reply.personal_model, reply.epoch)
-        self.clients[number] = Client(reply, self.state, draw, plan, assignment, ahead=(draw, plan))
+        drawn = self.task.drawn(number, 0)
+        self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
         self._prepare(number)
-
-    def _draw(self, number: int, look: int) -> tuple[Draw, Tensor]:
-        """What a client finds at a look, and its batches: a pure function, so it does not matter when it is called."""
-        draw = self.task.federation.draw(number, look)
-        return draw, self.task.plan(draw, number, look)
 
     def _prepare(self, number: int) -> None:
         """Let a client receive its reply and next data, and decide whether it will upload."""
         client, task = self.clients[number], self.task
-        client.draw, client.plan = client.ahead or self._draw(number, client.looks)
-        client.ahead = None
-        draw = client.draw
+        client.drawn = client.ahead or task.drawn(number, client.looks)
+        client.ahead, client.trained = None, None
+        draw = client.drawn.draw
         view = ClientView(
             losses=lambda models: self._sample_losses(models, draw.train),
             true_mixture=torch.from_numpy(draw.true_mixture),
         )
         client.assignment = self.algorithm.assign(client.state, client.reply, view)
+        if self.policy == ALWAYS:  # it looks at nothing
+            client.uploads = True
+            return
         look = task.look(client.assignment.personal_model, draw, number, client.looks)
         client.memory, client.uploads = self.policy.decide(client.memory, look)
-        client.trained = None
 
     def _training(self, number: int) -> Training:
-        client, task = self.clients[number], self.task
-        return Training(
-            task.federation,
-            client.draw.train,
-            client.assignment.personal_model,
-            client.plan,
-            task.noise_seed(number, client.looks),
-        )
+        client = self.clients[number]
+        draw, plan, noise_seed = client.drawn
+        return Training(self.task.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Keep what was trained, with all that can be known of it before its upload is due."""
         for number in numbers:  # a GPU is still training: what comes next is drawn meanwhile
-            self.clients[number].ahead = self._draw(number, self.clients[number].looks + 1)
+            self.clients[number].ahead = self.task.drawn(number, self.clients[number].looks + 1)
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
@@ -253,7 +244,7 @@ class Simulation:
     def _apply(self, time: float, number: int) -> None:
         """Take one upload, in its turn; one that diverged is refused and changes nothing."""
         client = self.clients[number]
-        trained, assignment, draw = client.trained, client.assignment, client.draw
+        trained, assignment, drawn = client.trained, client.assignment, client.drawn
         client.looks, client.trained = client.looks + 1, None
         try:
             if trained is None or not trained.finite:
@@ -270,8 +261,8 @@ class Simulation:
         except NotFiniteError:
             self._waiting.append(Diverged(time, number))
             return
-        job = Job(time, number, client.updates, client.plan.numel())
-        self._waiting.append(_Scored(job, draw, client.reply.personal_model, trained.local_model, reply))
+        job = Job(time, number, client.updates, drawn.plan.numel())
+        self._waiting.append(_Scored(job, drawn.draw, client.reply.personal_model, trained.local_model, reply))
         if reply.epoch % self.task.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1

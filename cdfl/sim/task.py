@@ -1,9 +1,11 @@
 """The learning problem of a run: data, network and loss, and what can be asked of them."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,16 @@ from cdfl.sim.clock import TimeModel, Turn
 
 # A run of a policy that hardly ever says upload ends after so many looks for every upload that was planned.
 LOOKS_PER_UPLOAD = 50
+# Runs of one seed that go side by side find the same data within a stack of each other.
+DRAWS_KEPT = 256
+
+
+class Drawn(NamedTuple):
+    """What a client finds at a look, and what is decided by chance about its training."""
+
+    draw: Draw
+    plan: Tensor  # (steps, batch) its batches
+    noise_seed: int
 
 
 class Task:
@@ -49,7 +61,19 @@ class Task:
         self.layout = Layout.of(self.model)
         self.start: Tensor | None = None  # (K, P) the pre-trained clusters, once somebody has trained them
         self.proxy_sets = [self.ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
+        self._remember_draws()
         self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
+
+    def with_federation(self, federation: Federation) -> "Task":
+        """The same learning problem, its clients drawing otherwise."""
+        other = copy.copy(self)
+        other.federation = federation
+        other._remember_draws()
+        return other
+
+    def drawn(self, client: int, look: int) -> Drawn:
+        """What a client finds at a look: a pure function of (seed, client, look), so that anybody may remember it."""
+        return self._drawn(client, look)
 
     @property
     def model_bytes(self) -> int:
@@ -77,6 +101,14 @@ class Task:
         """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, look)."""
         shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, look))
         return batch_plan(len(draw.train), self.hyperparams.batch_size, self.hyperparams.local_epochs, shuffle)
+
+    def _remember_draws(self) -> None:
+        @lru_cache(maxsize=DRAWS_KEPT)
+        def drawn(client: int, look: int) -> Drawn:
+            draw = self.federation.draw(client, look)
+            return Drawn(draw, self.plan(draw, client, look), self.noise_seed(client, look))
+
+        self._drawn = drawn
 
     def turns(self, time_model: TimeModel) -> Iterator[Turn]:
         """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""

@@ -308,8 +308,8 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
         assert (client.state is None) == (other.state is None)
         assert (client.trained is None) == (other.trained is None)
         if client.state is not None or client.trained is not None:  # it will upload again
-            assert torch.equal(client.plan, other.plan)
-            assert (client.draw.train.index == other.draw.train.index).all()
+            assert torch.equal(client.drawn.plan, other.drawn.plan)
+            assert (client.drawn.draw.train.index == other.drawn.draw.train.index).all()
         if client.trained is not None:
             assert torch.equal(client.trained.local_model, other.trained.local_model)
     twin.resume(found, told)

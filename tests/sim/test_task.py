@@ -68,3 +68,12 @@ def test_answers_of_one_model_at_a_time():
     assert task.accuracy(models[0], draw.test) == pytest.approx(right.double().mean().item())
     assert task.cluster_accuracies(models[:1])[0] == task.cluster_accuracies(models)[0]
     assert len(task.cluster_accuracies(models[:1])) == 4  # one model serves all
+
+
+def test_clients_that_draw_otherwise_are_not_remembered_as_others() -> None:
+    task = make_task()
+    drawn = task.drawn(3, 2)
+    assert task.drawn(3, 2) is drawn
+    other = task.with_federation(task.federation.reseeded(task.seed + 1))
+    assert drawn.draw.train.index.tolist() != other.drawn(3, 2).draw.train.index.tolist()
+    assert task.drawn(3, 2) is drawn
