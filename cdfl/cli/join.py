@@ -18,6 +18,7 @@ from cdfl.cli.options import Settings, flag, parse_settings, refuse
 from cdfl.client import Client, ClientError, Reply, Retry, Seen
 from cdfl.core import Hyperparams, Loss
 from cdfl.policy import POLICIES, Policy
+from cdfl.server.mistakes import READABLE, mistakes_in
 from cdfl.wire import DTYPES, DType, WireError
 
 PATIENCE = Retry(attempts=7)  # half a minute: somebody may just be starting the server
@@ -79,7 +80,7 @@ def join(
                 f"{client_id}: {_told(reply) if reply else 'the server is away; going on with the last model'}"
             )
             if watch:
-                for seen in client.watch(islice(_paced(mine.stream, client_id, every), looks), chosen):
+                for seen in client.watch(islice(_paced(setup, mine.stream, client_id, every), looks), chosen):
                     console.print(f"{client_id}: {line(seen)}", soft_wrap=True)
 
 
@@ -90,10 +91,12 @@ def read_setup(path: Path) -> Setup:
     beside = str(path.absolute().parent)
     if beside not in sys.path:  # as for a script that Python runs: it may import what lies beside it
         sys.path.insert(0, beside)
-    names = runpy.run_path(str(path))
+    with mistakes_in(str(path), "reading it", READABLE):
+        names = runpy.run_path(str(path))
     model = names.get("model")
     if callable(model) and not isinstance(model, nn.Module):
-        model = model()
+        with mistakes_in(str(path), "`model()`", "a torch.nn.Module"):
+            model = model()
     if not isinstance(model, nn.Module):
         raise ValueError(f"{path} must name `model`, a torch.nn.Module or a function that makes one; got {model!r}")
     if not isinstance(names.get("hyperparams") or Hyperparams(), Hyperparams):
@@ -123,10 +126,11 @@ def _told(reply: Reply) -> str:
     return f"{reply.outcome}{detail}, epoch {reply.epoch}, mixture {shares}"
 
 
-def _paced(stream: Callable[[str], Iterable[Any]] | None, client_id: str, seconds: float) -> Iterable[Any]:
+def _paced(path: Path, stream: Callable[[str], Iterable[Any]] | None, client_id: str, seconds: float) -> Iterable[Any]:
     """A stream that takes its time."""
     if stream is None:
         raise ValueError("the set-up file names no `stream`; expected a function: client_id -> data, again and again")
-    for number, data in enumerate(stream(client_id)):
-        time.sleep(seconds if number else 0)
-        yield data
+    with mistakes_in(str(path), f"`stream({client_id!r})`", "fresh data, again and again"):
+        for number, data in enumerate(stream(client_id)):
+            time.sleep(seconds if number else 0)
+            yield data

@@ -83,6 +83,7 @@ def serve(
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
         chosen = load_setup(setup).with_hyperparams(**parse_settings(setting or [])).to(use_device(device))
+        chosen.try_out()
         with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
             with _Waiting(console, chosen.num_clusters + 1) as waiting:
                 session = open_session(

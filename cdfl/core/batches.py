@@ -1,6 +1,7 @@
-"""Which samples form which batch."""
+"""Which samples form which batch, and what a batch is."""
 
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,3 +26,28 @@ def batch_plan(num_samples: int, batch_size: int, passes: int, generator: torch.
     return (
         torch.cat(shuffles)[: steps * size].view(steps, size) if shuffles else torch.empty(0, size, dtype=torch.int64)
     )
+
+
+def pair_of(batch: Any, name: str = "a batch") -> tuple[Any, Any]:
+    """Inputs and targets of a batch, which must be a pair of them.
+
+    >>> pair_of((torch.zeros(3, 2), torch.zeros(3), "car-7"))
+    Traceback (most recent call last):
+    ValueError: a batch is a tuple of 3; expected a pair (inputs, targets)
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ValueError(f"{name} is {described(batch)}; expected a pair (inputs, targets)")
+    return batch[0], batch[1]
+
+
+def described(value: Any) -> str:
+    """A value in a few words.
+
+    >>> described(torch.zeros(3, 2)), described([1, 2, 3]), described(None)
+    ('a tensor of shape [3, 2] (float32)', 'a list of 3', 'of type NoneType')
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)} ({str(value.dtype).removeprefix('torch.')})"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"of type {type(value).__name__}"

@@ -17,8 +17,9 @@ from cdfl.server.connections import Door
 from cdfl.server.events import Bell
 from cdfl.server.journal import Recovered
 from cdfl.server.limits import Limits
+from cdfl.server.mistakes import SetupError
 from cdfl.server.session import Session
-from cdfl.server.setup import Progress, Setup, SetupError
+from cdfl.server.setup import Progress, Setup
 from cdfl.server.store import Store
 
 logger = logging.getLogger("cdfl.server")

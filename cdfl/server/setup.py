@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.core import DEFAULT, Hyperparams, Layout, Loss, ProxySets, ServerState, initial_state, pretrain
+from cdfl.core.batches import described, pair_of
+from cdfl.core.evaluate import outputs
 from cdfl.core.flat import flatten
+from cdfl.server.mistakes import READABLE, SetupError, mistakes_in
 
 Progress = Callable[[str], Any]
+ONE_NUMBER = "one number, a tensor of shape []"
 NAMES = ("model", "loss", "proxy_sets", "pretraining_sets", "hyperparams")
-
-
-class SetupError(ValueError):
-    """A set-up that cannot be served; the message says what to change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,20 +33,23 @@ class Setup:
     proxy_sets: Sequence[tuple[Any, Any]]  # K pairs of (inputs, targets), on which uploads and clusters are judged
     pretraining_sets: Sequence[tuple[Tensor, Tensor]] | None = None  # K pairs; None: all clusters start as `model`
     hyperparams: Hyperparams = DEFAULT
+    place: str = "the set-up"  # the file it is from
 
     def __post_init__(self) -> None:
-        """Try everything once: what is wrong is better found before a client comes."""
+        """Refuse what cannot be served, as far as a look from outside tells; `try_out` tells the rest."""
         if not isinstance(self.model, nn.Module):
-            raise SetupError(f"`model` is a {type(self.model).__name__}; expected a torch.nn.Module")
+            raise self._mistake(f"`model` is {described(self.model)}; expected a torch.nn.Module")
+        if next(self.model.parameters(), None) is None:
+            raise self._mistake("`model` has no parameters; expected something that can learn")
         if not isinstance(self.hyperparams, Hyperparams):
-            raise SetupError(f"`hyperparams` is a {type(self.hyperparams).__name__}; expected cdfl.core.Hyperparams")
+            raise self._mistake(f"`hyperparams` is {described(self.hyperparams)}; expected cdfl.core.Hyperparams")
         if not callable(self.loss):
-            raise SetupError("`loss` cannot be called; expected a function of (outputs, targets)")
-        _check_pairs("proxy_sets", self.proxy_sets)
+            raise self._mistake(f"`loss` is {described(self.loss)}; expected a function of (outputs, targets)")
+        self._check_pairs("proxy_sets", self.proxy_sets)
         if self.pretraining_sets is not None:
-            _check_pairs("pretraining_sets", self.pretraining_sets)
+            self._check_pairs("pretraining_sets", self.pretraining_sets)
             if len(self.pretraining_sets) != len(self.proxy_sets):
-                raise SetupError(
+                raise self._mistake(
                     f"there are {len(self.pretraining_sets)} pretraining_sets and {len(self.proxy_sets)} proxy_sets; "
                     "expected one of each for every cluster"
                 )
@@ -78,14 +81,50 @@ class Setup:
         """The proxy sets, for the use of one thread."""
         return ProxySets(copy.deepcopy(self.model), self.loss, self.proxy_sets)
 
+    def try_out(self) -> None:
+        """Let the model look at every proxy set once: what fails is better told now than at the first upload."""
+        model, vector = copy.deepcopy(self.model), flatten(self.model)
+        for number, (inputs, targets) in enumerate(self.proxy_sets):
+            name = f"proxy_sets[{number}]"
+            with mistakes_in(self.place, f"`model(inputs)` on {name} with {described(inputs)}", "outputs for `loss`"):
+                guesses = outputs(model, self.layout, vector, inputs)
+            given = f"`loss(outputs, targets)` on {name} with {described(guesses)} and {described(targets)}"
+            with mistakes_in(self.place, given, ONE_NUMBER), torch.no_grad():
+                loss = self.loss(guesses, targets)
+            if not isinstance(loss, Tensor) or loss.shape != ():
+                raise self._mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
+
     def start(self, progress: Progress = lambda message: None) -> ServerState:
         """The state at epoch 0: pre-trained clusters, with a shared start."""
         if self.pretraining_sets is None:
             clusters = flatten(self.model).repeat(self.num_clusters, 1)
         else:
             shuffle = torch.Generator().manual_seed(0)
-            clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.hyperparams, shuffle, progress)
+            with mistakes_in(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
+                clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.hyperparams, shuffle, progress)
         return initial_state(clusters, self.look(), self.layout.num_parameters)
+
+    def _check_pairs(self, name: str, sets: Any) -> None:
+        if not isinstance(sets, tuple | list):
+            raise self._mistake(f"`{name}` is {described(sets)}; expected a list, (inputs, targets) for every cluster")
+        sizes = [self._size(f"`{name}[{number}]`", each) for number, each in enumerate(sets)]
+        if not sizes or any(one != other or one == 0 for one, other in sizes):
+            raise self._mistake(
+                f"`{name}` has sets of {sizes} (inputs, targets); expected at least one, as many of each"
+            )
+
+    def _size(self, name: str, each: Any) -> tuple[int, int]:
+        try:
+            inputs, targets = pair_of(each, name)
+            return len(inputs), len(targets)
+        except ValueError as error:
+            raise self._mistake(str(error)) from None
+        except TypeError:
+            came = f"({described(inputs)}, {described(targets)})"
+            raise self._mistake(f"{name} is {came}; expected two tensors, or others that have a length") from None
+
+    def _mistake(self, words: str) -> SetupError:
+        return SetupError(f"{self.place}: {words}")
 
 
 def load_setup(place: str) -> Setup:
@@ -101,13 +140,15 @@ def load_setup(place: str) -> Setup:
         raise SetupError(f"{place} does not name {', '.join(missing)}; `cdfl init` writes an example")
     values = {name: getattr(module, name) for name in NAMES if getattr(module, name, None) is not None}
     if callable(values["model"]) and not isinstance(values["model"], nn.Module):
-        values["model"] = values["model"]()
-    return Setup(**values)
+        with mistakes_in(place, "`model()`", "a torch.nn.Module"):
+            values["model"] = values["model"]()
+    return Setup(**values, place=place)
 
 
 def _module(place: str, path: Path | None) -> ModuleType:
     try:
-        return importlib.import_module(place) if path is None else _file(path)
+        with mistakes_in(place, "reading it", READABLE):
+            return importlib.import_module(place) if path is None else _file(path)
     except ModuleNotFoundError as error:
         if path is None and error.name and place.startswith(error.name):
             raise SetupError(f"there is no file or module {place}; `cdfl init` writes an example") from None
@@ -124,16 +165,6 @@ def _file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # classes in it want to find their module
     spec.loader.exec_module(module)
     return module
-
-
-def _check_pairs(name: str, sets: Any) -> None:
-    try:
-        pairs = [(inputs, targets) for inputs, targets in sets]
-        sizes = [(len(inputs), len(targets)) for inputs, targets in pairs]
-    except (TypeError, ValueError):
-        raise SetupError(f"`{name}` is no list of pairs; expected (inputs, targets) for every cluster") from None
-    if not pairs or any(one != other or one == 0 for one, other in sizes):
-        raise SetupError(f"`{name}` has sets of {sizes} (inputs, targets); expected at least one, as many of each")
 
 
 def _moved(pair: tuple[Any, Any], device: str | torch.device) -> tuple[Any, Any]:

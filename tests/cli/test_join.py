@@ -101,6 +101,28 @@ def test_set_up_files_that_lack_something(site, tmp_path):
     assert "the set-up file names no `stream`" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model = (", "line 1: no valid Python: '(' was never closed"),
+        (
+            "model = lambda: 1 / 0",
+            "line 1: `model()` failed with ZeroDivisionError: division by zero; expected a torch",
+        ),
+        (
+            "from tests.client.toy import make_model as model\ndef stream(client_id):\n    yield [][0]",
+            "line 3: `stream('car-7')` failed with IndexError: list index out of range; expected fresh data",
+        ),
+    ],
+)
+def test_mistakes_in_set_up_files_are_one_line(site, tmp_path, text, words):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
+    assert code == 2
+    assert f"cdfl: {path}, {words}" in said
+
+
 def test_a_set_up_file_may_import_what_lies_beside_it(site, setup, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (setup.parent / "my_layers.py").write_text("from tests.client.toy import make_model")

@@ -139,6 +139,19 @@ def test_a_file_that_is_not_there(tmp_path):
     assert "cdfl init" in output
 
 
+def test_a_mistake_in_the_set_up_is_one_line(setup, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{setup.read_text()}\n\ndef loss(outputs, targets):\n    return outputs.mean() + missing\n")
+    last = len(path.read_text().splitlines())
+    code, output = call("serve", path, "--store", tmp_path / "store", "--open", "--device", "cpu")
+    assert code == 2
+    assert output.startswith(f"cdfl: {path}, line {last}: `loss(outputs, targets)` on proxy_sets[0] with a tensor of")
+    assert output.endswith(
+        "failed with NameError: name 'missing' is not defined; expected one number, a tensor of shape []"
+    )
+    assert not (tmp_path / "store").exists()
+
+
 def test_init_leaves_a_file_alone(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("mine")

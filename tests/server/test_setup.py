@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams
+from cdfl.server.mistakes import SetupError
 from cdfl.server.run import MAX_HARM, in_service, open_session, use_device
-from cdfl.server.setup import Setup, SetupError, load_setup
+from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
 
 from .live import data, tiny_setup
@@ -85,11 +86,21 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"model": "net"}, "`model` is a str"),
-            ({"loss": 3}, "`loss` cannot be called"),
-            ({"hyperparams": {}}, "`hyperparams` is a dict"),
+            ({"model": "net"}, "`model` is of type str"),
+            ({"model": nn.ReLU()}, "`model` has no parameters"),
+            ({"loss": 3}, "`loss` is of type int; expected a function"),
+            ({"hyperparams": {}}, "`hyperparams` is of type dict"),
             ({"proxy_sets": []}, "`proxy_sets` has sets of"),
-            ({"proxy_sets": 3}, "`proxy_sets` is no list of pairs"),
+            ({"proxy_sets": 3}, "`proxy_sets` is of type int; expected a list"),
+            (
+                {"proxy_sets": [data(0, 4), (*data(0, 4), "car-7")]},
+                r"`proxy_sets\[1\]` is a tuple of 3; expected a pair",
+            ),
+            (
+                {"proxy_sets": [torch.ones(2, 3)]},
+                r"`proxy_sets\[0\]` is a tensor of shape \[2, 3\] \(float32\); expected",
+            ),
+            ({"proxy_sets": [(3, 4)]}, r"`proxy_sets\[0\]` is \(of type int, of type int\); expected two tensors"),
             ({"proxy_sets": [(torch.ones(3), torch.ones(4))]}, "as many of each"),
             ({"proxy_sets": [(torch.ones(0), torch.ones(0))]}, "at least one"),
             ({"pretraining_sets": [data(0, 4)]}, "1 pretraining_sets and 3 proxy_sets"),
@@ -98,6 +109,79 @@ class TestLoading:
     def test_what_cannot_be_served(self, changes, words):
         with pytest.raises(SetupError, match=words):
             tiny_setup(**changes)
+
+
+def said_by(attempt):
+    with pytest.raises(SetupError) as caught:
+        attempt()
+    return str(caught.value)
+
+
+class TestMistakes:
+    """One line: the file, its line where it has one, what came, what was expected."""
+
+    def test_no_python(self, place):
+        place.write_text("model = 1\nloss = (\n")
+        assert said_by(lambda: load_setup(str(place))) == f"{place}, line 2: no valid Python: '(' was never closed"
+
+    def test_code_that_fails(self, place):
+        place.write_text("import torch\n\nmodel = torch.nn.Linear(2)\n")
+        said = said_by(lambda: load_setup(str(place)))
+        assert said.startswith(
+            f"{place}, line 3: reading it failed with TypeError: Linear.__init__() missing 1 required"
+        )
+        assert said.endswith("; expected a Python file that runs without an error")
+
+    def test_code_beside_it_that_fails(self, place, monkeypatch):
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        helper = place.parent / "my_broken_layers.py"
+        helper.write_text("size = 3\nsize.shape\n")
+        place.write_text("import my_broken_layers")
+        said = said_by(lambda: load_setup(str(place)))
+        assert said.startswith(f"{helper}, line 2: reading it failed with AttributeError: 'int' object has no")
+
+    def test_a_path_is_shown_as_short_as_it_can_be(self, place, monkeypatch):
+        monkeypatch.chdir(place.parent)
+        place.write_text("1 / 0")
+        assert said_by(lambda: load_setup("my_setup.py")).startswith("my_setup.py, line 1: reading it failed with Zero")
+
+    def test_a_function_that_makes_no_model(self, place):
+        place.write_text(FILE.format(model="lambda: Net(3)"))
+        said = said_by(lambda: load_setup(str(place)))
+        assert said.startswith(f"{place}, line 13: `model()` failed with TypeError: Net.__init__() takes 1 positional")
+        assert said.endswith("; expected a torch.nn.Module")
+
+    def test_a_model_that_cannot_look_at_a_proxy_set(self, place):
+        place.write_text(FILE.format(model="Net()").replace("4, 2", "4, 3"))
+        said = said_by(load_setup(str(place)).try_out)
+        assert (
+            f"{place}, line 11: `model(inputs)` on proxy_sets[0] with a tensor of shape [4, 3] (float32) failed" in said
+        )
+
+    @pytest.mark.parametrize(
+        ("loss", "words"),
+        [
+            ("no_such_name(outputs)", "failed with NameError: name 'no_such_name' is not defined; expected one number"),
+            ("(outputs - targets) ** 2", "is a tensor of shape [4, 1] (float32); expected one number, a tensor of"),
+            ("float((outputs - targets).mean())", "is of type float; expected one number, a tensor of shape []"),
+        ],
+    )
+    def test_a_loss_that_is_none(self, place, loss, words):
+        place.write_text(FILE.format(model="Net()") + f"def loss(outputs, targets):\n    return {loss}\n")
+        said = said_by(load_setup(str(place)).try_out)
+        came = "`loss(outputs, targets)` on proxy_sets[0] with a tensor of shape [4, 1] (float32) and a tensor"
+        assert came in said
+        assert words in said
+        assert said.startswith(f"{place}, line 16: " if "failed" in words else f"{place}: ")
+
+    def test_pretraining_that_fails(self):
+        setup = tiny_setup(pretraining_sets=[(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 3)
+        said = said_by(setup.start)
+        assert said.startswith("the set-up: pre-training failed with RuntimeError: mat1 and mat2 shapes cannot be")
+
+    def test_a_set_up_that_is_fine(self, place):
+        tiny_setup().try_out()
+        load_setup(str(place)).try_out()
 
 
 class TestStart:
