@@ -25,6 +25,10 @@ from cdfl.server.store import Store
 logger = logging.getLogger("cdfl.server")
 
 MAX_HARM = 1.75  # of the acceptance test, where a set-up does not say: benchmarks/poison.py
+EQUAL_CLUSTERS = (
+    "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
+    "differ, and some may never learn; to begin with clusters that differ name some data for each, and a new --store"
+)
 LAST_SECONDS = 60  # for answering what is under way when the server is told to stop
 
 
@@ -41,6 +45,8 @@ def open_session(
     hyperparams = in_service(setup.hyperparams, accept_all=accept_all)
     recovered = store.recover(replayed)
     if recovered is None:
+        if setup.pretraining_sets is None and setup.num_clusters > 1:
+            logger.warning(EQUAL_CLUSTERS, setup.place, setup.num_clusters)
         state = setup.start(progress)
         store.begin(state, setup.layout, hyperparams)
     else:

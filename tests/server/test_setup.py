@@ -224,6 +224,21 @@ class TestTakingUp:
             second.close()
         assert same_state(first.state, second.state)
 
+    @pytest.mark.parametrize("pretrained", [True, False])
+    def test_clusters_that_begin_equal_are_warned_of_while_it_helps(self, tmp_path, caplog, pretrained):
+        setup = tiny_setup() if pretrained else tiny_setup(pretraining_sets=None)
+        for told in (not pretrained, False):
+            caplog.clear()
+            with Store.open(tmp_path) as store:
+                open_session(setup, store).close()
+            assert ("all 3 clusters begin with the same weights" in caplog.text) == told
+            assert ("name some data for each, and a new --store" in caplog.text) == told
+
+    def test_one_cluster_needs_no_warning(self, tmp_path, caplog):
+        with Store.open(tmp_path) as store:
+            open_session(tiny_setup(proxy_sets=[data(0, 4)], pretraining_sets=None), store).close()
+        assert caplog.text == ""
+
     def test_new_hyperparameters_are_kept(self, tmp_path):
         for rate in (0.1, 0.2):
             with Store.open(tmp_path) as store:
