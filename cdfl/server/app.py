@@ -16,10 +16,11 @@ from cdfl.server import pages
 from cdfl.server.auth import Access
 from cdfl.server.events import Bell, event_of, stream
 from cdfl.server.intake import Intake
-from cdfl.server.journal import StoreError
+from cdfl.server.journal import StoreError, StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from cdfl.server.metrics import Metrics
+from cdfl.server.outage import Outage
 from cdfl.server.session import RETRY_SECONDS, Session
 from cdfl.server.uploads import Answer
 from cdfl.wire import (
@@ -110,11 +111,11 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
         return pages.Health(status="ready")
 
     pages.describe(app, is_open=access.is_open)
-    _handle_errors(app, session.metrics)
+    _handle_errors(app, session.metrics, session.outage)
     return app
 
 
-def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
+def _handle_errors(app: FastAPI, metrics: Metrics, outage: Outage) -> None:
     """Every refusal is one sentence as JSON, and is counted."""
 
     def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -130,7 +131,10 @@ def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(StoreError)
     async def store_error(_: Request, error: StoreError) -> JSONResponse:
-        logger.warning("the store is away: %s", error)
+        if isinstance(error, StoreUnavailable):
+            outage.begins(error)
+        else:
+            logger.error("a request could not be answered: %s", error)
         return refuse(503, "the store is away; come back in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))})
 
     @app.exception_handler(HTTPException)

@@ -154,13 +154,8 @@ class FolderBlobs:
 
     def check(self) -> None:
         """Write something: nothing else tells whether the disk is full."""
-        spool = self.spool()
         with _unavailable(self.folder):
-            try:
-                spool.write_bytes(bytes(PROBE))
-            finally:
-                with suppress(OSError):
-                    spool.unlink(missing_ok=True)
+            _probe(self.spool())
 
 
 class RemoteBlobs:
@@ -229,7 +224,9 @@ class RemoteBlobs:
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Ask whether the root can be looked at."""
+        """Ask whether the root can be looked at, and write something to the disk that uploads wait on."""
+        with _unavailable(self._folder):
+            _probe(self.spool())
         with self._unavailable():
             self.fs.exists(self._path(SPOOL))
 
@@ -256,6 +253,14 @@ def _make_private(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StoreError(f"{folder} is not a folder of ours alone; delete it, or set TMPDIR to another place")
+
+
+def _probe(path: Path) -> None:
+    try:
+        path.write_bytes(bytes(PROBE))
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _make(folder: Path) -> None:

@@ -24,6 +24,7 @@ from cdfl.server.chores import Chores
 from cdfl.server.journal import Entry, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
+from cdfl.server.outage import Outage
 from cdfl.server.store import Store
 from cdfl.server.threads import torch_threads, use_torch_threads
 from cdfl.server.uploads import Answer, Submission, entry_of, head_of
@@ -86,6 +87,7 @@ class Session:
         self.on_loss = on_loss  # told once if the store is lost for good: the server must stop
         self.lost: str | None = None  # why, if it is
         self.chores = Chores(store, snapshot_every)
+        self.outage = Outage()
         self._look_at_uploads, self._look_at_clusters = look_at_uploads, look_at_clusters
         model_bytes = 4 * layout.size
         self.capacity = limits.queue_of(model_bytes)
@@ -199,9 +201,12 @@ class Session:
             try:
                 with _paced(self._applying, len(group)):
                     self._take_group(group)
+                if self.outage.is_on:
+                    self.store.check()
+                    self.outage.ends()
                 self.chores.look(self.state)
             except StoreUnavailable as error:
-                logger.warning("the store is away: %s", error)
+                self.outage.begins(error)
             except Exception as error:  # it is lost for good, or we are wrong about it: go no further
                 self._stop(error)
 

@@ -278,7 +278,8 @@ class TestChores:
         assert store.entries(0)[0].client_id == ""
         session.submit(submission(store, "other", base_epoch=0)).result(10)
 
-    def test_a_snapshot_that_fails_is_tried_again(self, make_session, store):
+    def test_a_snapshot_that_fails_is_tried_again(self, make_session, store, monkeypatch):
+        monkeypatch.setattr("cdfl.server.chores.AGAIN_SECONDS", 0.1)
         session = make_session(snapshot_every=1)
         snapshot = store.snapshot
 

@@ -1,0 +1,108 @@
+"""A store that goes away and comes back: what the operator reads, and what a quiet server does meanwhile."""
+
+import logging
+import time
+
+import pytest
+
+from cdfl.server.chores import AGAIN_SECONDS, PRUNE_SECONDS, Chores
+from cdfl.server.journal import Retention, StoreUnavailable
+from cdfl.server.outage import Outage
+from cdfl.server.session import Session
+from cdfl.server.store import Store
+
+from .live import Live, wait_for
+from .toy import HYPERPARAMS, LAYOUT, Toy, evaluate, first_state, stored_blobs
+
+AWAY, BACK = "the store is away: ", "the store is back, after "
+
+
+def warnings(caplog):
+    """What stands in the server's log, from warnings on."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def away(*_, **__):
+    raise StoreUnavailable("no route to host")
+
+
+def test_it_is_told_once_and_for_how_long(caplog):
+    now = [0.0]
+    outage = Outage(clock=lambda: now[0])
+    outage.ends()
+    assert not outage.is_on
+    for _ in range(3):
+        outage.begins(StoreUnavailable("no route to host"))
+    now[0] = 75.2
+    outage.ends()
+    outage.ends()
+    assert warnings(caplog) == [
+        f"{AWAY}no route to host; clients are told to come back, until it is there again",
+        f"{BACK}75 s; nothing was lost",
+    ]
+
+
+def test_a_database_that_goes_away_is_told_twice_not_every_second(postgres, tmp_path, caplog):
+    with Store.open(postgres.new_schema(), tmp_path / "blobs") as store:
+        store.begin(first_state(), LAYOUT, HYPERPARAMS)
+        session = Session(first_state(), LAYOUT, HYPERPARAMS, store, None, evaluate)
+        with postgres.away():
+            wait_for(lambda: session.outage.is_on)
+            time.sleep(2.5)
+        wait_for(lambda: not session.outage.is_on)
+        session.close()
+    first, last = warnings(caplog)
+    assert first.startswith(f"{AWAY}the database cannot be used now: ")
+    assert last.startswith(BACK)
+
+
+def test_requests_that_are_refused_do_not_repeat_it(tmp_path, caplog, monkeypatch):
+    with Live(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.store, "client", away)
+            patch.setattr(server.store, "check", away)  # what says that it is back
+            assert [server.model().status_code for _ in range(5)] == [503] * 5
+            time.sleep(1.5)
+            assert [line.partition(": ")[0] for line in warnings(caplog)] == ["the store is away"]
+        wait_for(lambda: not server.session.outage.is_on)
+        assert server.model().status_code == 200
+    assert len(warnings(caplog)) == 2
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path, retention=Retention(keep_replies=3600)) as store:
+        yield store
+
+
+def test_replies_expire_on_a_quiet_server(store, monkeypatch):
+    toy = Toy(store)
+    toy.upload("car-7")
+    now = [0.0]
+    chores = Chores(store, snapshot_every=100, clock=lambda: now[0])
+    later = time.time() + 3700
+    monkeypatch.setattr("cdfl.server.store.time.time", lambda: later)
+    now[0] = PRUNE_SECONDS - 1
+    chores.look(toy.state)
+    assert len(stored_blobs(store, "reply")) == 1
+    now[0] = PRUNE_SECONDS
+    chores.look(toy.state)
+    wait_for(lambda: stored_blobs(store, "reply") == [])
+    chores.finish(toy.state)
+
+
+@pytest.mark.parametrize(("method", "words"), [("snapshot", "no snapshot of"), ("prune", "what is too old was not")])
+def test_what_fails_is_tried_again_later(store, method, words, caplog, monkeypatch):
+    toy = Toy(store)
+    toy.upload("car-7")
+    now, tried = [0.0], []
+    chores = Chores(store, snapshot_every=1 if method == "snapshot" else 100, clock=lambda: now[0])
+    monkeypatch.setattr(store, method, lambda *_: (tried.append(now[0]), away()))
+    pause = AGAIN_SECONDS if method == "snapshot" else PRUNE_SECONDS
+    for now[0] in (0.0, 1.0, 2.0, pause + 1.0, pause + 2.0):
+        chores.look(toy.state)
+        wait_for(chores._work.done if chores._work else lambda: True)
+    monkeypatch.undo()
+    chores.finish(toy.state)
+    assert tried == ([0.0] if method == "snapshot" else []) + [pause + 1.0]
+    assert [line.startswith(words) for line in warnings(caplog)] == [True] * len(tried)
