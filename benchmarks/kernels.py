@@ -22,11 +22,14 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cdfl.core import Layout
 from cdfl.models.cnn import cnn
 from cdfl.sim import kernels
-from cdfl.sim.kernels import conv
+from cdfl.sim.chain import Chain
+from cdfl.sim.kernels import conv, loss
 
 BATCH, CLASSES, LR, RHO = 128, 10, 1e-3, 0.1
+PRECISIONS: tuple[kernels.Precision, ...] = ("ieee", "tf32", "bf16")
 
 
 def microseconds(work: Callable[[], Any], calls: int = 20, replays: int = 7) -> float:
@@ -63,8 +66,7 @@ class Stack:
         shapes = [tuple(p.shape) for p in models[0].parameters()]
         sizes = [p.numel() for p in models[0].parameters()]
         self.size = sum(sizes)
-        # Rows are padded to 128 bytes: on rows that start unaligned cuBLAS takes 1.7 to 2.5 times as long.
-        self.flat = torch.zeros(width, -(-self.size // 32) * 32, device="cuda")
+        self.flat = torch.zeros(width, kernels.aligned(self.size), device="cuda")
         for client, model in enumerate(models):
             self.flat[client, : self.size] = nn.utils.parameters_to_vector(model.parameters()).detach()
         self.params = self.flat[:, : self.size]
@@ -76,23 +78,34 @@ class Stack:
         self.steps = torch.zeros(width, dtype=torch.int64, device="cuda")
         self.active = torch.ones(width, dtype=torch.bool, device="cuda")
         channels, height, side = shape
-        images = torch.rand(width, BATCH, height, side, channels, device="cuda")
-        self.x = images.permute(0, 1, 4, 2, 3)  # (B, N, C, H, W), channels-last in memory
+        self.chains = {p: Chain.of(models[0], Layout.of(models[0]), p) for p in PRECISIONS}
+        kept = self.chains["tf32"].channels(channels)  # type: ignore[union-attr]  # the paper's CNN is a chain
+        self.images = torch.zeros(width, BATCH, height, side, kept, device="cuda")
+        self.images[..., :channels] = torch.rand(width, BATCH, height, side, channels, device="cuda")
+        self.x = self.images[..., :channels].permute(0, 1, 4, 2, 3)  # (B, N, C, H, W)
         self.y = torch.randint(CLASSES, (width, BATCH), device="cuda")
 
-    def step(self, block: Callable[..., Tensor], dtype: torch.dtype = torch.float32, fused: bool = True) -> None:
-        """One training step of all clients; `block` is the convolution, `fused` takes the other kernels as well."""
+    def step_by_hand(self, precision: kernels.Precision) -> None:
+        """One training step of all clients through the kernels."""
+        chain = self.chains[precision]
+        assert chain is not None
+        with torch.no_grad():
+            self._adam(kernels.adam_step_, chain.gradients(self.params, self.images, self.y))
+
+    def step(self, block: Callable[..., Tensor]) -> None:
+        """The same through autograd and plain PyTorch; `block` is the convolution."""
         w1, b1, w2, b2, w3, b3, w4, b4 = self.leaves
         h = block(block(self.x, w1, b1), w2, b2).flatten(2)  # (B, N, 1024)
-        h = torch.baddbmm(b3.to(dtype)[:, None], h, w3.to(dtype).mT).relu()
-        z = torch.baddbmm(b4.to(dtype)[:, None], h, w4.to(dtype).mT)  # (B, N, classes)
-        loss = kernels.cross_entropy(z, self.y) if fused else kernels.cross_entropy_torch(z, self.y)
-        grads = torch.autograd.grad(loss.sum(), self.leaves)
+        h = torch.baddbmm(b3[:, None], h, w3.mT).relu()
+        z = torch.baddbmm(b4[:, None], h, w4.mT)  # (B, N, classes)
+        grads = torch.autograd.grad(loss.cross_entropy_torch(z, self.y).sum(), self.leaves)
         torch._foreach_copy_(self.grad_pieces, grads)
-        adam = kernels.adam_step_ if fused else kernels.adam_step_torch_
+        self._adam(kernels.adam_step_torch_, self.grads)
+
+    def _adam(self, adam: Callable[..., None], grads: Tensor) -> None:
         adam(
-            self.params, self.grads, self.first, self.second, self.steps, lr=LR, anchors=self.anchors,
-            active=self.active, rho=RHO,
+            self.params, grads, self.first, self.second, self.steps, lr=LR, anchors=self.anchors, active=self.active,
+            rho=RHO,
         )  # fmt: skip
         self.steps += self.active
 
@@ -149,49 +162,67 @@ def check(shape: tuple[int, int, int]) -> dict[str, float]:
         "conv2": (BATCH, 32, (shape[1] - 4) // 2, 64, 5),
         "odd": (37, 16, 11, 48, 3),
     }.items():
-        x = torch.randn(3, N, size, size, C, device="cuda").permute(0, 1, 4, 2, 3)
+        images = torch.randn(3, N, size, size, C, device="cuda")
         weight = torch.randn(3, OC, C, kernel, kernel, device="cuda") / (C * kernel * kernel) ** 0.5
         bias = torch.randn(3, OC, device="cuda") / 10
         side = (size - kernel + 1) // 2
-        upstream = torch.randn(3, N, OC, side, side, device="cuda")
-        for precision in rounding:
+        upstream = torch.randn(3, N, side, side, OC, device="cuda")
+        for precision in PRECISIONS:
             # The reference gets its operands rounded alike: rounding changes which of two close corners wins, and the
             # gradient of a corner that lost is far from small.
-            rounded = [rounding[precision](t) for t in (x, weight)]
-            inputs = [t.double().requires_grad_() for t in (*rounded, bias)]
-            exact = kernels.conv_relu_pool_torch(inputs[0], inputs[1], inputs[2], "ieee")
-            ours = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
-            results = []
-            for _ in range(2):
-                out = kernels.conv_relu_pool(ours[0], ours[1], ours[2], precision)
-                results.append([out, *torch.autograd.grad(out, ours, upstream.to(out.dtype))])
+            x, w = (rounding[precision](t).double() for t in (images, weight))
+            reference = block(x, w, bias.double(), upstream.double(), "ieee", exact=True)
+            results = [block(images, weight, bias, upstream, precision) for _ in range(2)]
             same = all(torch.equal(a, b) for a, b in zip(*results, strict=True))
             errors[f"{layer} {precision} reproducible"] = float(same)
-            reference = [exact, *torch.autograd.grad(exact, inputs, upstream.double())]
             for name, a, b in zip(("out", "grad_x", "grad_weight", "grad_bias"), results[0], reference, strict=True):
                 errors[f"{layer} {precision} {name}"] = ((a.double() - b).norm() / b.norm()).item()
     return errors
 
 
+def block(
+    images: Tensor, weight: Tensor, bias: Tensor, upstream: Tensor, precision: kernels.Precision, exact: bool = False
+) -> list[Tensor]:
+    """Output and gradients (of images, weights, biases) of one convolution, by the kernels or in plain PyTorch."""
+    ahead, back = operands(weight, precision)
+    grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
+    if exact:
+        out, corner = conv.conv_relu_pool_torch(images, ahead, bias)
+        conv.conv_grad_weight_torch(images, upstream, corner, grad_weight, grad_bias)
+        return [out, conv.conv_grad_input_torch(images, upstream, corner, back), grad_weight, grad_bias]
+    out, corner = kernels.conv_relu_pool(images, ahead, bias, precision)
+    upstream = upstream.to(out.dtype)
+    kernels.conv_grad_weight(images, upstream, corner, grad_weight, grad_bias, precision)
+    return [out, kernels.conv_grad_input(images, upstream, corner, back, precision), grad_weight, grad_bias]
+
+
+def operands(weight: Tensor, precision: kernels.Precision) -> list[Tensor]:
+    """Filters in the orders of the way forward and of the way back."""
+    dtype = torch.bfloat16 if precision == "bf16" else weight.dtype
+    return [weight.permute(order).contiguous().to(dtype) for order in ((0, 1, 3, 4, 2), (0, 3, 4, 2, 1))]
+
+
 def kernel_times(stack: Stack, precision: kernels.Precision) -> dict[str, float]:
     """Each kernel alone, microseconds a client."""
     w1, b1, w2, b2, *_ = (leaf.detach() for leaf in stack.leaves)
-    width = stack.x.shape[0]
-    images = conv._channels_last(stack.x)
-    hidden, corner1 = conv._forward(images, w1, b1, precision)
-    out, corner2 = conv._forward(hidden, w2, b2, precision)
+    width, images = stack.x.shape[0], stack.images
+    ahead1, _ = operands(F.pad(w1, (0, 0, 0, 0, 0, images.shape[4] - w1.shape[2])), precision)
+    ahead2, back2 = operands(w2, precision)
+    hidden, corner1 = kernels.conv_relu_pool(images, ahead1, b1, precision)
+    out, corner2 = kernels.conv_relu_pool(hidden, ahead2, b2, precision)
     grad1, grad2 = torch.randn_like(hidden), torch.randn_like(out)
     works: dict[str, Callable[[], Any]] = {
-        "conv1 forward": lambda: conv._forward(images, w1, b1, precision),
-        "conv2 forward": lambda: conv._forward(hidden, w2, b2, precision),
-        "conv2 grad weight": lambda: conv._grad_weight(hidden, grad2, corner2, w2, precision),
-        "conv2 grad input": lambda: conv._grad_input(hidden, grad2, corner2, w2, precision),
-        "conv1 grad weight": lambda: conv._grad_weight(images, grad1, corner1, w1, precision),
+        "conv1 forward": lambda: kernels.conv_relu_pool(images, ahead1, b1, precision),
+        "conv2 forward": lambda: kernels.conv_relu_pool(hidden, ahead2, b2, precision),
+        "conv2 grad weight": lambda: kernels.conv_grad_weight(hidden, grad2, corner2, grads[2], grads[3], precision),
+        "conv2 grad input": lambda: kernels.conv_grad_input(hidden, grad2, corner2, back2, precision),
+        "conv1 grad weight": lambda: kernels.conv_grad_weight(images, grad1, corner1, grads[0], grads[1], precision),
         "adam": lambda: kernels.adam_step_(
             stack.params, stack.grads, stack.first, stack.second, stack.steps, lr=LR, anchors=stack.anchors,
             active=stack.active, rho=RHO,
         ),
     }  # fmt: skip
+    grads = stack.grad_pieces
     return {name: microseconds(work) / width for name, work in works.items()}
 
 
@@ -211,10 +242,10 @@ def main() -> None:
     for name, value in errors.items():
         print(f"{name:32s} {value:.2e}" if "repro" not in name else f"{name:32s} {bool(value)}")
     ways: dict[str, Callable[[Stack], None]] = {
-        "im2col + bmm": lambda stack: stack.step(im2col, fused=False),
-        "grouped convolution": lambda stack: stack.step(grouped, fused=False),
-        "kernels, tf32": lambda stack: stack.step(lambda *t: kernels.conv_relu_pool(*t, "tf32")),
-        "kernels, bf16": lambda stack: stack.step(lambda *t: kernels.conv_relu_pool(*t, "bf16"), torch.bfloat16),
+        "im2col + bmm": lambda stack: stack.step(im2col),
+        "grouped convolution": lambda stack: stack.step(grouped),
+        "kernels, tf32": lambda stack: stack.step_by_hand("tf32"),
+        "kernels, bf16": lambda stack: stack.step_by_hand("bf16"),
     }
     rows: dict[str, dict[str, float]] = {"eager PyTorch, one client": {"1": eager(shape)}}
     for width in options.widths:

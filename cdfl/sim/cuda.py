@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from cdfl.core import Hyperparams, Loss
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
-from cdfl.sim.stack import Rows, Stack, runs_of_learned, sizes_of
+from cdfl.sim.layers import runs_of_learned
+from cdfl.sim.stack import Rows, Stack, sizes_of
 
 # Small stacks are common and get a graph of their own height; above that, a few rows more cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
@@ -37,8 +38,7 @@ class GraphStack(Stack):
         super().__init__(model, loss, hyperparams, dtype, width, precision)
         self.together = together
         if width > 1:  # a step of the optimiser for each tensor costs less than copying all gradients together first
-            names = self.layout.names
-            self._learned = [run for name in names for run in runs_of_learned(model, self.layout, only=name)]
+            self.network.runs = runs_of_learned(model, self.layout, apart=True)
         self._spaces: dict[int, Space] = {}  # by batch size
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
@@ -76,7 +76,7 @@ class GraphStack(Stack):
 
     def step_where_active(self, rows: Rows, height: int) -> None:
         """One step of the first `height` rows that still have steps to take."""
-        self._step(rows, height, active=rows.step[:height] < rows.limits[:height])
+        self._step(rows, height, some=True)
 
 
 class Space:
@@ -92,7 +92,8 @@ class Space:
         self.height_held: int = height
         self.samples: int = _roomy(samples)
         self.steps: int = _roomy(steps)
-        channels = stack.network.channels(trainings[0].federation.input_shape[0])
+        channels, chain = trainings[0].federation.input_shape[0], stack.network.chain_for(trainings[0].start)
+        channels = channels if chain is None else chain.channels(channels)
         self.rows = Rows(self.height_held, self.samples, self.steps, trainings[0], stack.dtype, channels)
         self.graphs: dict[int, torch.cuda.CUDAGraph | Eager] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.rows.limits.is_cuda else None

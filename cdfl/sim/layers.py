@@ -1,25 +1,26 @@
 """One network applied to B clients, each with its own weights: row b of the inputs meets row b of the models."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
+from cdfl.sim.chain import Chain, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
-from cdfl.sim.kernels import conv_relu_pool
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
+from cdfl.sim.kernels import runs_triton
 
-Views = dict[str, Tensor]
-Operation = Callable[[Views, Tensor, Tensor | None], Tensor]  # of weights, inputs, and which clients are wanted
+Run = tuple[slice, list[str]]  # columns of a stack, and whose they are
 
 KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bf16"}
 
 
 class StackedNetwork:
-    """Any network through `vmap`; on a GPU, plain chains of layers through kernels made for stacks.
+    """Any network through `vmap`; on a GPU, plain chains of layers (`Chain`) through kernels made for stacks.
 
     A network that keeps the device busy by itself is better called once for each row (`one_by_one`).
     """
@@ -33,26 +34,44 @@ class StackedNetwork:
         self.precision = precision
         self.one_by_one = one_by_one
         self.force_chain = False  # on a CPU, where vmap is faster, for tests
-        self._learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.runs = runs_of_learned(model, layout)  # what `gradients` returns
         parameters = dict(model.named_parameters())
+        self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
-        self._chain = chain_of(model, KERNEL_PRECISION[precision])
+        self.chain = Chain.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
+        self._chain_runs = [columns for columns, _ in self.runs]
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
 
-    def channels(self, channels: int) -> int:
-        """How many channels images should be kept with: kernels read four of them faster than three."""
-        return 4 if channels == 3 and self._chain is not None else channels
+    def chain_for(self, tensor: Tensor) -> Chain | None:
+        """The chain, if there is one and it is the way to go for tensors like this one."""
+        return self.chain if self.force_chain or runs_triton(tensor) else None
 
     def look(self, models: Tensor, inputs: Tensor, active: Tensor | None = None) -> Tensor:
         """What models (B, P) say of inputs (B, n, ...), without training them; where `active` is false, anything."""
-        self.model.eval()
+        chain = self.chain_for(models)
         with torch.no_grad():
-            return self._forward(self.layout.views(models), inputs, active).to(models.dtype)
+            if chain is not None:
+                return chain.look(models, _images(inputs), active)
+            self.model.eval()
+            return self._forward(self.layout.views(models), inputs).to(models.dtype)
 
-    def gradients(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Views:
-        """The gradient of every client's loss, by name, each (B, *shape); batch statistics change in place."""
+    def gradients(self, models: Tensor, inputs: Tensor, targets: Tensor) -> list[tuple[slice, Tensor]]:
+        """The gradient of every client's loss, in pieces: columns of the models, and a tensor (B, columns) for them.
+
+        Batch statistics change in place.
+        """
+        chain = self.chain_for(models)
+        if chain is not None:
+            with torch.no_grad():
+                flat = chain.gradients(models, _images(inputs), targets)
+            return [(columns, flat[:, columns]) for columns in self._chain_runs]
+        found = self._by_autograd(models, inputs, targets)
+        pieces = [(columns, [found[name].flatten(1) for name in names]) for columns, names in self.runs]
+        return [(columns, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]) for columns, parts in pieces]
+
+    def _by_autograd(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Views:
         self.model.train()
         views = self.layout.views(models)
         for name in self._learned:
@@ -76,12 +95,8 @@ class StackedNetwork:
         losses: Tensor = vmap(self.loss)(outputs, targets)
         return losses
 
-    def _forward(self, views: Views, inputs: Tensor, active: Tensor | None = None) -> Tensor:
+    def _forward(self, views: Views, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            if self._chain is not None and (inputs.is_cuda or self.force_chain):
-                for operation in self._chain:
-                    inputs = operation(views, inputs, active)
-                return inputs
             if self.one_by_one or len(inputs) == 1:
                 rows = zip(*map(_rows, views.values()), strict=True)
                 alone = [dict(zip(views, map(_channels_last, row), strict=True)) for row in rows]
@@ -118,68 +133,30 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def chain_of(model: nn.Module, precision: KernelPrecision) -> list[Operation] | None:
-    """A network as operations on stacks, where it is a plain chain of layers that have one; else None.
+def _images(inputs: Tensor) -> Tensor:
+    """Inputs (B, n, C, H, W) as (B, n, H, W, C), each client's in one piece; copied only if they lie otherwise."""
+    images = inputs.permute(0, 1, 3, 4, 2)
+    return images if images[0].is_contiguous() else images.contiguous()
 
-    >>> blocks = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1152, 10))
-    >>> len(chain_of(blocks, "tf32") or [])
-    3
-    >>> chain_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), "tf32") is None
-    True
+
+def runs_of_learned(model: nn.Module, layout: Layout, *, apart: bool = False) -> list[Run]:
+    """The columns of a stack that are trained, in runs; frozen parameters lie between them. Or each tensor `apart`.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> runs_of_learned(net, Layout.of(net))
+    [(slice(0, 13, None), ['0.weight', '0.bias', '1.weight', '1.bias'])]
+    >>> _ = net[0].weight.requires_grad_(False)
+    >>> runs_of_learned(net, Layout.of(net), apart=True)
+    [(slice(6, 9, None), ['0.bias']), (slice(9, 12, None), ['1.weight']), (slice(12, 13, None), ['1.bias'])]
     """
-    if not isinstance(model, nn.Sequential):
-        return None
-    layers = list(model.named_children())
-    chain: list[Operation] = []
-    place = 0
-    while place < len(layers):
-        name, layer = layers[place]
-        following = [part for _, part in layers[place + 1 : place + 3]]
-        if _is_plain_convolution(layer) and len(following) == 2 and _is_relu_pool(*following):
-            chain.append(_convolution(name, precision))
-            place += 3
-        elif isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
-            chain.append(lambda views, inputs, active: inputs.flatten(2))
-            place += 1
-        elif isinstance(layer, nn.Linear) and layer.bias is not None:
-            chain.append(_linear(name))
-            place += 1
-        elif isinstance(layer, nn.ReLU):
-            chain.append(lambda views, inputs, active: torch.relu(inputs))
-            place += 1
-        else:
-            return None
-    return chain
-
-
-def _is_plain_convolution(layer: nn.Module) -> bool:
-    return (
-        isinstance(layer, nn.Conv2d)
-        and layer.bias is not None
-        and (layer.stride, layer.padding, layer.dilation, layer.groups) == ((1, 1), (0, 0), (1, 1), 1)
-    )
-
-
-def _is_relu_pool(relu: nn.Module, pool: nn.Module) -> bool:
-    if not (isinstance(relu, nn.ReLU) and isinstance(pool, nn.MaxPool2d)):
-        return False
-    sides = {tuple(v) if isinstance(v, tuple) else (v, v) for v in (pool.kernel_size, pool.stride)}
-    return sides == {(2, 2)} and (pool.padding, pool.dilation, pool.ceil_mode) == (0, 1, False)
-
-
-def _convolution(name: str, precision: KernelPrecision) -> Operation:
-    def apply(views: Views, inputs: Tensor, active: Tensor | None) -> Tensor:
-        weight = views[f"{name}.weight"]  # (B, O, C, kh, kw)
-        filling = inputs.shape[2] - weight.shape[2]
-        if filling > 0:
-            weight = pad(weight, (0, 0, 0, 0, 0, filling))
-        return conv_relu_pool(inputs, weight, views[f"{name}.bias"], precision, active)
-
-    return apply
-
-
-def _linear(name: str) -> Operation:
-    def apply(views: Views, inputs: Tensor, active: Tensor | None) -> Tensor:
-        return torch.baddbmm(views[f"{name}.bias"][:, None], inputs, views[f"{name}.weight"].transpose(1, 2))
-
-    return apply
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    ends = list(accumulate(shape.numel() for shape in layout.shapes))
+    columns = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+    runs: list[Run] = []
+    for learned, group in groupby(zip(layout.names, columns, strict=True), key=lambda place: place[0] in trained):
+        members = list(group)
+        if learned and apart:
+            runs += [(own, [name]) for name, own in members]
+        elif learned:
+            runs.append((slice(members[0][1].start, members[-1][1].stop), [name for name, _ in members]))
+    return runs

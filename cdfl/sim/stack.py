@@ -9,14 +9,14 @@ another batch size goes into another stack.
 import copy
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cdfl.core import Hyperparams, Layout, Loss
 from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
-from cdfl.sim.kernels import adam_step_, sgd_step_
+from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
 from cdfl.sim.layers import StackedNetwork
 
 
@@ -28,8 +28,7 @@ class Rows:
     ) -> None:
         device, size = like.start.device, len(like.start)
         sides = like.federation.input_shape[1:]
-        # Rows that begin on 128 bytes are read twice as fast by the matrix units of a GPU.
-        wide = torch.zeros(4, height, -(-size // 32) * 32, dtype=dtype, device=device)
+        wide = torch.zeros(4, height, aligned(size), dtype=dtype, device=device)
         self.anchors: Tensor = wide[0, :, :size]  # (B, P) what each client received
         self.models: Tensor = wide[1, :, :size]  # (B, P)
         self.first: Tensor = wide[2, :, :size]  # (B, P) state of the optimiser
@@ -39,7 +38,6 @@ class Rows:
         self.plans = torch.zeros(height, steps, like.plan.shape[1], dtype=torch.int64, device=device)
         self.limits = torch.zeros(height, dtype=torch.int64, device=device)  # (B,) steps to take
         self.step = torch.zeros_like(self.limits)  # (B,) steps taken
-        self.numbers = torch.arange(height, device=device)  # (B,)
 
     @classmethod
     def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
@@ -64,12 +62,14 @@ class Rows:
         starts = torch.stack([training.start for training in trainings])
         self.models[:count], self.anchors[:count] = starts, starts
 
-    def batch(self, alive: int) -> tuple[Tensor, Tensor]:
-        """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets."""
-        rows = self.numbers[:alive]
-        chosen = self.plans[rows, self.step[:alive].clamp(max=self.plans.shape[1] - 1)]  # (B, batch)
-        rows = rows[:, None]
-        return self.images[rows, chosen].permute(0, 1, 4, 2, 3), self.targets[rows, chosen]
+    def batch(self, alive: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets.
+
+        And which of them still have a step to take, (B,).
+        """
+        tensors = (self.images, self.targets, self.plans, self.step, self.limits)
+        inputs, targets, active = take_batch(*(tensor[:alive] for tensor in tensors))
+        return inputs.permute(0, 1, 4, 2, 3), targets, active
 
 
 def sizes_of(trainings: Sequence[Training]) -> tuple[int, int]:
@@ -95,7 +95,6 @@ class Stack:
         self.dtype = dtype
         self.width = width
         self.together = 2**16  # images that are looked at together when nothing is trained
-        self._learned = runs_of_learned(model, self.layout)
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
@@ -152,9 +151,10 @@ class Stack:
             self._step(rows, alive)
         return rows.models
 
-    def _step(self, rows: Rows, alive: int, active: Tensor | None = None) -> None:
-        """One step of the first `alive` rows; where `active` is given, those for which it is false stay as they are."""
-        inputs, targets = rows.batch(alive)
+    def _step(self, rows: Rows, alive: int, *, some: bool = False) -> None:
+        """One step of the first `alive` rows; with `some`, only of those that still have steps to take."""
+        inputs, targets, unfinished = rows.batch(alive)
+        active = unfinished if some else None
         models = rows.models[:alive]
         statistics = models[:, self.layout.num_parameters :]  # of batch norm; forward passes change them in place
         keep = active is not None and statistics.shape[1] > 0
@@ -162,41 +162,24 @@ class Stack:
         gradients = self.network.gradients(models, inputs, targets)
         if active is not None and keep:
             statistics.copy_(torch.where(active[:, None], statistics, before))
-        settings = self.hyperparams
-        pull, decay = settings.proximal_strength, settings.weight_decay
-        rate, momentum, taken = settings.learning_rate, settings.momentum, rows.step[:alive]
-
-        def adam(models: Tensor, learned: Tensor, first: Tensor, second: Tensor, anchors: Tensor) -> None:
-            adam_step_(
-                models, learned, first, second, taken,
-                lr=rate, anchors=anchors, active=active, rho=pull, weight_decay=decay,
-            )  # fmt: skip
-
-        def sgd(models: Tensor, learned: Tensor, first: Tensor, second: Tensor, anchors: Tensor) -> None:
-            sgd_step_(
-                models, learned, first,
-                lr=rate, anchors=anchors, active=active, rho=pull, momentum=momentum, weight_decay=decay,
-            )  # fmt: skip
-
-        for start, stop, names in self._learned:
-            columns = slice(start, stop)
-            parts = [gradients[name].flatten(1) for name in names]
-            learned = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-            anchors, first = rows.anchors[:alive, columns], rows.first[:alive, columns]
-            step = adam if settings.optimizer == "adam" else sgd
-            step(models[:, columns], learned, first, rows.second[:alive, columns], anchors)
+        for columns, gradient in gradients:
+            self._descend(rows, slice(0, alive), columns, gradient, active)
         rows.step[:alive] += 1
 
-
-def runs_of_learned(model: nn.Module, layout: Layout, only: str | None = None) -> list[tuple[int, int, list[str]]]:
-    """The columns of a stack that are trained, as runs (start, stop, names); frozen parameters lie between them."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad and only in (None, name)}
-    sizes = [shape.numel() for shape in layout.shapes]
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
-    columns = zip(layout.names, sizes, ends, strict=True)
-    runs = []
-    for learned, group in groupby(columns, key=lambda column: column[0] in trained):
-        members = list(group)
-        if learned:
-            runs.append((members[0][2] - members[0][1], members[-1][2], [name for name, _, _ in members]))
-    return runs
+    def _descend(self, rows: Rows, alive: slice, columns: slice, gradient: Tensor, active: Tensor | None) -> None:
+        """The step of the optimiser in some columns."""
+        settings = self.hyperparams
+        models, anchors, first, second = (
+            tensor[alive, columns] for tensor in (rows.models, rows.anchors, rows.first, rows.second)
+        )
+        options: Any = {
+            "lr": settings.learning_rate,
+            "anchors": anchors,
+            "active": active,
+            "rho": settings.proximal_strength,
+            "weight_decay": settings.weight_decay,
+        }
+        if settings.optimizer == "adam":
+            adam_step_(models, gradient, first, second, rows.step[alive], **options)
+        else:
+            sgd_step_(models, gradient, first, momentum=settings.momentum, **options)

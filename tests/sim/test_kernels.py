@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from cdfl.sim import kernels
-from cdfl.sim.kernels import conv, loss, optim
+from cdfl.sim.kernels import conv, gather, linear, loss, optim
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -28,22 +28,54 @@ TOLERANCE = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}  # of ||a - b|| / ||b||; 
 
 
 def stacked(B, N, C, size, OC, kernel, device="cpu", dtype=torch.float64):
-    """Images channels-last in memory; weights and biases as views into one wide tensor, as in a stack of clients."""
+    """Images channels-last; weights and biases as views into one wide tensor, as in a stack of clients."""
     generator = torch.Generator().manual_seed(B + 10 * N + 100 * C + size + OC)
-    x = torch.randn(B, N, size, size, C, generator=generator, dtype=dtype).permute(0, 1, 4, 2, 3)
+    images = torch.randn(B, N, size, size, C, generator=generator, dtype=dtype)
     flat = torch.randn(B, OC * C * kernel**2 + OC + 7, generator=generator, dtype=dtype) / (C * kernel**2) ** 0.5
-    x, flat = x.to(device), flat.to(device)
+    images, flat = images.to(device), flat.to(device)
     weight = flat[:, 3 : 3 + OC * C * kernel**2].view(B, OC, C, kernel, kernel)
-    return x, weight, flat[:, -OC - 1 : -1]
+    return images, weight, flat[:, -OC - 1 : -1]
 
 
-def gradients(function, tensors, seed=0):
+def upstream_of(out):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
+
+
+def by_autograd(images, weight, bias):
+    """Output and gradients of images, weights and biases: each client alone, in PyTorch's own layers."""
+    leaves = [t.detach().clone().requires_grad_() for t in (images, weight, bias)]
+    x = leaves[0].permute(0, 1, 4, 2, 3)
+    rows = [F.max_pool2d(F.relu(F.conv2d(*one)), 2) for one in zip(x, *leaves[1:], strict=True)]
+    out = torch.stack(rows).permute(0, 1, 3, 4, 2)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream_of(out))]
+
+
+def by_hand(images, weight, bias, precision="ieee", triton=False):
+    """The same through the functions of `conv`: their Triton kernels, or their twins in plain PyTorch."""
+    operand = torch.bfloat16 if precision == "bf16" else weight.dtype
+    ahead, back = (weight.permute(order).contiguous().to(operand) for order in ((0, 1, 3, 4, 2), (0, 3, 4, 2, 1)))
+    wide = torch.full((len(weight), weight[0].numel() + bias.shape[1] + 5), 7.0, dtype=weight.dtype).to(weight.device)
+    grad_weight, grad_bias = wide[:, 2 : 2 + weight[0].numel()].view(weight.shape), wide[:, -bias.shape[1] - 1 : -1]
+    if triton:
+        out, corner = conv.launch_forward(images, ahead, bias, precision)
+        grad = upstream_of(out)
+        conv.launch_grad_weight(images, grad, corner, grad_weight, grad_bias, precision)
+        grad_images = conv.launch_grad_input(images, grad, corner, back, precision)
+    else:
+        out, corner = conv.conv_relu_pool_torch(images, ahead, bias)
+        grad = upstream_of(out)
+        conv.conv_grad_weight_torch(images, grad, corner, grad_weight, grad_bias)
+        grad_images = conv.conv_grad_input_torch(images, grad, corner, back)
+    assert (wide[:, [0, 1, -bias.shape[1] - 2, -1]] == 7.0).all()  # nothing was written beside the gradients
+    return [out, grad_images, grad_weight, grad_bias]
+
+
+def gradients(function, tensors):
     """The result of a function, and the gradients of its inputs under a random gradient of the result."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     out = function(*leaves)
-    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    grads = torch.autograd.grad(out, leaves, upstream.to(out))
-    return [out.detach(), *grads]
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream_of(out))]
 
 
 def error(a, b):
@@ -52,46 +84,27 @@ def error(a, b):
 
 @pytest.mark.parametrize(("C", "OC", "size", "kernel"), [(1, 16, 10, 5), (3, 4, 9, 3)])
 def test_stacked_convolution_is_each_clients_own(C, OC, size, kernel):
-    x, weight, bias = stacked(3, 2, C, size, OC, kernel)
-    ours = gradients(kernels.conv_relu_pool, (x, weight, bias))
-    for client in range(3):
-
-        def plain(images, w, b):
-            return F.max_pool2d(F.relu(F.conv2d(images, w, b)), 2)
-
-        leaves = [t[client].clone().requires_grad_() for t in (x, weight, bias)]
-        out = plain(*leaves)
-        upstream = torch.randn(ours[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        grads = torch.autograd.grad(out, leaves, upstream[client])
-        for mine, theirs in zip(ours, [out, *grads], strict=True):
-            torch.testing.assert_close(mine[client], theirs, rtol=1e-12, atol=1e-12)
+    tensors = stacked(3, 2, C, size, OC, kernel)
+    for mine, theirs in zip(by_hand(*tensors), by_autograd(*tensors), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_bf16_returns_bf16_and_float32_gradients():
-    x, weight, bias = stacked(2, 3, 3, 8, 16, 3, dtype=torch.float32)
-    out, _, grad_weight, grad_bias = gradients(lambda *t: kernels.conv_relu_pool(*t, "bf16"), (x, weight, bias))
-    assert (out.dtype, grad_weight.dtype, grad_bias.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    assert error(out, kernels.conv_relu_pool(x, weight, bias)) < TOLERANCE["bf16"]
+    tensors = stacked(2, 3, 3, 8, 16, 3, dtype=torch.float32)
+    out, grad_images, grad_weight, grad_bias = by_hand(*tensors, precision="bf16")
+    assert (out.dtype, grad_images.dtype) == (torch.bfloat16, torch.float32)  # as the images are
+    assert (grad_weight.dtype, grad_bias.dtype) == (torch.float32, torch.float32)
+    assert error(out, by_autograd(*tensors)[0]) < TOLERANCE["bf16"]
 
 
-@pytest.mark.parametrize(
-    ("x", "weight", "bias", "message"),
-    [
-        ((2, 3, 1, 8, 8), (2, 4, 3, 3, 3), (2, 4), "differ in clients, channels or filters"),
-        ((2, 3, 1, 8, 8), (3, 4, 1, 3, 3), (3, 4), "differ in clients, channels or filters"),
-        ((3, 1, 8, 8), (2, 4, 1, 3, 3), (2, 4), "takes x"),
-        ((2, 3, 1, 5, 8), (2, 4, 1, 5, 5), (2, 4), "too small"),
-    ],
-)
-def test_convolution_refuses_what_does_not_fit(x, weight, bias, message):
-    with pytest.raises(ValueError, match=message):
-        kernels.conv_relu_pool(torch.rand(x), torch.rand(weight), torch.rand(bias))
-
-
-def test_convolution_refuses_an_unknown_precision():
-    x, weight, bias = stacked(1, 1, 1, 8, 4, 3)
-    with pytest.raises(ValueError, match="'fp8' is unknown"):
-        kernels.conv_relu_pool(x, weight, bias, "fp8")
+def test_filling_channels_get_no_gradient():
+    images, weight, bias = stacked(2, 2, 4, 8, 16, 3)
+    images[..., 3] = 0.0
+    expected = by_autograd(images, weight, bias)[2][:, :, :3]
+    found, filters = torch.empty(expected.shape).double(), weight.permute(0, 1, 3, 4, 2)
+    out, corner = kernels.conv_relu_pool(images, filters, bias)
+    kernels.conv_grad_weight(images, upstream_of(out), corner, found, torch.empty_like(bias))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def optimizer_run(make, update, steps=4, rho=0.1):
@@ -164,52 +177,94 @@ def test_triton_convolution(B, N, C, size, OC, kernel, precision):
     if INTERPRETED and precision != "ieee":
         pytest.skip("Triton's interpreter multiplies bfloat16 numbers as if they were integers")
     tensors = stacked(B, N, C, size, OC, kernel, DEVICE, torch.float32)
-    ours = gradients(lambda *t: conv.ConvReluPool.apply(*t, precision), tensors)
-    reference = gradients(kernels.conv_relu_pool_torch, [t.double() for t in tensors])
-    for mine, theirs in zip(ours, reference, strict=True):
+    ours = by_hand(*tensors, precision, triton=True)
+    for mine, theirs in zip(ours, by_autograd(*(t.double() for t in tensors)), strict=True):
         assert mine.shape == theirs.shape
         assert error(mine, theirs) < (0.2 if precision == "bf16" else 5 * TOLERANCE[precision])
 
 
 @needs_triton
 def test_triton_ties_zeros_and_nan_as_torch():
-    x = torch.zeros(2, 1, 1, 8, 8, device=DEVICE)  # all four corners equal: the first one takes the gradient
+    images = torch.zeros(2, 1, 8, 8, 1, device=DEVICE)  # all four corners equal: the first one takes the gradient
     weight = torch.ones(2, 16, 1, 3, 3, device=DEVICE)
     bias = torch.zeros(2, 16, device=DEVICE)
     bias[:, 1::3], bias[:, 2::3] = 1.0, -1.0  # a maximum of 0, above and below: ReLU passes only the second
-    ours = gradients(lambda *t: conv.ConvReluPool.apply(*t, "ieee"), (x, weight, bias))
-    for mine, theirs in zip(ours, gradients(kernels.conv_relu_pool_torch, (x, weight, bias)), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    ours, theirs = by_hand(images, weight, bias, triton=True), by_hand(images, weight, bias)
+    for mine, own, reference in zip(ours, theirs, by_autograd(images, weight, bias), strict=True):
+        torch.testing.assert_close(mine, reference)
+        torch.testing.assert_close(own, reference)
     weight[0, 3, 0, 1, 1] = float("nan")
-    out = conv.ConvReluPool.apply(x, weight, bias, "ieee")
-    torch.testing.assert_close(out, kernels.conv_relu_pool_torch(x, weight, bias), equal_nan=True)
+    out = by_hand(images, weight, bias, triton=True)[0]
+    torch.testing.assert_close(out, by_autograd(images, weight, bias)[0], equal_nan=True)
     assert out[1].isfinite().all()
 
 
 @needs_triton
 def test_triton_skips_clients_that_nobody_wants():
-    x, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
+    images, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
     weight[1] = float("nan")
     active = torch.tensor([True, False, True], device=DEVICE)
-    out, _ = conv._forward(conv._channels_last(x), weight, bias, "ieee", active)
-    wanted = kernels.conv_relu_pool_torch(x, weight, bias).permute(0, 1, 3, 4, 2)[active]
-    torch.testing.assert_close(out[active], wanted)
+    filters = weight.permute(0, 1, 3, 4, 2).contiguous()
+    out, _ = conv.launch_forward(images, filters, bias, "ieee", active)
+    torch.testing.assert_close(out[active], by_autograd(images, weight, bias)[0][active])
 
 
 @needs_triton
-def test_triton_convolution_reads_expanded_and_plain_layouts():
-    x, weight, bias = stacked(2, 2, 3, 8, 16, 3, DEVICE, torch.float32)
-    shared = x[:1].expand(2, -1, -1, -1, -1)
-    for images in (shared, x.contiguous()):
-        out = conv.ConvReluPool.apply(images, weight, bias, "ieee")
-        torch.testing.assert_close(out, kernels.conv_relu_pool_torch(images, weight, bias), rtol=1e-5, atol=1e-5)
+def test_triton_convolution_reads_expanded_images_and_leaves_filling_out():
+    images, weight, bias = stacked(2, 2, 4, 8, 16, 3, DEVICE, torch.float32)
+    images = images[:1].expand(2, -1, -1, -1, -1)
+    expected, _, expected_weight, _ = by_autograd(images, weight, bias)
+    out, corner = conv.launch_forward(images, weight.permute(0, 1, 3, 4, 2).contiguous(), bias, "ieee")
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    found = torch.empty(2, 16, 3, 3, 3, device=DEVICE)
+    conv.launch_grad_weight(images, upstream_of(out), corner, found, torch.empty_like(bias), "ieee")
+    torch.testing.assert_close(found, expected_weight[:, :, :3], rtol=1e-4, atol=1e-4)
 
 
 @needs_triton
 def test_triton_results_do_not_depend_on_the_stack():
-    x, weight, bias = stacked(3, 3, 16, 8, 16, 3, DEVICE, torch.float32)
-    together = conv.ConvReluPool.apply(x, weight, bias, "tf32")
-    assert torch.equal(together[1:2], conv.ConvReluPool.apply(x[1:2], weight[1:2], bias[1:2], "tf32"))
+    tensors = stacked(3, 3, 16, 8, 16, 3, DEVICE, torch.float32)
+    together = by_hand(*tensors, "tf32", triton=True)
+    images, weight, bias = (t[:2].clone() for t in tensors)
+    for one, other in zip(by_hand(images, weight, bias, "tf32", triton=True)[::2], together[::2], strict=True):
+        assert torch.equal(one[0], other[0])  # the gradients of the others begin at another random number
+
+
+@needs_triton
+def test_triton_takes_batches_and_columns():
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(3, 7, 5, 5, 2, generator=generator).to(DEVICE)
+    targets = torch.randint(10, (3, 7), generator=generator).to(DEVICE)
+    plans = torch.randint(7, (3, 4, 6), generator=generator).to(DEVICE)
+    step, limits = torch.tensor([0, 3, 9], device=DEVICE), torch.tensor([4, 3, 2], device=DEVICE)
+    ours = gather.launch_take_batch(images, targets, plans, step, limits)
+    for mine, theirs in zip(ours, gather.take_batch_torch(images, targets, plans, step, limits), strict=True):
+        assert torch.equal(mine, theirs)
+    models = torch.randn(3, 1500, generator=generator).to(DEVICE)[:, 3:1203]
+    source = torch.randint(-20, 1200, (1100,), generator=generator, dtype=torch.int32).to(DEVICE)
+    for dtype, rtol in ((torch.float32, 0.0), (torch.bfloat16, 2**-7)):  # the interpreter rounds bfloat16 downwards
+        mine, theirs = (
+            gather.launch_take_columns(models, source, dtype),
+            gather.take_columns_torch(models, source, dtype),
+        )
+        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=0.0)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_bias_and_relu(dtype):
+    generator = torch.Generator().manual_seed(4)
+    sums, grad = (torch.randn(2, 70, 40, generator=generator).to(DEVICE) for _ in range(2))
+    bias, grad_bias = torch.randn(2, 50, generator=generator).to(DEVICE)[:, 3:43], torch.zeros(2, 50, device=DEVICE)
+    sums[1, 2, 3] = float("nan")
+    out = linear.launch_bias_relu(sums, bias, dtype)
+    expected = torch.relu(sums + bias[:, None]).to(dtype)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    passed = linear.launch_bias_relu_grad(grad, out, grad_bias[:, 3:43], dtype)
+    expected = torch.where(out <= 0, 0.0, grad)
+    torch.testing.assert_close(passed, expected.to(dtype))
+    torch.testing.assert_close(grad_bias[:, 3:43], expected.sum(1), rtol=1e-5, atol=1e-5)
+    assert (grad_bias[:, [0, 1, 2, 43]] == 0).all()
 
 
 @needs_triton
@@ -242,8 +297,16 @@ def run_sgd(params, grads, anchors, first, second, step, active):
 @needs_triton
 def test_triton_cross_entropy():
     logits = torch.randn(3, 5, 10, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    bias = torch.randn(3, 14, generator=torch.Generator().manual_seed(3)).to(DEVICE)[:, 2:12]
     targets = torch.tensor([[0, 1, 2, 3, 9], [3, 3, -1, 1, -1], [-1, -1, -1, -1, -1]], device=DEVICE)
     logits[1, 2] = float("nan")  # in a sample that is left out
     ours = gradients(lambda z: loss.CrossEntropy.apply(z, targets), (logits,))
-    for mine, theirs in zip(ours, gradients(lambda z: kernels.cross_entropy_torch(z, targets), (logits,)), strict=True):
+    for mine, theirs in zip(ours, gradients(lambda z: loss.cross_entropy_torch(z, targets), (logits,)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    grad_bias = torch.zeros(3, 14, device=DEVICE)
+    _, grad = loss.launch_cross_entropy(logits, targets, bias, grad_bias[:, 2:12])
+    total = (logits + bias[:, None]).requires_grad_()
+    (expected,) = torch.autograd.grad(loss.cross_entropy_torch(total, targets).sum(), total)
+    torch.testing.assert_close(grad, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grad_bias[:, 2:12], expected.sum(1), rtol=1e-5, atol=1e-6)
+    assert (grad_bias[:, [0, 1, 12, 13]] == 0).all()

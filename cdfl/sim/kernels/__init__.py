@@ -4,18 +4,29 @@ Every function takes and returns tensors whose first dimension is the client. No
 chooses anything by timing, so all can be captured in a CUDA graph after one call to compile them.
 """
 
-from cdfl.sim.kernels.conv import Precision, conv_relu_pool, conv_relu_pool_torch
-from cdfl.sim.kernels.loss import cross_entropy, cross_entropy_torch
+from cdfl.sim.kernels.conv import Precision, conv_grad_input, conv_grad_weight, conv_relu_pool
+from cdfl.sim.kernels.device import aligned, runs_triton
+from cdfl.sim.kernels.gather import take_batch, take_columns
+from cdfl.sim.kernels.linear import bias_relu, bias_relu_grad, product
+from cdfl.sim.kernels.loss import cross_entropy, cross_entropy_grad
 from cdfl.sim.kernels.optim import adam_step_, adam_step_torch_, sgd_step_, sgd_step_torch_
 
 __all__ = [
     "Precision",
     "adam_step_",
     "adam_step_torch_",
+    "aligned",
+    "bias_relu",
+    "bias_relu_grad",
+    "conv_grad_input",
+    "conv_grad_weight",
     "conv_relu_pool",
-    "conv_relu_pool_torch",
     "cross_entropy",
-    "cross_entropy_torch",
+    "cross_entropy_grad",
+    "product",
+    "runs_triton",
     "sgd_step_",
     "sgd_step_torch_",
+    "take_batch",
+    "take_columns",
 ]

@@ -1,8 +1,16 @@
+"""A convolution, ReLU and 2x2 pooling of a stack of clients, forward and backward.
+
+Images are (B, N, H, W, C), channels last, each client's in one piece. Filters come as copies in the order and type in
+which they are multiplied: (B, OC, kh, kw, C) going forward and (B, kh, kw, C, OC) going back. `precision` says how
+operands are rounded; in "bf16" they already are bfloat16, and so are the results. Sums are float32.
+"""
+
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from cdfl.sim.kernels.device import ceil_div, power_of_two, runs_triton
 
@@ -10,99 +18,125 @@ Precision = Literal["ieee", "tf32", "bf16"]
 
 
 def conv_relu_pool(
-    x: Tensor, weight: Tensor, bias: Tensor, precision: Precision = "tf32", active: Tensor | None = None
-) -> Tensor:
-    """`Conv2d` (stride 1, no padding), `ReLU` and `MaxPool2d(2)` for a stack of clients, each with its own filters.
-
-    x (B, N, C, H, W), weight (B, OC, C, kh, kw), bias (B, OC); the result is (B, N, OC, (H-kh+1)//2, (W-kw+1)//2).
-    Weights and biases may be views into a wider tensor; x may be one batch expanded over all clients.
-    On a GPU images are read and written channels-last (a `permute` of contiguous (B, N, H, W, C)): any other layout
-    of x is copied first.
-
-    precision says how operands are rounded before they are multiplied; sums are float32 always. "bf16" also returns
-    bfloat16, which the next layer reads at half the cost; gradients of weights and biases stay float32. A CPU has no
-    "tf32" and computes in full precision.
-
-    Where `active` (B,) is false a GPU may leave anything in the result, in no time. There is no gradient then.
-
-    >>> conv_relu_pool(torch.rand(3, 5, 1, 28, 28), torch.rand(3, 32, 1, 5, 5), torch.rand(3, 32)).shape
-    torch.Size([3, 5, 32, 12, 12])
-    """
-    _check(x, weight, bias, precision)
-    if runs_triton(x, weight, bias):
-        if active is not None:
-            out, _ = _forward(_channels_last(x), weight, bias, precision, active)
-            return out.permute(0, 1, 4, 2, 3)
-        return ConvReluPool.apply(x, weight, bias, precision)  # type: ignore[no-any-return, no-untyped-call]
-    return conv_relu_pool_torch(x, weight, bias, precision)
-
-
-def conv_relu_pool_torch(x: Tensor, weight: Tensor, bias: Tensor, precision: Precision = "tf32") -> Tensor:
-    """The same in plain PyTorch, one client after the other: the reference, and the fastest way on a CPU."""
-    if precision == "bf16":
-        x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
-    # unbind, not indexing: its gradient is one stack, where each index would fill a zero tensor for all clients
-    clients = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
-    return torch.stack([F.max_pool2d(F.relu(F.conv2d(images, w, b)), 2) for images, w, b in clients])
-
-
-class ConvReluPool(torch.autograd.Function):
-    """The Triton kernels as one differentiable operation."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, precision: Precision) -> Tensor:
-        """Pooled output; keeps the input and, as one byte for each output, the corner it came from."""
-        images = _channels_last(x)  # (B, N, H, W, C)
-        out, corner = _forward(images, weight, bias, precision)
-        ctx.save_for_backward(images, weight, corner)
-        ctx.precision = precision
-        return out.permute(0, 1, 4, 2, 3)  # (B, N, OC, HP, WP), channels-last in memory
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Gradients of those inputs that want one."""
-        images, weight, corner = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        grad = grad.permute(0, 1, 3, 4, 2).contiguous()  # (B, N, HP, WP, OC)
-        grad_x = grad_weight = grad_bias = None
-        if wants_weight or wants_bias:
-            grad_weight, grad_bias = _grad_weight(images, grad, corner, weight, ctx.precision)
-        if wants_x:
-            grad_x = _grad_input(images, grad, corner, weight, ctx.precision).permute(0, 1, 4, 2, 3)
-        return grad_x, grad_weight if wants_weight else None, grad_bias if wants_bias else None, None
-
-
-def _forward(
-    images: Tensor, weight: Tensor, bias: Tensor, precision: Precision, active: Tensor | None = None
+    images: Tensor, filters: Tensor, bias: Tensor, precision: Precision = "tf32", active: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    """`Conv2d` (stride 1, no padding), `ReLU` and `MaxPool2d(2)`, each client with its own filters and bias (B, OC).
+
+    The first result is (B, N, (H-kh+1)//2, (W-kw+1)//2, OC); the second has its shape and says from which corner of its
+    pooling window, 0 to 3, each number came, or 4 where ReLU cut it off: all that the way back needs to know.
+    Where `active` (B,) is false a GPU may leave anything in the results, in no time.
+
+    >>> out, corner = conv_relu_pool(torch.rand(3, 5, 28, 28, 1), torch.rand(3, 32, 5, 5, 1), torch.rand(3, 32))
+    >>> out.shape, corner.dtype
+    (torch.Size([3, 5, 12, 12, 32]), torch.uint8)
+    """
+    if runs_triton(images, filters, bias):
+        return launch_forward(images, filters, bias, precision, active)
+    return conv_relu_pool_torch(images, filters, bias)
+
+
+def conv_grad_weight(
+    images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor, precision: Precision = "tf32"
+) -> None:
+    """From the gradient of the pooled output, write those of weights (B, OC, C, kh, kw) and biases (B, OC).
+
+    They may be views into a wider tensor, and may leave out the last channels of the images, which are filling.
+    """
+    if runs_triton(images, grad):
+        launch_grad_weight(images, grad, corner, grad_weight, grad_bias, precision)
+    else:
+        conv_grad_weight_torch(images, grad, corner, grad_weight, grad_bias)
+
+
+def conv_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor, precision: Precision) -> Tensor:
+    """From the gradient of the pooled output, that of the images."""
+    if runs_triton(images, grad, filters):
+        return launch_grad_input(images, grad, corner, filters, precision)
+    return conv_grad_input_torch(images, grad, corner, filters)
+
+
+# -- in plain PyTorch, one client after the other
+
+
+def conv_relu_pool_torch(images: Tensor, filters: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as `conv_relu_pool`."""
+    pooled, corners = [], []
+    for x, weight, b in zip(_wide(images), _wide(filters), bias, strict=True):
+        full = F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), b)  # (N, OC, H', W')
+        best, place = F.max_pool2d(full, 2, return_indices=True)
+        row, column = place // full.shape[3], place % full.shape[3]
+        pooled.append(best.relu())
+        corners.append(torch.where(best <= 0, 4, row % 2 * 2 + column % 2))
+    out, corner = (torch.stack(parts).permute(0, 1, 3, 4, 2).contiguous() for parts in (pooled, corners))
+    return out.to(filters.dtype), corner.to(torch.uint8)
+
+
+def conv_grad_weight_torch(
+    images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor
+) -> None:
+    """The same as `conv_grad_weight`."""
+    channels, (kh, kw) = grad_weight.shape[2], grad_weight.shape[3:]
+    full = _before_pooling(grad, corner)  # (B, N, OC, H', W'), even
+    grad_bias.copy_(full.sum((1, 3, 4)))
+    reached = images[:, :, : full.shape[3] + kh - 1, : full.shape[4] + kw - 1, :channels]
+    for x, g, result in zip(_wide(reached), full, grad_weight, strict=True):
+        result.copy_(conv2d_weight(x.permute(0, 3, 1, 2), list(result.shape), g))
+
+
+def conv_grad_input_torch(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor) -> Tensor:
+    """The same as `conv_grad_input`."""
+    result = torch.zeros_like(images, memory_format=torch.contiguous_format)
+    for target, g, weight in zip(result, _before_pooling(grad, corner), _wide(filters), strict=True):
+        found = F.conv_transpose2d(g, weight.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)  # (N, H, W, C) but for odd ends
+        target[:, : found.shape[1], : found.shape[2]] = found
+    return result
+
+
+def _before_pooling(grad: Tensor, corner: Tensor) -> Tensor:
+    """The gradient of the convolution's output (B, N, OC, H', W'): each number goes to its corner."""
+    B, N, HP, WP, OC = grad.shape
+    four = torch.stack([torch.where(corner == i, _wide(grad), 0.0) for i in range(4)])  # (4, B, N, HP, WP, OC)
+    return four.view(2, 2, B, N, HP, WP, OC).permute(2, 3, 6, 4, 0, 5, 1).reshape(B, N, OC, 2 * HP, 2 * WP)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+# -- in Triton
+
+
+def launch_forward(
+    images: Tensor, filters: Tensor, bias: Tensor, precision: Precision, active: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The kernel behind `conv_relu_pool`."""
     from cdfl.sim.kernels import conv_triton  # importing Triton takes a while, and CPUs need none
 
     B, N, H, W, C = images.shape
-    OC, KH, KW = weight.shape[1], weight.shape[3], weight.shape[4]
+    OC, KH, KW = filters.shape[1:4]
     HP, WP = (H - KH + 1) // 2, (W - KW + 1) // 2
-    filters = _operand(weight.permute(0, 1, 3, 4, 2), precision)  # (B, OC, kh, kw, C)
     out = images.new_empty((B, N, HP, WP, OC), dtype=filters.dtype)
     corner = images.new_empty((B, N, HP, WP, OC), dtype=torch.uint8)
     windows = N * HP * WP
-    bias = bias if bias.stride(1) == 1 else bias.contiguous()
-    options = forward_options(C, OC, KH * KW, precision)
+    options = forward_options(C, OC, precision)
     grid = (ceil_div(windows, options["BLOCK_M"]), ceil_div(OC, options["BLOCK_O"]), B)
     kernel: Any = conv_triton.forward_kernel
     kernel[grid](
-        images, filters, bias, out, corner, corner if active is None else active.to(torch.int32),
-        images.stride(0), bias.stride(0), windows,
+        images, filters, bias, out, corner, corner if active is None else active,
+        images.stride(0), filters.stride(0), bias.stride(0), windows,
         C=C, H=H, W=W, OC=OC, KH=KH, KW=KW, ALL=active is None, PRECISION=_dot_precision(precision), **options,
     )  # fmt: skip
     return out, corner
 
 
-def _grad_weight(
-    images: Tensor, grad: Tensor, corner: Tensor, weight: Tensor, precision: Precision
-) -> tuple[Tensor, Tensor]:
+def launch_grad_weight(
+    images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor, precision: Precision
+) -> None:
+    """The kernels behind `conv_grad_weight`."""
     from cdfl.sim.kernels import conv_triton
 
     B, _, H, W, C = images.shape
-    OC, KH, KW = weight.shape[1], weight.shape[3], weight.shape[4]
+    OC, KH, KW = grad.shape[4], *grad_weight.shape[3:]
     K = KH * KW * C
     windows = corner[0].numel() // OC
     options = grad_weight_options(C, OC, precision)
@@ -115,29 +149,27 @@ def _grad_weight(
         images, grad, corner, partial, images.stride(0), windows, share,
         C=C, H=H, W=W, OC=OC, KH=KH, KW=KW, PRECISION=precision, **options,
     )  # fmt: skip
-    grad_weight = images.new_empty((B, OC, C, KH, KW), dtype=torch.float32)
-    grad_bias = images.new_empty((B, OC), dtype=torch.float32)
     reduce: Any = conv_triton.reduce_kernel
     block = 512
     reduce[(ceil_div(OC * (K + 1), block), B)](
-        partial, grad_weight, grad_bias, splits, C=C, OC=OC, TAPS=KH * KW, BLOCK=block
-    )
-    return grad_weight, grad_bias
+        partial, grad_weight, grad_bias, grad_weight.stride(0), grad_bias.stride(0), splits,
+        C=C, KEPT=grad_weight.shape[2], OC=OC, TAPS=KH * KW, BLOCK=block,
+    )  # fmt: skip
 
 
-def _grad_input(images: Tensor, grad: Tensor, corner: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+def launch_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor, precision: Precision) -> Tensor:
+    """The kernel behind `conv_grad_input`."""
     from cdfl.sim.kernels import conv_triton
 
     B, N, H, W, C = images.shape
-    OC, KH, KW = weight.shape[1], weight.shape[3], weight.shape[4]
-    filters = _operand(weight.permute(0, 3, 4, 2, 1), precision)  # (B, kh, kw, C, OC)
+    KH, KW, OC = filters.shape[1], filters.shape[2], filters.shape[4]
     grad_x = torch.empty_like(images, memory_format=torch.contiguous_format)
     options = grad_input_options(C, OC, precision)
     squares = ceil_div(H, 2) * ceil_div(W, 2)
     grid = (ceil_div(N, options["BLOCK_N"]), B, squares * ceil_div(4 * C, options["BLOCK_C"]))
     kernel: Any = conv_triton.grad_input_kernel
     kernel[grid](
-        grad, corner, filters, grad_x, N,
+        grad, corner, filters, grad_x, filters.stride(0), N,
         C=C, H=H, W=W, OC=OC, KH=KH, KW=KW, PRECISION=_dot_precision(precision), **options,
     )  # fmt: skip
     return grad_x
@@ -147,14 +179,15 @@ def _grad_input(images: Tensor, grad: Tensor, corner: Tensor, weight: Tensor, pr
 # result does not depend on whom it is stacked with. "ieee" multiplies without the matrix unit and wants small blocks.
 
 
-def forward_options(C: int, OC: int, taps: int, precision: Precision) -> dict[str, int]:
+def forward_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
     """Blocks of the forward kernel."""
     block_o = power_of_two(OC, 16, 64)
     if precision == "ieee":
         return {"BLOCK_M": 32, "BLOCK_K": 16, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 2}
-    if C <= 3:  # few weights: one round, in which there is nothing to load ahead
-        block_m, block_k = 128 if C == 1 else 64, power_of_two(taps * C, 16, 32)
-        return {"BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 1}
+    if C == 1:  # few weights: one round, in which there is nothing to load ahead
+        return {"BLOCK_M": 32, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 2, "num_stages": 1}
+    if C < 16:
+        return {"BLOCK_M": 128, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 1}
     stages = 3 if precision == "bf16" else 2
     return {"BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_O": block_o, "num_warps": 4, "num_stages": stages}
 
@@ -162,14 +195,14 @@ def forward_options(C: int, OC: int, taps: int, precision: Precision) -> dict[st
 def grad_weight_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
     """Blocks of the weights' gradient, and `share`: the windows that one program adds up."""
     block_o = power_of_two(OC, 16, 64)
+    blocks = {"BLOCK_M": 32, "BLOCK_K": 128, "BLOCK_O": block_o, "num_warps": 4, "num_stages": 2, "share": 512}
     if precision == "ieee":
-        blocks = {"BLOCK_M": 16, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_stages": 2, "share": 512}
-    elif C <= 3:
-        blocks = {"BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_stages": 1, "share": 576}
-    else:
-        stages = 3 if precision == "bf16" else 2
-        blocks = {"BLOCK_M": 32, "BLOCK_K": 128, "BLOCK_O": block_o, "num_stages": stages, "share": 512}
-    return blocks | {"num_warps": 4}
+        return blocks | {"BLOCK_M": 16, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32)}
+    if C <= 3:
+        return blocks | {"BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 2, "share": 576}
+    if C < 16:
+        return blocks
+    return blocks | ({"BLOCK_M": 16, "num_stages": 3} if precision == "bf16" else {"num_stages": 1})
 
 
 def grad_input_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
@@ -185,34 +218,3 @@ def grad_input_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
 
 def _dot_precision(precision: Precision) -> str:
     return "ieee" if precision == "ieee" else "tf32"
-
-
-def _operand(filters: Tensor, precision: Precision) -> Tensor:
-    """A contiguous copy in the type that is multiplied, in one pass (`to` would keep the strides)."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return torch.empty(filters.shape, dtype=dtype, device=filters.device).copy_(filters)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    images = x.permute(0, 1, 3, 4, 2)  # (B, N, H, W, C)
-    return images if images[0].is_contiguous() else images.contiguous()
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor, precision: Precision) -> None:
-    if precision not in ("ieee", "tf32", "bf16"):
-        raise ValueError(f"precision {precision!r} is unknown; use 'ieee', 'tf32' or 'bf16'")
-    if x.ndim != 5 or weight.ndim != 5 or bias.ndim != 2:
-        raise ValueError(
-            "conv_relu_pool takes x (B, N, C, H, W), weight (B, OC, C, kh, kw) and bias (B, OC), got "
-            f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(bias.shape)}"
-        )
-    B, _, C, H, W = x.shape
-    if weight.shape[0] != B or weight.shape[2] != C or bias.shape != weight.shape[:2]:
-        raise ValueError(
-            f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and bias {tuple(bias.shape)} differ in clients, "
-            "channels or filters"
-        )
-    if weight.shape[3] + 1 > H or weight.shape[4] + 1 > W:
-        raise ValueError(
-            f"images of {H}x{W} are too small for a {weight.shape[3]}x{weight.shape[4]} filter and pooling"
-        )

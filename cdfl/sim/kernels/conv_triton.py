@@ -29,12 +29,13 @@ def window_offset(window, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HP:
 @jit
 def forward_kernel(
     x,  # (B, N, H, W, C)
-    weight,  # (B, OC, K) with K = (kh, kw, C), already in the operands' type
-    bias,  # (B, OC), rows any distance apart
+    weight,  # (B, OC, K) with K = (kh, kw, C), already in the operands' type; clients any distance apart
+    bias,  # (B, OC), likewise
     out,  # (B, N, HP, WP, OC)
     corner,  # the same, uint8
     active,  # (B,) where it is 0 nothing is computed; any pointer if all are wanted
     x_stride,
+    weight_stride,
     bias_stride,
     windows,  # N * HP * WP
     C: tl.constexpr,
@@ -61,7 +62,7 @@ def forward_kernel(
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     inside = (window < windows)[:, None]
     start = x + client * x_stride + window_offset(window, H, W, C, HP, WP)[:, None]
-    filters = weight + client * OC * K + o[None, :] * K
+    filters = weight + client * weight_stride + o[None, :] * K
     acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
     acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
     acc2 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
@@ -175,10 +176,13 @@ def grad_weight_kernel(
 @jit
 def reduce_kernel(
     partial,  # (splits, B, OC, K + 1)
-    grad_weight,  # (B, OC, C, kh, kw)
-    grad_bias,  # (B, OC)
+    grad_weight,  # (B, OC, KEPT, kh, kw), clients any distance apart
+    grad_bias,  # (B, OC), likewise
+    weight_stride,
+    bias_stride,
     splits,
     C: tl.constexpr,
+    KEPT: tl.constexpr,  # channels that have weights; those after them are filling
     OC: tl.constexpr,
     TAPS: tl.constexpr,  # kh * kw
     BLOCK: tl.constexpr,
@@ -194,8 +198,9 @@ def reduce_kernel(
     o = entry // ROW
     k = entry % ROW
     is_bias = k == ROW - 1
-    tl.store(grad_weight + ((client * OC + o) * C + k % C) * TAPS + k // C, total, mask=inside & ~is_bias)
-    tl.store(grad_bias + client * OC + o, total, mask=inside & is_bias)
+    place = client * weight_stride + (o * KEPT + k % C) * TAPS + k // C
+    tl.store(grad_weight + place, total, mask=inside & ~is_bias & (k % C < KEPT))
+    tl.store(grad_bias + client * bias_stride + o, total, mask=inside & is_bias)
 
 
 @jit
@@ -208,8 +213,9 @@ def middle_first(i, size: tl.constexpr):
 def grad_input_kernel(
     grad,  # (B, N, HP, WP, OC)
     corner,  # the same, uint8
-    weight,  # (B, kh, kw, C, OC), already in the operands' type
+    weight,  # (B, kh, kw, C, OC), already in the operands' type; clients any distance apart
     grad_x,  # (B, N, H, W, C)
+    weight_stride,
     images,  # N
     C: tl.constexpr,
     H: tl.constexpr,
@@ -245,6 +251,7 @@ def grad_input_kernel(
     left = tl.maximum(v - KW // 2, 0)
     across = tl.minimum(WP - 1, v) - left + 1
     down = tl.minimum(HP - 1, u) - top + 1
+    filters = weight + client * weight_stride
     acc = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     for step in range(tl.maximum(across, 0) * tl.maximum(down, 0) * OUTER):
         i = top + step // OUTER // across
@@ -259,9 +266,9 @@ def grad_input_kernel(
                 kh = 2 * (u - i) + p - r  # the weight that leads from this pixel to corner (r, s) of window (i, j)
                 kw = 2 * (v - j) + q - s
                 reaches = (p < 2) & (kh >= 0) & (kh < KH) & (kw >= 0) & (kw < KW)
-                line = ((client * KH + kh) * KW + kw) * C + c
+                line = (kh * KW + kw) * C + c
                 valid = reaches[None, :] & (o < OC)[:, None]
-                w = tl.load(weight + line[None, :] * OC + o[:, None], mask=valid, other=0.0)  # (BLOCK_O, BLOCK_C)
+                w = tl.load(filters + line[None, :] * OC + o[:, None], mask=valid, other=0.0)  # (BLOCK_O, BLOCK_C)
                 masked = tl.where(which == 2 * r + s, g, 0.0).to(w.dtype)
                 acc = tl.dot(masked, w, acc, input_precision=PRECISION)
     y = 2 * u + p

@@ -29,22 +29,27 @@ def cross_entropy_torch(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.view(targets.shape).sum(1) / (targets >= 0).sum(1).clamp(min=1)
 
 
+def cross_entropy_grad(sums: Tensor, bias: Tensor, targets: Tensor, grad_bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of `cross_entropy(sums + bias, targets)` for sums (B, N, classes), as `dtype`.
+
+    Writes that for bias (B, classes) into `grad_bias`; both may be views into wider tensors.
+    """
+    if runs_triton(sums, bias):
+        return launch_cross_entropy(sums, targets, bias, grad_bias, dtype)[1]
+    with torch.enable_grad():
+        logits = (sums + bias[:, None]).detach().requires_grad_()
+        (grad,) = torch.autograd.grad(cross_entropy_torch(logits, targets).sum(), logits)
+    grad_bias.copy_(grad.sum(1))
+    return grad.to(dtype)
+
+
 class CrossEntropy(torch.autograd.Function):
     """The Triton kernel as a differentiable operation."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         """Losses; keeps their gradient."""
-        from cdfl.sim.kernels import loss_triton  # importing Triton takes a while, and CPUs need none
-
-        B, N, classes = logits.shape
-        logits, targets = logits.contiguous(), targets.contiguous()
-        losses = logits.new_empty(B, dtype=torch.float32)
-        grad = torch.empty_like(logits)
-        kernel: Any = loss_triton.cross_entropy_kernel
-        block_c = power_of_two(classes, 2, 1 << 16)
-        block_n = power_of_two(N, 1, max(1, 4096 // block_c))
-        kernel[(B,)](logits, targets, losses, grad, N, classes, BLOCK_N=block_n, BLOCK_C=block_c)
+        losses, grad = launch_cross_entropy(logits.contiguous(), targets.contiguous(), dtype=logits.dtype)
         ctx.save_for_backward(grad)
         return losses
 
@@ -53,3 +58,27 @@ class CrossEntropy(torch.autograd.Function):
         """The kept gradient, scaled."""
         (grad,) = ctx.saved_tensors
         return (grad * upstream[:, None, None]).to(grad.dtype), None
+
+
+def launch_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    grad_bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The Triton kernel: losses (B,) and the gradient of the logits; with a bias, that of the logits without it."""
+    from cdfl.sim.kernels import loss_triton  # importing Triton takes a while, and CPUs need none
+
+    B, N, classes = logits.shape
+    losses = logits.new_empty(B, dtype=torch.float32)
+    grad = torch.empty_like(logits, dtype=dtype)
+    kernel: Any = loss_triton.cross_entropy_kernel
+    block_c = power_of_two(classes, 2, 1 << 16)
+    block_n = power_of_two(N, 1, max(1, 4096 // block_c))
+    kernel[(B,)](
+        logits, targets, losses if bias is None else bias, losses, grad, losses if grad_bias is None else grad_bias,
+        0 if bias is None else bias.stride(0), 0 if grad_bias is None else grad_bias.stride(0), N, classes,
+        BIAS=bias is not None, BLOCK_N=block_n, BLOCK_C=block_c,
+    )  # fmt: skip
+    return losses, grad
