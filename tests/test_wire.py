@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 from contextlib import suppress
 
@@ -283,6 +284,14 @@ class TestHeaders:
     def test_client_ids_that_are_none(self, text):
         with pytest.raises(wire.MalformedError, match="client_id"):
             wire.check_client_id(text)
+
+    @pytest.mark.parametrize("check", [wire.check_key, wire.check_client_id, wire.parse_base_epoch])
+    def test_what_is_too_long_is_cut_off_and_that_is_said(self, check):
+        cut = re.escape(f" is '{'x' * 40}...', 129 characters long; expected ")
+        with pytest.raises(wire.MalformedError, match=cut):
+            check("x" * 129)
+        with pytest.raises(wire.MalformedError, match=r" is 'x y'; expected "):
+            check("x y")
 
     def test_tokens(self):
         assert wire.bearer_token(None) is None

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from cdfl.client.errors import DivergedError
 from cdfl.core import Loss
+from cdfl.core.batches import pair_of
 
 Batch = tuple[Any, Any]  # inputs, targets
 Data = Iterable[Any]  # a DataLoader or other iterable of batches, a map-style Dataset, or one batch
@@ -38,7 +39,7 @@ def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterat
     """All batches so many times, on a device."""
     for _ in range(count):
         empty = True
-        for inputs, targets in batches:
+        for inputs, targets in map(pair_of, batches):
             empty = False
             yield moved(inputs, device), moved(targets, device)
         if empty:
@@ -63,7 +64,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def count_samples(batches: Iterable[Batch]) -> int:
     """How many samples there are: the length of the targets; a batch that has none counts one."""
-    return sum(_length(targets) for _, targets in batches)
+    return sum(_length(targets) for _, targets in map(pair_of, batches))
 
 
 def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
@@ -72,7 +73,7 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: to
     model.eval()
     total, samples = 0.0, 0
     with torch.no_grad():
-        for inputs, targets in batches:
+        for inputs, targets in map(pair_of, batches):
             inputs, targets = moved(inputs, device), moved(targets, device)
             total += float(loss(model(inputs), targets)) * _length(targets)
             samples += _length(targets)

@@ -27,6 +27,8 @@ logger = logging.getLogger("cdfl.client")
 Verify = bool | str | Path | ssl.SSLContext
 HEADER_ROOM = 2**20  # bytes that a model's body may be longer than ours: another order, metadata
 ERROR_ROOM = 2**16
+NO_TLS = ("wrong version number", "record layer failure")  # OpenSSL, when what comes is no TLS
+HUNG_UP = ("without sending a response", "reset by peer")  # as servers do that expect TLS
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Link:
     ) -> None:
         self.url, self.layout, self.retry = _checked(url), layout, retry
         self._compress, self._sleep = compress, sleep
+        self._has_answered = False  # ever: then the address is right
         self._limit = wire.body_size(layout) + HEADER_ROOM
         headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{version('cdfl')}"}
         headers["Accept-Encoding"] = "zstd" if compress else "identity"
@@ -149,8 +152,9 @@ class Link:
                 body = _read(response, self._limit if response.is_success else ERROR_ROOM)
         except (httpx.TransportError, httpx.DecodingError) as error:
             said = str(error) or type(error).__name__
-            hint = "; a certificate of your own is named by verify=FILE, or --ca FILE" if "CERTIFICATE" in said else ""
+            hint = _hint(self.url, said, has_answered=self._has_answered)
             raise ServerAwayError(f"{self.url} does not answer: {said}{hint}") from error
+        self._has_answered = True
         if response.status_code != httpx.codes.OK:
             raise self._refusal(response, body)
         return self._answer(response, body)
@@ -161,6 +165,8 @@ class Link:
         in_progress = status == 409 and retry_after is not None  # the first attempt is still being worked on
         if status >= 500 or status in (408, 429) or response.is_redirect or in_progress:
             return ServerAwayError(f"{self.url} answered {status}: {detail}", retry_after)
+        if status == wire.UnauthorizedError.status and "Authorization" not in self._http.headers:
+            detail += "; this client has no token: give it one with token=, --token or CDFL_TOKEN"
         return wire.error_of(status, detail, retry_after)
 
     def _answer(self, response: httpx.Response, body: bytes) -> Answer:
@@ -170,7 +176,9 @@ class Link:
                 body = wire.decompress_bytes(body, self._limit)
             return Answer(head, body, wire.decode_model(body, self.layout))
         except wire.UnfitError as error:
-            raise wire.UnfitError(f"the server's model is not this client's: {error.detail}") from None
+            raise wire.UnfitError(
+                f"the server's model is not this client's: {error.detail}; give both the same"
+            ) from None
         except wire.WireError as error:  # a page of a hotel's network, a proxy's, or a body cut by one
             raise ServerAwayError(f"{self.url} gave no answer of a cdfl server: {error.detail}") from error
 
@@ -180,6 +188,19 @@ def _checked(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"the server is {url!r}; expected an address such as https://server:8443")
     return parsed
+
+
+def _hint(url: httpx.URL, said: str, *, has_answered: bool) -> str:
+    """What is probably wrong where no answer came, if that can be told."""
+    if "CERTIFICATE" in said:
+        return "; a certificate of your own is named by verify=FILE, or --ca FILE"
+    if has_answered:
+        return ""
+    if url.scheme == "https" and any(words in said.lower() for words in NO_TLS):
+        return f"; it seems to speak plain http: try {url.copy_with(scheme='http')}"
+    if url.scheme == "http" and any(words in said.lower() for words in HUNG_UP):
+        return f"; if it speaks TLS, try {url.copy_with(scheme='https')}"
+    return ""
 
 
 def _tls(verify: Verify) -> ssl.SSLContext | bool:

@@ -25,6 +25,7 @@ CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
 
 Outcome = Literal["applied", "deprecated", "rejected"]
 
+LONGEST = 40  # characters of what came that an error repeats
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,128}")
 _COUNT = re.compile(r"[0-9]{1,18}")  # fits any integer column
@@ -86,7 +87,7 @@ def parse_count(name: str, text: str | None) -> int:
     if text is None:
         raise MalformedError(f"the header {name} is missing; expected a whole number, 0 or more")
     if _COUNT.fullmatch(text) is None:
-        raise MalformedError(f"{name} is {text[:40]!r}; expected a whole number, 0 or more")
+        raise MalformedError(f"{name} is {_shown(text)}; expected a whole number, 0 or more")
     return int(text)
 
 
@@ -95,7 +96,7 @@ def check_key(text: str | None) -> str:
     if text is None:
         raise MalformedError(f"the header {KEY} is missing; expected a word that is new for every upload")
     if _KEY.fullmatch(text) is None:
-        raise MalformedError(f"{KEY} is {text[:40]!r}; expected 1 to 128 visible ASCII characters")
+        raise MalformedError(f"{KEY} is {_shown(text)}; expected 1 to 128 visible ASCII characters")
     return text
 
 
@@ -106,7 +107,7 @@ def check_client_id(text: str) -> str:
     'car-7'
     """
     if _CLIENT_ID.fullmatch(text) is None:
-        raise MalformedError(f"the client_id is {text[:80]!r}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -")
+        raise MalformedError(f"the client_id is {_shown(text)}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -")
     return text
 
 
@@ -118,6 +119,15 @@ def bearer_token(text: str | None) -> str | None:
     if match is None:
         raise UnauthorizedError("the Authorization header cannot be read; expected 'Bearer ' and a token")
     return match.group(1)
+
+
+def _shown(text: str) -> str:
+    """A text as it may be repeated to whoever sent it: its beginning, and how long it is.
+
+    >>> _shown("car 7"), _shown("x" * 200)
+    ("'car 7'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 200 characters long")
+    """
+    return repr(text) if len(text) <= LONGEST else f"{text[:LONGEST] + '...'!r}, {len(text)} characters long"
 
 
 def _numbers_to_text(values: tuple[float, ...]) -> str:

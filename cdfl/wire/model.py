@@ -134,7 +134,7 @@ def _check_names(tensors: dict[str, Any], layout: Layout) -> None:
     if missing or unknown:
         lacks = f"lacks {_some(missing)}" if missing else ""
         brings = f"brings {_some(unknown)}, which the model does not have" if unknown else ""
-        raise UnfitError(f"the upload {' and '.join(filter(None, (lacks, brings)))}; expected the names of /v1/status")
+        raise UnfitError(f"the body {' and '.join(filter(None, (lacks, brings)))}; expected the names of /v1/status")
     for name, entry in tensors.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise MalformedError(f"the entry of tensor {name!r} is not a dtype, a shape and data_offsets")

@@ -181,6 +181,11 @@ def test_tokens_certificates_and_replies_that_are_gone(tmp_path, certificate):  
         ):
             with connect(server, client_id, **settings) as client, pytest.raises(kind):
                 client.join()
+        with (
+            Client(server.url.replace("https", "http"), make_model(), "car-7", retry=Retry(attempts=1)) as client,
+            pytest.raises(ServerAwayError, match=r"if it speaks TLS, try https://127\.0\.0\.1:"),
+        ):
+            client.join()
         line = LosesOneReply(cert)
         with connect(server, "car-7", token=token, transport=line, state_dir=tmp_path / "state") as client:
             client.join()

@@ -146,6 +146,51 @@ def test_certificates(server, certificate):
         site.close()
 
 
+def test_the_wrong_scheme(server, certificate):
+    """Each end speaks what the other does not; the client cannot know, but it can guess."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    for site, words in (
+        (Site(server), "it seems to speak plain http: try http://127.0.0.1:"),
+        (Site(server, context), "if it speaks TLS, try https://127.0.0.1:"),
+    ):
+        scheme, rest = site.url.split("://")
+        wrong = f"{'http' if scheme == 'https' else 'https'}://{rest}"
+        try:
+            with (
+                Client(wrong, make_model(), "car-7", retry=Retry(attempts=1)) as client,
+                pytest.raises(ServerAwayError, match=f"{wrong} does not answer: .*; {words}"),
+            ):
+                client.join()
+        finally:
+            site.close()
+
+
+def test_a_server_that_has_answered_before_is_not_doubted(site):
+    with connect(site, retry=Retry(attempts=1)) as client:
+        client.join()
+        site.is_off = True
+        with pytest.raises(
+            ServerAwayError, match=r"does not answer: Server disconnected without sending a response\.$"
+        ):
+            client._link.model()
+
+
+def test_a_token_that_was_not_given(make_client):
+    server = ToyServer(tokens={"word": "car-7"})
+    hint = "; this client has no token: give it one with token=, --token or CDFL_TOKEN"
+    with pytest.raises(wire.UnauthorizedError, match=f"the token is unknown{hint}"):
+        make_client(httpx.MockTransport(server.handle)).join()
+    with pytest.raises(wire.UnauthorizedError, match=r"the token is unknown$"):
+        make_client(httpx.MockTransport(server.handle), token="another").join()  # noqa: S106
+
+
+def test_a_model_that_is_not_the_servers_is_not_called_an_upload(make_client):
+    words = r"not this client's: the body lacks 'weight', 'bias' and brings .*; give both the same"
+    with pytest.raises(wire.UnfitError, match=words):
+        make_client(model=torch.nn.Linear(2, 2)).join()
+
+
 def answering(*answers):
     """A transport that gives these answers, then the server's."""
     server, left = ToyServer(), list(answers)
