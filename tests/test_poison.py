@@ -76,8 +76,21 @@ def test_it_runs(poison):
     ]  # fmt: skip
     assert all(len(row["clusters"]) == 2 for row in rows)
     assert rows[1]["poison_rejected"] == [0, 0]
-    assert min(rows[3]["poison_rejected"]) > 0.9
+    assert min(rows[3]["poison_rejected"]) >= 0.5  # all that come once something is usual; half come before that
     assert rows[3]["clusters"] != rows[1]["clusters"]
+
+
+def test_what_was_measured_with_other_settings_is_old(poison):
+    group = poison.Group(seeds=2)
+    stored = {"settings": poison.settings_of(group), "rows": [{"clusters": [0.9, 0.8]}]}
+    assert poison.is_current(group, stored)
+    assert not poison.is_current(group, None)
+    assert not poison.is_current(poison.Group(seeds=3), stored)
+    assert not poison.is_current(poison.Group(seeds=2, settings={"base_rate": 0.01}), stored)
+    for name, value in (("warm_up", 3), ("max_harm", 3.0), ("cluster_step", "neither")):
+        assert not poison.is_current(group, stored | {"settings": stored["settings"] | {name: value}})
+    del stored["settings"]["base_rate"]  # nobody knew of it then
+    assert poison.is_current(group, stored)
 
 
 class TestResults:
@@ -90,8 +103,9 @@ class TestResults:
         assert poison.rendered(text) == text
 
     def test_they_are_those_of_the_service(self, poison, groups):
-        assert {group["max_harm"] for group in groups.values()} == {poison.MAX_HARM}
         assert groups.keys() <= poison.GROUPS.keys()
+        for name, group in groups.items():
+            assert poison.is_current(poison.GROUPS[name], group), f"{name} is old: python benchmarks/poison.py"
 
     @pytest.mark.parametrize("attack", ["flipped-sign", "negated", "noise", "flipped-labels"])
     @pytest.mark.parametrize("name", ["digits-4", "example"])

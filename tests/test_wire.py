@@ -264,10 +264,11 @@ class TestHeaders:
         st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple),
         st.none() | st.integers(0, 10**9),
         st.sampled_from([None, "applied", "deprecated", "rejected"]),
+        st.sampled_from(["", "it would do 3 times the usual harm, more than is allowed"]),
     )
-    def test_round_trip(self, epoch, mixture, staleness, outcome):
+    def test_round_trip(self, epoch, mixture, staleness, outcome, detail):
         rates = None if staleness is None else mixture[::-1]
-        head = wire.ReplyHead(epoch, mixture, rates, staleness, outcome)
+        head = wire.ReplyHead(epoch, mixture, rates, staleness, outcome, detail)
         assert wire.ReplyHead.from_headers(head.to_headers()) == head
 
     @pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", " 1", "1_000", "٣", "1" * 19, "0x1", None])

@@ -39,7 +39,7 @@ class Reply:
     outcome: Outcome  # refreshed: the upload was not answered, `detail` says why, and the model was fetched instead
     rates: tuple[float, ...] = ()  # how far each cluster moved
     staleness: int | None = None
-    detail: str = ""
+    detail: str = ""  # why it was rejected or refreshed, and what to do
 
 
 class Client:
@@ -214,7 +214,9 @@ class Client:
             if error.status in NEVER:
                 self._keep(replace(self._state, pending=None))
             raise
-        return self._receive(answer, answer.head.outcome or "applied")
+        if answer.head.detail:
+            logger.warning("%s", answer.head.detail)
+        return self._receive(answer, answer.head.outcome or "applied", answer.head.detail)
 
     def watch(self, stream: Iterable[Data], policy: Policy, recent: int = 1) -> Iterator[Seen]:
         """Follow a stream of fresh data (each a batch, a loader or a small dataset); the policy decides when to upload.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cdfl.core.accept import harm_of, is_harmful, remember, usual_harms
+from cdfl.core.accept import judge, remember
 from cdfl.core.estimate import Estimator, estimate_mixture, measure
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated, is_finite
@@ -42,19 +42,19 @@ def server_update(
         reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=True)
         return state.replace(epoch=epoch), reply
 
-    harm = None
+    harm = usual_harm = None
     if upload.mixture is None:
         state = _look(state, evaluate)
         measures = measure(state, upload, evaluate)
         if hyperparams.max_harm is not None:
-            harm, usual = harm_of(measures, state.cluster_losses), usual_harms(state)
-            state = state.replace(recent_harms=remember(usual, harm))
-            if is_harmful(harm, usual, hyperparams.max_harm):
+            harm, usual_harm, is_harmful = judge(state, measures, hyperparams.max_harm)
+            state = state.replace(recent_harms=remember(state.recent_harms, harm))
+            if is_harmful:
                 # It may be honest, from a client whose data have changed: its own reply follows what it sent.
                 known = bool(measures.distances.isfinite().all())
                 seen = estimate(*measures, hyperparams) if known else last_mixture
                 reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, seen, deprecated=False)
-                return state.replace(epoch=epoch), replace(reply, rejected=True, harm=harm)
+                return state.replace(epoch=epoch), replace(reply, rejected=True, harm=harm, usual_harm=usual_harm)
         mixture = _checked(estimate(*measures, hyperparams), state.num_clusters)
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
@@ -69,6 +69,7 @@ def server_update(
         staleness=staleness,
         deprecated=False,
         harm=harm,
+        usual_harm=usual_harm,
     )
     state = state.replace(
         cluster_models=cluster_models,

@@ -69,6 +69,7 @@ class Reply:
     deprecated: bool  # the upload was older than max_staleness and moved nothing
     rejected: bool = False  # the upload did more harm than max_harm allows and moved nothing
     harm: float | None = None  # as max_harm saw it; None: not looked at
+    usual_harm: float | None = None  # of the uploads before this one; None: too few to tell, or not looked at
 
 
 def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:

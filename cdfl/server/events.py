@@ -85,5 +85,6 @@ def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
             "rates": list(entry.rates),
             "losses": None if entry.losses is None else list(entry.losses),
             "harm": entry.harm,
+            "usual_harm": entry.usual_harm,
         }
     return event

@@ -60,6 +60,7 @@ class Entry:
     staleness: int
     received: float  # unix time
     harm: float | None = None  # as `Reply.harm`: what the acceptance test saw; None: not looked at
+    usual_harm: float | None = None  # as `Reply.usual_harm`: what it compared with; None: with nothing
     upload: str | None = None  # blob of the local model, as `Store.keep` named it; None: no longer kept
     reply: str | None = None  # blob of the reply; None: no longer kept
 

@@ -14,6 +14,7 @@ from cdfl.wire import (
     CLIENT,
     CONTENT_TYPE,
     CONTENT_TYPES,
+    DETAIL,
     DTYPES,
     EPOCH,
     KEY,
@@ -169,6 +170,7 @@ _UPDATE_HEADERS = _REPLY_HEADERS | {
     RATES: _header("How far each cluster moved to the upload.", _NUMBERS),
     STALENESS: _header("Epochs since the base epoch.", _COUNT),
     OUTCOME: _header("What became of the upload.", {"enum": ["applied", "deprecated", "rejected"]}),
+    DETAIL: _header("Why it was rejected, and what to do; only then.", {"type": "string"}),
 }
 _UPLOAD = {
     "required": True,

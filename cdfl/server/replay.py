@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Hyperparams, Reply, ServerState, Upload, join, server_update
-from cdfl.core.accept import remember, usual_harms
+from cdfl.core.accept import remember
 from cdfl.server.journal import Entry, StoreDamaged
 from cdfl.server.snapshots import to_losses
 
@@ -43,7 +43,7 @@ def replay(
 
 def _harms(before: ServerState, entry: Entry) -> Tensor:
     """What the server remembered of harms after this entry."""
-    return before.recent_harms if entry.harm is None else remember(usual_harms(before), entry.harm)
+    return before.recent_harms if entry.harm is None else remember(before.recent_harms, entry.harm)
 
 
 def _tensor(values: tuple[float, ...] | None) -> Tensor | None:

@@ -194,9 +194,11 @@ def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
 
 def erase(connection: sa.Connection, client_id: str) -> bool:
     """Remove a client from all tables; its entries stay, without anything of it. Was there anything?"""
-    nothing = {"client_id": None, "key": "", "digest": "", "losses": None, "mixture": (), "rates": (), "harm": None}
+    nothing = {"key": "", "digest": "", "mixture": (), "rates": ()} | dict.fromkeys(
+        ("client_id", "losses", "harm", "usual_harm", "upload", "reply")
+    )
     own = sa.update(journal).where(journal.c.client_id == client_id)
-    found = connection.execute(own.values(nothing | {"upload": None, "reply": None})).rowcount
+    found = connection.execute(own.values(nothing)).rowcount
     for table in (clients, grants, tokens):
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))

@@ -60,6 +60,7 @@ journal = Table(
     Column("staleness", BigInteger),
     Column("received", Double),
     Column("harm", Double),
+    Column("usual_harm", Double),
     Column("upload", Text),
     Column("reply", Text),
 )
@@ -108,6 +109,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX journal_upload ON journal (epoch) WHERE upload IS NOT NULL",
         "CREATE INDEX journal_reply ON journal (client_id) WHERE reply IS NOT NULL",
     ),
+    ("ALTER TABLE journal ADD COLUMN usual_harm DOUBLE PRECISION",),  # so that a refusal can be explained again
 )
 VERSION = len(STEPS)
 

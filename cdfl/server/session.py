@@ -227,6 +227,13 @@ class Session:
         self.metrics.group.observe(len(steps))
         for step in steps:
             self.metrics.uploads.labels(step.entry.outcome).inc()
+            if step.entry.outcome == "rejected":
+                logger.warning(
+                    "an upload of %s was rejected and moves nothing: its harm is %.3g, usual is %s",
+                    step.entry.client_id,
+                    step.entry.harm,
+                    "nothing yet" if step.entry.usual_harm is None else f"{step.entry.usual_harm:.3g}",
+                )
             step.submission.answer.set_result(Answer(head_of(step.entry), step.personal_model))
         self.on_commit()
 

@@ -38,7 +38,21 @@ class Answer:
 
 def head_of(entry: Entry) -> ReplyHead:
     """What the headers of the reply to an entry say."""
-    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome)
+    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, _detail_of(entry))
+
+
+def _detail_of(entry: Entry) -> str:
+    """Why an upload was rejected, for its client; from the journal alone, so that a repeated reply says the same."""
+    if entry.outcome != "rejected" or entry.harm is None:
+        return ""
+    if entry.usual_harm is None:
+        why = "it is absurdly far from all of them, compared with their size and its losses"
+    else:
+        why = f"it would do {entry.harm / entry.usual_harm:.3g} times the usual harm, more than the server allows"
+    return (
+        f"the upload is answered, but it moved no cluster: {why}. Train from the reply; "
+        "if it happens again, look at the data and their labels, or train with a smaller learning_rate"
+    )
 
 
 def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
@@ -59,5 +73,6 @@ def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
         staleness=reply.staleness,
         received=submission.received,
         harm=reply.harm,
+        usual_harm=reply.usual_harm,
         upload=submission.upload,
     )

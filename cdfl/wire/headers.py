@@ -19,6 +19,7 @@ MIXTURE = "CDFL-Mixture"
 RATES = "CDFL-Rates"
 STALENESS = "CDFL-Staleness"
 OUTCOME = "CDFL-Outcome"
+DETAIL = "CDFL-Detail"  # why an upload was rejected, one sentence in ASCII
 
 CONTENT_TYPE = "application/octet-stream"
 CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
@@ -34,13 +35,14 @@ _BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """What the headers of a reply say; the last three only after an upload."""
+    """What the headers of a reply say; all but the first two only after an upload, the last only if it was rejected."""
 
     epoch: int
     mixture: tuple[float, ...]
     rates: tuple[float, ...] | None = None
     staleness: int | None = None
     outcome: Outcome | None = None
+    detail: str = ""
 
     def to_headers(self) -> dict[str, str]:
         """Write the headers; shares keep every digit.
@@ -55,6 +57,8 @@ class ReplyHead:
             headers[STALENESS] = str(self.staleness)
         if self.outcome is not None:
             headers[OUTCOME] = self.outcome
+        if self.detail:
+            headers[DETAIL] = self.detail
         return headers
 
     @classmethod
@@ -69,6 +73,7 @@ class ReplyHead:
             rates=_parse_numbers(RATES, headers[RATES]) if RATES in headers else None,
             staleness=parse_count(STALENESS, headers[STALENESS]) if STALENESS in headers else None,
             outcome=cast("Outcome | None", outcome),
+            detail=headers.get(DETAIL, ""),
         )
 
 

@@ -247,6 +247,23 @@ def test_an_epoch_that_was_never_given(server, make_client, caplog):
     assert client.update(make_data()).outcome == "applied"
 
 
+def test_an_upload_that_the_server_rejects_says_why(server, make_client, caplog):
+    server.hyperparams = Hyperparams(max_harm=2)
+    client = make_client()
+    client.join()
+    before = server.state.cluster_models
+    reply = client.upload(1e6 * client.start_model())
+    assert (reply.outcome, reply.epoch, reply.rates) == ("rejected", 1, (0, 0))
+    assert reply.detail.startswith("it does a harm of ")
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [reply.detail]
+    assert torch.equal(server.state.cluster_models, before)
+    expected = torch.tensor(reply.mixture, dtype=torch.float32) @ before
+    assert torch.equal(flatten(client.model), expected)  # it goes on with what it got, not with what it sent
+    assert not client.pending
+    caplog.clear()
+    assert (client.update(make_data()).detail, caplog.messages) == ("", [])
+
+
 def test_a_reply_that_is_no_longer_kept(server, make_client):
     client = make_client(BadNetwork(server.handle, ["fine", "reply lost"]))
     server.keeps_replies = False

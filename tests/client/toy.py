@@ -99,14 +99,17 @@ class ToyServer:
         self.applied.append((client_id, key))
         self.given[client_id].add(reply.epoch)
         self.mixtures[client_id] = reply.mixture
-        response = self.respond(request, reply, "deprecated" if reply.deprecated else "applied")
+        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+        response = self.respond(request, reply, outcome)
         self.last[client_id] = key, digest, response
         return response
 
     def respond(self, request, reply, outcome=None) -> httpx.Response:
         head = wire.ReplyHead(reply.epoch, tuple(reply.mixture.tolist()))
         if outcome:
-            head = wire.ReplyHead(head.epoch, head.mixture, tuple(reply.rates.tolist()), reply.staleness, outcome)
+            detail = f"it does a harm of {reply.harm:g}" if reply.rejected else ""
+            done = tuple(reply.rates.tolist()), reply.staleness, outcome, detail
+            head = wire.ReplyHead(head.epoch, head.mixture, *done)
         headers = head.to_headers()
         body = wire.encode_model(reply.personal_model, self.layout, request.url.params.get("dtype", "float32"))
         if request.headers["Accept-Encoding"] == "zstd":

@@ -1,18 +1,31 @@
 """The test for harm, by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
 
+import random
+from statistics import median_low
+
 import pytest
 import torch
 
 from cdfl.core import Hyperparams, Measures, Upload, estimate_mixture, initial_state, measure, server_update
-from cdfl.core.accept import MOST, WINDOW, harm_of, is_harmful, remember, usual_harms
+from cdfl.core.accept import ABSURD, MOST, WARM_UP, WINDOW, harm_of, is_absurd, judge, remember, usual_harm_of
 
 from .toy import Proxy, bits, pair
 
 CAREFUL = Hyperparams(max_harm=2, loss_bar=0, gap_bar=0, distance_bar=0, base_rate=0.5)
+CAUTIOUS = CAREFUL.replace(base_rate=0)  # moves nothing: every upload meets the same clusters
 
 
 def upload(value: float, base_epoch: int = 0) -> Upload:
     return Upload(torch.tensor([value]), base_epoch)
+
+
+def warm_pair():
+    """The two clusters, after uploads that all did a harm of 4."""
+    state, proxy = pair()
+    for _ in range(WARM_UP):
+        state, reply = server_update(state, upload(2.0), CAUTIOUS, proxy)
+        assert (reply.rejected, reply.harm, reply.usual_harm) == (False, 4.0, None)
+    return state, proxy
 
 
 class TestHarm:
@@ -23,19 +36,20 @@ class TestHarm:
         one_near = Measures(torch.tensor([4.0, 100.0]), losses, torch.tensor([300.0, 0.5]))
         assert harm_of(one_near, losses) == 1
 
+    def test_being_better_than_the_clusters_excuses_no_distance(self):
+        perfect = Measures(torch.zeros(2), torch.ones(2), torch.tensor([3e6, 4e6]))
+        assert harm_of(perfect, torch.ones(2)) == 9e12
+
     def test_losses_that_have_no_ratio(self):
         measures = Measures(torch.tensor([5.0, 5.0]), torch.zeros(2), torch.tensor([3.0, 4.0]))
         assert harm_of(measures, torch.tensor([1.0, 0.0])) == 9
         assert harm_of(measures, torch.tensor([1.0, -2.0])) == 9
 
-    def test_the_median_decides(self):
-        usual = torch.tensor([1.0, 1.0, 1.0, 50.0, 50.0])
-        assert not is_harmful(2.0, usual, 2)
-        assert is_harmful(2.1, usual, 2)
-
-    def test_where_nothing_is_usual_nothing_is_harmful(self):
-        assert not is_harmful(1e9, torch.empty(0), 2)
-        assert not is_harmful(1e9, torch.zeros(5), 2)
+    def test_there_is_always_a_number(self):
+        least = torch.tensor([5e-324], dtype=torch.float64)
+        far = Measures(torch.tensor([1e300], dtype=torch.float64), least, torch.tensor([float("inf")]))
+        assert harm_of(far, least) == MOST
+        assert harm_of(far._replace(distances=torch.zeros(1)), least) == 0
 
     def test_the_window_moves_on(self):
         harms = torch.empty(0, dtype=torch.float64)
@@ -43,31 +57,66 @@ class TestHarm:
             harms = remember(harms, number)
         assert harms.tolist() == list(range(7, WINDOW + 7))
 
-    def test_before_the_first_upload_clusters_say_what_is_usual(self):
-        proxy = Proxy(torch.zeros(3, 2))
-        state = initial_state(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]), proxy)
-        assert usual_harms(state).tolist() == [625, 25, 25]
-        buffers = state.replace(num_parameters=1)
-        assert usual_harms(buffers).tolist() == [225, 0, 0]
-        assert usual_harms(initial_state(torch.zeros(1, 2), Proxy(torch.zeros(1, 2)))).tolist() == []
+
+class TestUsual:
+    def test_it_is_the_median(self):
+        harms = torch.tensor([1.0] * WARM_UP + [50.0] * (WARM_UP - 1))
+        assert usual_harm_of(harms) == 1
+        assert usual_harm_of(harms[1:]) == 1
+        assert usual_harm_of(harms[2:]) == 50
+
+    def test_a_few_uploads_say_nothing_and_neither_does_zero(self):
+        assert usual_harm_of(torch.empty(0)) is None
+        assert usual_harm_of(torch.ones(WARM_UP - 1)) is None
+        assert usual_harm_of(torch.zeros(WARM_UP)) is None
+
+
+class TestAbsurd:
+    def measures(self, losses, distances):
+        return Measures(torch.tensor(losses), torch.zeros(2), torch.tensor(distances))
+
+    def test_how_far_is_too_far(self):
+        state, _ = pair()  # the longer one is 10 long, and each has a loss of 1
+        good = [1.0, 9.0]
+        assert not is_absurd(state, self.measures(good, [ABSURD * 10, 1e6]))
+        assert is_absurd(state, self.measures(good, [ABSURD * 10 + 1, 1e6]))
+        assert is_absurd(state, self.measures(good, [float("inf"), float("inf")]))
+
+    def test_a_bad_one_may_go_less_far(self):
+        state, _ = pair()
+        assert not is_absurd(state, self.measures([5.0, 9.0], [20.0, 20.0]))
+        assert is_absurd(state, self.measures([5.1, 9.0], [20.0, 20.0]))
+
+    def test_none_is_too_bad_within_the_length_of_a_cluster(self):
+        """Pre-training may leave losses near 0: what comes then is any number of times worse."""
+        state, _ = pair()
+        assert not is_absurd(state, self.measures([1e9, 1e9], [10.0, 10.0]))
+        assert is_absurd(state, self.measures([1e9, 1e9], [10.1, 10.1]))
+
+    def test_clusters_of_length_0_cannot_tell_and_statistics_have_none(self):
+        state = initial_state(torch.tensor([[0.0, 9.0], [0.0, 9.0]]), Proxy(torch.ones(2, 2)))
+        far = self.measures([65.0, 65.0], [1e3, 1e3])
+        assert is_absurd(state, far)
+        assert not is_absurd(state.replace(num_parameters=1), far)
 
 
 class TestServerUpdate:
     def test_an_upload_that_harms_moves_nothing_and_is_answered(self):
-        state, proxy = pair()
+        state, proxy = warm_pair()
         # worse: min(101^2, 109^2) / 1; far: 100
         after, reply = server_update(state, upload(-100.0), CAREFUL, proxy, torch.tensor([0.25, 0.75]))
         assert reply.rejected
         assert not reply.deprecated
         assert reply.harm == pytest.approx(101**2 * 100**2)
-        assert (reply.epoch, after.epoch, reply.staleness) == (1, 1, 1)
+        assert reply.usual_harm == 4
+        assert (reply.epoch, after.epoch, reply.staleness) == (WARM_UP + 1, WARM_UP + 1, WARM_UP + 1)
         assert reply.rates.tolist() == [0, 0]
         estimate = estimate_mixture(*measure(state, upload(-100.0), proxy), CAREFUL)
         assert reply.mixture.tolist() == estimate.tolist()  # and not what it was before: its data may have changed
         assert reply.personal_model.tolist() == pytest.approx([10 * float(estimate[1])])
         assert bits(after.cluster_models) == bits(state.cluster_models)
         assert after.cluster_losses.tolist() == state.cluster_losses.tolist()
-        assert after.recent_harms.tolist() == [2500, 2500, reply.harm]  # the two clusters are 10 apart
+        assert after.recent_harms.tolist() == [4.0] * WARM_UP + [reply.harm]
 
     def test_where_there_is_nothing_to_estimate_the_last_mixture_answers(self):
         proxy = Proxy(torch.tensor([[1.0, 1.0], [9.0, 9.0]]))
@@ -80,26 +129,60 @@ class TestServerUpdate:
             assert bits(after.cluster_models) == bits(state.cluster_models)
 
     def test_an_honest_upload_counts_as_without_the_test(self):
-        state, proxy = pair()
+        state, proxy = warm_pair()
         careful, reply = server_update(state, upload(2.0), CAREFUL, proxy)
         free, other = server_update(state, upload(2.0), CAREFUL.replace(max_harm=None), proxy)
         assert (reply.rejected, reply.harm, other.harm) == (False, 4.0, None)
+        assert (reply.usual_harm, other.usual_harm) == (4.0, None)
         assert bits(careful.cluster_models) == bits(free.cluster_models)
         assert bits(reply.personal_model) == bits(other.personal_model)
-        assert careful.recent_harms.tolist() == [2500, 2500, 4]
-        assert free.recent_harms.tolist() == []
+        assert careful.recent_harms.tolist() == [4.0] * (WARM_UP + 1)
+        assert free.recent_harms.tolist() == [4.0] * WARM_UP
+
+    def test_first_uploads_may_differ_from_each_other_and_go_beyond_the_clusters(self):
+        state, proxy = pair()
+        for place in range(WARM_UP):
+            state, reply = server_update(state, upload(-8.0 if place % 2 else 0.1), CAUTIOUS, proxy)
+            assert (reply.rejected, reply.usual_harm) == (False, None)
+        assert max(state.recent_harms) > 1e5 * min(state.recent_harms)
+        state, reply = server_update(state, upload(-8.0), CAUTIOUS, proxy)
+        assert (reply.rejected, reply.usual_harm) == (True, pytest.approx(0.01))
+
+    @pytest.mark.parametrize("honest", [0, 1, WARM_UP - 1])
+    @pytest.mark.parametrize("factor", [-1e6, 1e6, 1e30])
+    def test_a_model_of_absurd_size_moves_nothing_from_the_first_upload_on(self, honest, factor):
+        state, proxy = pair()
+        for _ in range(honest):
+            state, _ = server_update(state, upload(2.0, state.epoch), CAREFUL, proxy)
+        losses = torch.zeros(2)  # however good: a saturated cross entropy is 0
+        absurd = Upload(torch.tensor([factor * 9.0]), state.epoch, losses=losses)
+        after, reply = server_update(state, absurd, CAREFUL, proxy)
+        assert reply.rejected
+        assert reply.usual_harm is None
+        assert bits(after.cluster_models) == bits(state.cluster_models)
+        after, reply = server_update(after, upload(2.0, after.epoch), CAREFUL, proxy)
+        assert not reply.rejected
 
     def test_where_all_change_the_test_follows_them(self):
-        state, proxy = pair()
+        state, proxy = warm_pair()
         outcomes = []
-        for _ in range(8):
+        for _ in range(WARM_UP + 2):
             state, reply = server_update(state, upload(-15.0, state.epoch), CAREFUL, proxy)
             outcomes.append(reply.rejected)
-        assert outcomes[0]  # 256 times worse, 15 away, usual is 50 away
-        assert outcomes[-1] is False
+        assert outcomes == [True] * (WARM_UP + 1) + [False]  # refused ones count: half are such, then more
+
+    def test_where_first_uploads_are_far_from_tiny_clusters_the_test_follows_them(self):
+        """Untrained weights of almost 0: honest trainings go hundreds of times as far."""
+        proxy = Proxy(torch.tensor([[1.0], [9.0]]))
+        state = initial_state(torch.tensor([[0.01], [0.01]]), proxy)
+        outcomes = []
+        for _ in range(WARM_UP + 1):
+            state, reply = server_update(state, upload(1.0, state.epoch), CAREFUL, proxy)
+            outcomes.append(reply.rejected)
+        assert outcomes == [True] * WARM_UP + [False]
 
     def test_a_deprecated_upload_or_one_with_a_mixture_is_not_tested(self):
-        state, proxy = pair()
+        state, proxy = warm_pair()
         late = CAREFUL.replace(max_staleness=0)
         after, reply = server_update(state, upload(-100.0), late, proxy)
         assert (reply.deprecated, reply.rejected, reply.harm) == (True, False, None)
@@ -107,6 +190,39 @@ class TestServerUpdate:
         after, reply = server_update(state, told, CAREFUL, proxy)
         assert not reply.rejected
         assert after.cluster_models[0] == -50
+
+
+def plainly(clusters, cluster_losses, losses, model, harms, max_harm):
+    """The test once more, in plain Python: harm, what is usual, whether it is too much."""
+    distance = min(sum((a - b) ** 2 for a, b in zip(model, cluster, strict=True)) ** 0.5 for cluster in clusters)
+    ratio = min(mine / theirs for mine, theirs in zip(losses, cluster_losses, strict=True))
+    harm = max(1, ratio) * distance**2
+    if len(harms) >= 10:
+        usual = median_low(harms[-100:])
+        return harm, usual, harm > max_harm * usual
+    length = max(sum(a * a for a in cluster) ** 0.5 for cluster in clusters)
+    return harm, None, max(1, min(10, ratio)) * distance > 10 * length
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_agrees_with_its_plain_twin(seed):
+    rng, found = random.Random(seed), set()  # noqa: S311
+    clusters = [[rng.gauss(0, 1) for _ in range(3)] for _ in range(3)]
+    cluster_losses = [rng.uniform(0.1, 1) for _ in range(3)]
+    state = initial_state(torch.tensor(clusters, dtype=torch.float64), lambda _, which: torch.tensor(cluster_losses))
+    harms = []
+    for _ in range(130):
+        size = rng.choice([0.1, 1, 10, 100])
+        model = [rng.gauss(0, size) for _ in range(3)]
+        losses = [rng.uniform(0.1, 1 + size) for _ in range(3)]
+        sent = Upload(torch.tensor(model, dtype=torch.float64), 0, losses=torch.tensor(losses))
+        verdict = judge(state, measure(state, sent, lambda *_: None), max_harm=2)
+        expected = plainly(clusters, cluster_losses, losses, model, harms, 2)
+        assert verdict == (pytest.approx(expected[0]), pytest.approx(expected[1]), expected[2])
+        found.add((expected[1] is None, expected[2]))
+        harms.append(verdict.harm)
+        state = state.replace(recent_harms=remember(state.recent_harms, verdict.harm))
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "2", True])

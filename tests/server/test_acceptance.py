@@ -1,10 +1,13 @@
 """Poisoned uploads, against a real server: what they move, and what their clients are told."""
 
+import logging
+
 import pytest
 import torch
 
 from cdfl import wire
 from cdfl.core import flatten
+from cdfl.core.accept import WARM_UP
 from cdfl.server.run import MAX_HARM
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
@@ -32,14 +35,13 @@ def trusting(tmp_path_factory):
 
 
 def honest_work(server: Live) -> None:
-    """A few clients that make it clear what is usual."""
+    """As many uploads as make it clear what is usual."""
     if server.session.state.epoch == 0:
-        for number in range(8):
+        for number in range(WARM_UP):
             server.model(f"honest-{number}")
             body = near(server, number % 3, seed=number, size=0.1)
-            assert (
-                server.update(body, f"honest-{number}", server.session.state.epoch).headers[wire.OUTCOME] == "applied"
-            )
+            head = server.update(body, f"honest-{number}", server.session.state.epoch).headers
+            assert (head[wire.OUTCOME], wire.DETAIL in head) == ("applied", False)
 
 
 def poisoned(server: Live, attack: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,11 +52,12 @@ def poisoned(server: Live, attack: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_poison_moves_nothing_and_is_answered(strict, attack):
+def test_poison_moves_nothing_and_is_answered(strict, attack, caplog):
     honest_work(strict)
     _, upload = poisoned(strict, attack)
     before = strict.session.state
-    response = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch)
+    with caplog.at_level(logging.WARNING, "cdfl.server"):
+        response = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
     head = wire.ReplyHead.from_headers(response.headers)
     assert (head.outcome, head.epoch) == ("rejected", before.epoch + 1)
     assert head.rates == (0, 0, 0)
@@ -63,7 +66,16 @@ def test_poison_moves_nothing_and_is_answered(strict, attack):
     torch.testing.assert_close(decoded(response), weights @ before.cluster_models)
     entry = strict.store.entries(before.epoch)[0]
     assert (entry.outcome, entry.upload) == ("rejected", None)
-    assert entry.harm > MAX_HARM * before.recent_harms.median()
+    assert entry.usual_harm == before.recent_harms.median()
+    assert entry.harm > MAX_HARM * entry.usual_harm
+    assert f"moved no cluster: it would do {entry.harm / entry.usual_harm:.3g} times the usual harm" in head.detail
+    (line,) = caplog.messages
+    assert line == (
+        f"an upload of {attack} was rejected and moves nothing: "
+        f"its harm is {entry.harm:.3g}, usual is {entry.usual_harm:.3g}"
+    )
+    again = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
+    assert wire.ReplyHead.from_headers(again.headers) == head
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -86,17 +98,36 @@ def test_the_memory_of_what_is_usual_survives_a_restart(tmp_path):
         server.session.chores.finish = lambda state: None  # a crash: no snapshot at the end
     with Live(tmp_path) as server:
         assert server.session.state.recent_harms.tolist() == harms.tolist()
-        assert len(harms) == 3 + 8  # the clusters' own guess, and eight uploads
+        assert len(harms) == WARM_UP
 
 
-def test_clusters_that_start_alike_refuse_nobody(tmp_path):
-    """All distances are 0 then: there is nothing to compare with until uploads have come."""
+@pytest.mark.parametrize("apart", [0.0, 0.001])
+def test_clusters_that_start_alike_refuse_no_first_upload(tmp_path, apart):
+    """How far apart pre-training leaves them says nothing of how far honest trainings lead."""
     setup = tiny_setup(pretraining_sets=None)
     with Live(tmp_path, setup) as server:
-        start = flatten(setup.model)
-        for number in range(4):
+        models = server.session.state.cluster_models
+        server.session.state = server.session.state.replace(cluster_models=models + apart * torch.rand(3, 1))
+        start, random = flatten(setup.model), torch.Generator().manual_seed(0)
+        for number in range(WARM_UP):
             server.model(f"c{number}")
             noise = torch.zeros(LAYOUT.size)
-            noise[:P] = 0.1 * torch.randn(P)
+            noise[:P] = 2.0 ** -(number % 5) * torch.randn(P, generator=random)
             response = server.update(wire.encode_model(start + noise, LAYOUT), f"c{number}", number)
             assert response.headers[wire.OUTCOME] == "applied"
+
+
+@pytest.mark.parametrize("factor", [-1e6, 1e3, 1e6])
+def test_a_model_of_absurd_size_is_refused_from_the_first_upload_on(tmp_path, factor, caplog):
+    with Live(tmp_path) as server:
+        base = decoded(server.model("absurd"))
+        before = server.session.state
+        upload = torch.cat([factor * base[:P], base[P:]])
+        response = server.update(wire.encode_model(upload, LAYOUT), "absurd", 0)
+        assert torch.equal(server.session.state.cluster_models, before.cluster_models)
+        head = wire.ReplyHead.from_headers(response.headers)
+        assert head.outcome == "rejected"
+        assert "absurdly far from all of them" in head.detail
+        assert caplog.messages[-1].endswith("usual is nothing yet")
+        assert server.store.entries(0)[0].usual_harm is None
+        honest_work(server)

@@ -82,4 +82,5 @@ def test_it_describes_every_route(live):
         wire.RATES,
         wire.STALENESS,
         wire.OUTCOME,
+        wire.DETAIL,
     }

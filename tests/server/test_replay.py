@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from cdfl.core import Hyperparams
-from cdfl.core.accept import usual_harms
 from cdfl.server.journal import Retention, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.schema import journal
@@ -62,12 +61,12 @@ def test_each_entry_leads_from_one_state_to_the_next(store):
 
 
 def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
-    state = first_state()
+    state = first_state().replace(recent_harms=torch.tensor([1.0], dtype=torch.float64))
     entry = some_entry(epoch=1, mixture=(0.25, 0.5, 0.25), harm=2.0)
     after, reply = replay(state, entry, None, HYPERPARAMS, entry.mixture)
     assert after.epoch == 1
     assert torch.equal(after.cluster_models, state.cluster_models)
-    assert after.recent_harms.tolist() == [*usual_harms(state).tolist(), 2.0]
+    assert after.recent_harms.tolist() == [1.0, 2.0]
     assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
 
 

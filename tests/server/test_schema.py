@@ -57,7 +57,7 @@ def old(where, engine, tmp_path):
             target.execute(sa.text(statement))
         for table in ("meta", "snapshots", "journal", "clients", "grants", "tokens"):
             for row in rows.execute(sa.text(f"SELECT * FROM {table}")).mappings():  # noqa: S608
-                columns = {name: row[name] for name in row if name not in ("harm", "recent_harms")}
+                columns = {name: row[name] for name in row if name not in ("harm", "usual_harm", "recent_harms")}
                 if table == "snapshots":  # nobody knew of this hyperparameter then
                     known = {
                         name: value for name, value in json.loads(row["hyperparams"]).items() if name != "max_harm"

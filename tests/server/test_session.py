@@ -194,6 +194,7 @@ class TestRefusals:
         assert (entry.outcome, entry.upload, entry.mixture) == ("rejected", None, answer.head.mixture)
         assert entry.harm > 1000
         assert session.metrics.uploads.labels("rejected")._value.get() == 1
+        assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is absurdly far")
 
 
 class TestStoreTrouble:

@@ -76,6 +76,7 @@ class Toy:
             staleness=reply.staleness,
             received=time.time(),
             harm=reply.harm,
+            usual_harm=reply.usual_harm,
             upload=self.store.keep(spooled(self.store, body)),
         )
         return after, entry, reply
