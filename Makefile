@@ -4,13 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check install clean
+.PHONY: demo test test-flower check install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
 
 test: check
 	$(BIN)/pytest
+
+# Installs Flower into an environment of its own, which takes a minute.
+test-flower: $(READY)
+	CDFL_TEST_FLOWER=1 $(BIN)/pytest tests/client/test_flower_itself.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

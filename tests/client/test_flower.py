@@ -13,7 +13,7 @@ from .toy import make_data, make_model
 
 try:
     from flwr.client import NumPyClient
-except ImportError:  # Flower asks for an older typer than this package; what it would bring is an empty base class
+except ImportError:  # it asks for an older typer than ours (test_flower_itself.py); this is all we use of it
     NumPyClient = object
 
 
@@ -59,6 +59,11 @@ def flower(request, make_client):
     client = make_client()
     net = client.model if request.param == "the same net" else make_model()
     return FlowerClient(Digits(net), client)
+
+
+@pytest.mark.skipif(NumPyClient is object, reason="Flower is not installed; `make test-flower` tests with it")
+def test_it_is_flowers_own_class():
+    assert NumPyClient.__module__.startswith("flwr.")
 
 
 def test_it_joins_fits_uploads_and_evaluates(server, flower):

@@ -1,0 +1,46 @@
+"""The tests of the Flower adapter once more, with Flower's own class.
+
+Flower asks for an older typer than this package is developed with, so it gets a virtual environment of its own: what it
+needs is found there first, all else (torch, pytest) in ours. That takes a minute and a package index, hence on request.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from .real import ROOT, environment
+
+FLOWER = "flwr==1.41.0"
+ASKED = "CDFL_TEST_FLOWER"
+
+
+@pytest.mark.skipif(not os.environ.get(ASKED), reason=f"installs {FLOWER}; `make test-flower` runs it")
+def test_a_numpy_client_of_flower_takes_part():
+    with tempfile.TemporaryDirectory() as folder:
+        python = make_environment(Path(folder), FLOWER)
+        command = [python, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
+        ended = run(*command, "tests/client/test_flower.py")
+    assert ended.returncode == 0, ended.stdout
+    assert re.search(r"^PASSED .*test_it_is_flowers_own_class", ended.stdout, re.MULTILINE), ended.stdout
+
+
+def make_environment(folder: Path, package: str) -> Path:
+    """The interpreter of a new environment with one package; what that does not bring is looked for in this one."""
+    run(sys.executable, "-m", "venv", folder).check_returncode()
+    python = folder / "bin" / "python"
+    installed = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
+    assert installed.returncode == 0, installed.stderr
+    asked = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    Path(asked.stdout.strip(), "beside.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+def run(*command: object) -> "subprocess.CompletedProcess[str]":
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)  # noqa: S603
