@@ -6,7 +6,8 @@ ReLU, biases and the loss are part of their neighbours, and every gradient is wr
 Row b of every tensor belongs to client b. Images are (B, N, H, W, C), channels last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,9 +46,41 @@ class Layer(Protocol):
         """Outputs, and what the way back needs."""
         ...
 
-    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Views) -> Tensor | None:
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: "Gradients") -> Tensor | None:
         """Write the gradients of the layer's own weights; the result is that of its inputs, if anyone wants it."""
         ...
+
+
+class Gradients:
+    """Where gradients go by name, and a second stream for those of weights, for which nobody waits until the end.
+
+    A small stack leaves much of a GPU idle: there is room for the two ways on from a layer's gradient side by side.
+    """
+
+    def __init__(self, flat: Tensor, layout: Layout, stream: torch.cuda.Stream | None) -> None:
+        self.views = layout.views(flat)
+        self.stream = stream
+        self._used: list[Tensor] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.views[name]
+
+    @contextmanager
+    def aside(self, *used: Tensor) -> Iterator[None]:
+        """Work in the second stream that reads these tensors and writes into this gradient."""
+        if self.stream is None:
+            yield
+            return
+        self._used += used  # or their memory would be given to what the first stream computes next
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Wait for all that was done aside."""
+        if self.stream is not None and self._used:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self._used.clear()
 
 
 @dataclass(frozen=True)
@@ -75,13 +108,15 @@ class Convolution:
         out, corner = conv_relu_pool(inputs, filters, bias, self.precision, active)
         return out, (inputs, corner)
 
-    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Views) -> Tensor | None:
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
         """The gradient of the images."""
         images, corner = kept
-        grad_weight, grad_bias = grads[f"{self.name}.weight"], grads[f"{self.name}.bias"]
-        conv_grad_weight(images, grad, corner, grad_weight, grad_bias, self.precision)
+        own = grads[f"{self.name}.weight"], grads[f"{self.name}.bias"]
         if self.first:
+            conv_grad_weight(images, grad, corner, *own, self.precision)
             return None
+        with grads.aside(images, grad, corner):
+            conv_grad_weight(images, grad, corner, *own, self.precision)
         return conv_grad_input(images, grad, corner, weights[f"{self.name}.backward"], self.precision)
 
 
@@ -97,7 +132,7 @@ class Flatten:
         """Vectors (B, N, C * H * W)."""
         return inputs.permute(0, 1, 4, 2, 3).flatten(2), inputs
 
-    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Views) -> Tensor:
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor:
         """The gradient as images."""
         B, N, H, W, C = kept.shape
         return torch.empty_like(kept).copy_(grad.view(B, N, C, H, W).permute(0, 1, 3, 4, 2))
@@ -126,7 +161,7 @@ class Linear:
         out = bias_relu(self.sums(weights, inputs), weights[f"{self.name}.bias"], inputs.dtype)
         return out, (inputs, out)
 
-    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Views) -> Tensor | None:
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
         """The gradient of the inputs."""
         inputs, out = kept
         grad = bias_relu_grad(grad, out, grads[f"{self.name}.bias"], inputs.dtype)
@@ -137,16 +172,17 @@ class Linear:
         inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
         return self.sums(weights, inputs) + weights[f"{self.name}.bias"][:, None]
 
-    def learn(self, weights: Views, inputs: Tensor, targets: Tensor, grads: Views) -> Tensor | None:
+    def learn(self, weights: Views, inputs: Tensor, targets: Tensor, grads: Gradients) -> Tensor | None:
         """The same way back from the loss of such a network; the loss itself nobody asks for."""
         inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
         bias, grad_bias = weights[f"{self.name}.bias"], grads[f"{self.name}.bias"]
         grad = cross_entropy_grad(self.sums(weights, inputs), bias, targets, grad_bias, inputs.dtype)
         return self._spread(weights, inputs, grad, grads)
 
-    def _spread(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Views) -> Tensor | None:
+    def _spread(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
         name = f"{self.name}.weight"
-        product(grad.mT, inputs, out=grads[name])
+        with grads.aside(grad, inputs):
+            product(grad.mT, inputs, out=grads[name])
         return None if self.first else product(grad, weights[name])
 
 
@@ -159,6 +195,7 @@ class Chain:
         self.layout = layout
         self.precision = precision
         self._operands: dict[tuple[int, torch.device], Operands] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout, precision: Precision) -> "Chain | None":
@@ -203,7 +240,7 @@ class Chain:
     def gradients(self, models: Tensor, images: Tensor, targets: Tensor) -> Tensor:
         """The gradient (B, P) of every client's cross-entropy."""
         flat = models.new_empty(len(models), aligned(self.layout.size))[:, : self.layout.size]
-        weights, grads = self._weights(models, images), self.layout.views(flat)
+        weights, grads = self._weights(models, images), Gradients(flat, self.layout, self._second_stream(models.device))
         hidden, tape = images, []
         for layer in self.layers:
             hidden, kept = layer.forward(weights, hidden)
@@ -213,7 +250,13 @@ class Chain:
             if grad is None:
                 break
             grad = layer.backward(weights, tape.pop(), grad, grads)
+        grads.join()
         return flat
+
+    def _second_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        if self._stream is None and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+        return self._stream
 
     def _weights(self, models: Tensor, images: Tensor) -> Views:
         """Parameters by name, and beside or instead of them their copies for the kernels."""
