@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from cdfl.core import Hyperparams, Loss
 from cdfl.sim.engine import DataSet, Training
@@ -126,11 +128,14 @@ class ProxyLosses:
 
     def __init__(self, stack: Stack, sets: Sequence[DataSet]) -> None:
         self.stack = stack
-        pad = torch.nn.utils.rnn.pad_sequence
         last = [inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs for inputs, _ in sets]
-        inputs = pad(last, batch_first=True)  # (K, n, H, W, C)
+        inputs = pad_sequence(last, batch_first=True)  # (K, n, H, W, C)
+        chain = stack.network.chain_for(inputs)
+        if chain is not None:
+            inputs = pad(inputs, (0, chain.channels(inputs.shape[4]) - inputs.shape[4]))
         self.inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs  # channels last in memory
-        self.targets = pad([targets for _, targets in sets], batch_first=True, padding_value=-1)  # (K, n); -1: filling
+        # (K, n); -1: filling
+        self.targets = pad_sequence([targets for _, targets in sets], batch_first=True, padding_value=-1)
 
     def losses(self, models: Tensor, wanted: Tensor | None = None) -> Tensor:
         """The loss of each model (K, P) on the set of its own cluster, (K,), or anything where none is wanted (K,).

@@ -10,7 +10,7 @@ from cdfl.core import client_update
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import Uniform
-from cdfl.sim.cuda import GraphStack
+from cdfl.sim.cuda import GraphStack, ProxyLosses
 from cdfl.sim.cuda_server import GraphServer
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.plain import simulate
@@ -159,3 +159,8 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     trainings = trainings_of(task, 4)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
+    sets = [task.inputs(training.samples) for training in trainings[:2]]
+    losses = ProxyLosses(stack, sets).losses(expected[:2])
+    for row, (inputs, targets) in enumerate(sets):
+        torch.nn.utils.vector_to_parameters(expected[row], network.parameters())
+        assert losses[row].item() == pytest.approx(task.loss(network(inputs), targets).item())
