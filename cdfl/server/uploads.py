@@ -50,8 +50,8 @@ def _detail_of(entry: Entry) -> str:
     else:
         why = f"it would do {entry.harm / entry.usual_harm:.3g} times the usual harm, more than the server allows"
     return (
-        f"the upload is answered, but it moved no cluster: {why}. Train from the reply; "
-        "if it happens again, look at the data and their labels, or train with a smaller learning_rate"
+        f"the upload is answered, but it moved no cluster: {why}. Where the data have just changed that may happen; "
+        "if it goes on, look at them and their labels, or train with a smaller learning_rate"
     )
 
 
