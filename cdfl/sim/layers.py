@@ -34,12 +34,12 @@ class StackedNetwork:
         self.precision = precision
         self.one_by_one = one_by_one
         self.force_chain = False  # on a CPU, where vmap is faster, for tests
-        self.runs = runs_of_learned(model, layout)  # what `gradients` returns
+        self.runs = runs_of_learned(model, layout)  # the pieces of what autograd finds
         parameters = dict(model.named_parameters())
         self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
         self.chain = Chain.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
-        self._chain_runs = [columns for columns, _ in self.runs]
+        self._chain_runs = [columns for columns, _ in self.runs]  # a chain's gradient is one tensor
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
