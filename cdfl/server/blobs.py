@@ -1,20 +1,17 @@
-"""Large values under names that are never used twice: a local folder, or whatever fsspec reaches.
+"""Large values under names that are never used twice, and a folder of them; `remote` keeps them elsewhere.
 
 A blob is complete and durable before the database speaks of it, and is deleted only after the database no longer does.
 So a crash leaves at most blobs that nobody speaks of; they are swept at the next start.
 """
 
-import hashlib
 import os
 import secrets
-import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from cdfl.server.journal import StoreError, StoreUnavailable
+from cdfl.server.journal import StoreUnavailable
 
 Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
 
@@ -69,14 +66,6 @@ class Blobs(Protocol):
         ...
 
 
-def open_blobs(where: str | Path) -> Blobs:
-    """Blobs in a folder or under an fsspec URL, by what `where` looks like."""
-    scheme, found, path = str(where).partition("://")
-    if not found:
-        return FolderBlobs(Path(where))
-    return FolderBlobs(Path(path)) if scheme in ("file", "local") else RemoteBlobs(str(where))
-
-
 def new_name(kind: str) -> str:
     """A name that no blob has or had."""
     return f"{kind}-{secrets.token_hex(16)}"
@@ -91,7 +80,7 @@ class FolderBlobs:
 
     def make(self) -> None:
         """Make the folder, and the one for what is being written."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             _make(self.folder / SPOOL)
 
     def spool(self) -> Path:
@@ -100,7 +89,7 @@ class FolderBlobs:
 
     def adopt(self, spool: Path, name: str) -> None:
         """Sync the file and give it its name; whatever it was, nobody else can read it now."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             spool.chmod(0o600)
             sync(spool)
             spool.replace(self.folder / name)
@@ -108,7 +97,7 @@ class FolderBlobs:
     def write(self, name: str, body: Body) -> None:
         """Write beside, sync, rename; a failure leaves nothing."""
         spool = self.spool()
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             try:
                 file = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 try:
@@ -124,12 +113,12 @@ class FolderBlobs:
 
     def settle(self) -> None:
         """Sync the folder: once, however many blobs it got."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             sync(self.folder)
 
     def read(self, name: str) -> bytes | None:
         """Read the whole file."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             try:
                 return (self.folder / name).read_bytes()
             except FileNotFoundError:
@@ -137,125 +126,29 @@ class FolderBlobs:
 
     def delete(self, names: Iterable[str]) -> None:
         """Unlink."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """Every file of the folder."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             return [path.name for path in self.folder.iterdir() if path.name != SPOOL]
 
     def empty_spool(self) -> None:
         """Nothing in there was ever promised to anybody."""
-        with _unavailable(self.folder):
+        with unavailable(self.folder):
             for path in (self.folder / SPOOL).iterdir():
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Write something: nothing else tells whether the disk is full."""
-        with _unavailable(self.folder):
-            _probe(self.spool())
+        with unavailable(self.folder):
+            probe(self.spool())
 
 
-class RemoteBlobs:
-    """Blobs as objects of a bucket, or of any other file system fsspec knows. What was put is durable."""
-
-    def __init__(self, url: str) -> None:
-        import fsspec
-
-        try:
-            self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"blobs are to be kept in {url!r}: {error}") from None
-        self.place = self.root = root.rstrip("/")
-        self._folder = _spool_folder(url)
-
-    def make(self) -> None:
-        """Make the folder of files that wait to be sent, and the root."""
-        _make_private(self._folder)
-        with self._unavailable():
-            self.fs.makedirs(self.root, exist_ok=True)
-
-    def spool(self) -> Path:
-        """A path on a local disk."""
-        return self._folder / secrets.token_hex(16)
-
-    def adopt(self, spool: Path, name: str) -> None:
-        """Send the file, then delete it here."""
-        with self._unavailable():
-            self.fs.put_file(str(spool), self._path(name))
-            spool.unlink(missing_ok=True)
-
-    def write(self, name: str, body: Body) -> None:
-        """Send the bytes."""
-        with self._unavailable():
-            self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
-
-    def settle(self) -> None:
-        """An object has its name from the start."""
-
-    def read(self, name: str) -> bytes | None:
-        """Fetch an object."""
-        with self._unavailable():
-            try:
-                return bytes(self.fs.cat_file(self._path(name)))
-            except FileNotFoundError:
-                return None
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects."""
-        with self._unavailable():
-            for name in names:
-                with suppress(FileNotFoundError):
-                    self.fs.rm_file(self._path(name))
-
-    def names(self) -> list[str]:
-        """List all objects under our root."""
-        with self._unavailable():
-            self.fs.invalidate_cache()
-            start = len(self._path(""))
-            return [path[start:] for path in self.fs.find(self.root, maxdepth=1)]
-
-    def empty_spool(self) -> None:
-        """Nothing in there was ever promised to anybody."""
-        with self._unavailable():
-            for path in self._folder.iterdir():
-                path.unlink(missing_ok=True)
-
-    def check(self) -> None:
-        """Ask whether the root can be looked at, and write something to the disk that uploads wait on."""
-        with _unavailable(self._folder):
-            _probe(self.spool())
-        with self._unavailable():
-            self.fs.exists(self._path(SPOOL))
-
-    def _path(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
-    @contextmanager
-    def _unavailable(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # every file system has errors of its own
-            raise StoreUnavailable(f"blobs in {self.root} cannot be reached now: {error}") from error
-
-
-def _spool_folder(url: str) -> Path:
-    """A local folder that the next start finds again, to empty it."""
-    word = hashlib.sha256(url.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder that nobody else can look into."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise StoreError(f"{folder} is not a folder of ours alone; delete it, or set TMPDIR to another place")
-
-
-def _probe(path: Path) -> None:
+def probe(path: Path) -> None:
+    """Write something that is gone again: an OSError if the disk is full or read-only."""
     try:
         path.write_bytes(bytes(PROBE))
     finally:
@@ -291,7 +184,8 @@ def _write_all(file: int, body: Body) -> None:
 
 
 @contextmanager
-def _unavailable(folder: Path) -> Iterator[None]:
+def unavailable(folder: Path) -> Iterator[None]:
+    """Errors of a disk as errors of the store."""
     try:
         yield
     except OSError as error:

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 from cdfl.server import rows, schema
-from cdfl.server.blobs import Blobs, new_name
+from cdfl.server.blobs import Blobs, FolderBlobs, new_name
 from cdfl.server.database import Database, parse_url
 from cdfl.server.journal import StoreError
+from cdfl.server.remote import RemoteBlobs
 
 OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
 SIGN = "store-"  # a blob of this kind says whose the others are
@@ -26,6 +27,14 @@ def blobs_place(database: str | Path, blobs: str | Path | None) -> str | Path:
             "a URL of a database needs a place for the blobs as well (--blobs): a folder, or an fsspec URL"
         )
     return Path(database) / "blobs"
+
+
+def open_blobs(where: str | Path) -> Blobs:
+    """Blobs in a folder or under an fsspec URL, by what `where` looks like."""
+    scheme, found, path = str(where).partition("://")
+    if not found:
+        return FolderBlobs(Path(where))
+    return FolderBlobs(Path(path)) if scheme in ("file", "local") else RemoteBlobs(str(where))
 
 
 def shown(place: str | Path) -> str:

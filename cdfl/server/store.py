@@ -16,10 +16,10 @@ import sqlalchemy as sa
 
 from cdfl.core import Hyperparams, Layout, ServerState
 from cdfl.server import rows, schema
-from cdfl.server.blobs import Blobs, Body, new_name, open_blobs
+from cdfl.server.blobs import Blobs, Body, new_name
 from cdfl.server.database import Database, InDoubt
 from cdfl.server.journal import Entry, Retention, StoreUnavailable
-from cdfl.server.places import blobs_place, check_blobs, claim, database_url, sweep
+from cdfl.server.places import blobs_place, check_blobs, claim, database_url, open_blobs, sweep
 from cdfl.server.reader import Reader
 from cdfl.server.snapshots import save_snapshot
 from cdfl.server.tokens import Tokens

@@ -1,20 +1,47 @@
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cdfl.server.blobs import FolderBlobs, RemoteBlobs, new_name, open_blobs
+from cdfl.server.blobs import FolderBlobs, new_name
 from cdfl.server.journal import StoreError, StoreUnavailable
+from cdfl.server.places import open_blobs
+from cdfl.server.remote import RemoteBlobs
 from cdfl.server.store import Store
 
+from .ftp import FTP
 from .toy import Toy, same_state, spooled, stored_blobs
 
 
 @pytest.fixture
-def remote_url(tmp_path, monkeypatch):
-    """A file system in memory, empty; and a place of our own for what is spooled."""
+def own_spool(tmp_path, monkeypatch):
+    """A place of our own for what is spooled."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def memory_url(tmp_path, own_spool):
+    """A file system in memory, empty."""
     return f"memory://{tmp_path.name}/models"
+
+
+@pytest.fixture
+def ftp(tmp_path_factory):
+    """A file system behind a socket, empty."""
+    with FTP(tmp_path_factory.mktemp("ftp")) as server:
+        yield server
+
+
+@pytest.fixture
+def ftp_url(ftp, own_spool):
+    return f"{ftp.url}/deep/models"
+
+
+@pytest.fixture(params=["memory", "ftp"])
+def remote_url(request):
+    """An empty place that fsspec reaches, once of each kind."""
+    return request.getfixturevalue(f"{request.param}_url")
 
 
 def made(where):
@@ -23,9 +50,10 @@ def made(where):
     return blobs
 
 
-@pytest.fixture(params=["folder", "remote"])
-def blobs(request, tmp_path, remote_url):
-    return made(tmp_path / "deep" / "blobs" if request.param == "folder" else remote_url)
+@pytest.fixture(params=["folder", "memory", "ftp"])
+def blobs(request, tmp_path):
+    is_folder = request.param == "folder"
+    return made(tmp_path / "deep" / "blobs" if is_folder else request.getfixturevalue(f"{request.param}_url"))
 
 
 def test_asking_makes_nothing(tmp_path, remote_url):
@@ -33,6 +61,20 @@ def test_asking_makes_nothing(tmp_path, remote_url):
         assert open_blobs(where).read(new_name("store")) is None
     assert list(tmp_path.iterdir()) == []
     assert not open_blobs(remote_url).fs.exists(remote_url)
+
+
+def test_many_threads_at_once(blobs):
+    def come_and_go(number):
+        name, body = new_name("reply"), b"%d" % number * 1000
+        blobs.write(name, body)
+        assert blobs.read(name) == body
+        assert name in blobs.names()
+        blobs.delete([name])
+        return blobs.read(name)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(come_and_go, range(40))) == [None] * 40
+    assert blobs.names() == []
 
 
 def test_what_is_written_comes_back(blobs):
@@ -101,8 +143,8 @@ def test_a_folder_by_any_name_is_synced(tmp_path, scheme):
     assert isinstance(open_blobs(f"{scheme}{tmp_path}"), FolderBlobs)
 
 
-def test_other_places_need_fsspec_to_know_them(remote_url):
-    assert isinstance(open_blobs(remote_url), RemoteBlobs)
+def test_other_places_need_fsspec_to_know_them(memory_url):
+    assert isinstance(open_blobs(memory_url), RemoteBlobs)
     with pytest.raises(StoreError, match="blobs are to be kept in 'nowhere://x': Protocol not known: nowhere"):
         open_blobs("nowhere://x")
 
@@ -114,14 +156,14 @@ def test_a_spool_that_others_can_look_into_is_refused(remote_url):
         made(remote_url)
 
 
-def test_a_place_that_cannot_be_reached(remote_url, monkeypatch):
-    blobs = made(remote_url)
+def test_a_place_that_cannot_be_reached(memory_url, monkeypatch):
+    blobs = made(memory_url)
 
     def away(*_, **__):
         raise ConnectionError("no route to host")
 
-    for method in ("pipe_file", "put_file", "cat_file", "rm_file", "find", "exists"):
-        monkeypatch.setattr(blobs.fs, method, away)
+    for method in ("pipe_file", "put_file", "cat_file", "rm_file", "find", "info"):
+        monkeypatch.setattr(type(blobs.fs), method, away)
     spool = blobs.spool()
     spool.write_bytes(b"upload")
     for attempt in (
@@ -135,6 +177,27 @@ def test_a_place_that_cannot_be_reached(remote_url, monkeypatch):
         with pytest.raises(StoreUnavailable, match="cannot be reached now: no route to host"):
             attempt()
     assert spool.exists()
+
+
+def test_a_connection_that_was_cut_is_made_again(ftp, own_spool):
+    blobs = made(f"{ftp.url}/models")
+    blobs.write("reply-1", b"reply")
+    ftp.stop()
+    for attempt in (lambda: blobs.read("reply-1"), lambda: blobs.delete(["reply-1"]), blobs.names, blobs.check):
+        with pytest.raises(StoreUnavailable, match="cannot be reached now: "):
+            attempt()
+    with pytest.raises(StoreUnavailable, match=rf"blobs in ftp://127.0.0.1:{ftp.port}/models cannot be reached now: "):
+        open_blobs(f"{ftp.url}/models")
+    ftp.start()
+    assert blobs.read("reply-1") == b"reply"
+    blobs.check()
+
+
+def test_a_password_is_not_shown(ftp, own_spool):
+    with pytest.raises(StoreUnavailable, match=r"^blobs in ftp://127.0.0.1:\d+/models cannot be reached now: 530 "):
+        open_blobs(f"{ftp.url}/models".replace("secret", "wrong"))
+    with pytest.raises(StoreError, match=r"^blobs are to be kept in 'nowhere://bucket/models'"):
+        open_blobs("nowhere://me:secret@bucket/models")
 
 
 def test_a_store_with_blobs_far_away(store_url, remote_url):
