@@ -167,12 +167,22 @@ def test_cross_entropy_is_torchs_and_leaves_padding_out():
     assert (grad[2] == 0).all()
 
 
+@pytest.fixture(params=["by tap", "by patch"])
+def reading(request, monkeypatch):
+    """Both ways in which the forward kernel can read images, whichever it would choose."""
+    choose = conv.forward_options
+    monkeypatch.setattr(conv, "forward_options", lambda *a: choose(*a) | {"BY_PATCH": request.param == "by patch"})
+
+
 @needs_triton
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
 @pytest.mark.parametrize(
     ("B", "N", "C", "size", "OC", "kernel"),
-    [(2, 3, 1, 12, 16, 5), (1, 2, 3, 9, 32, 3), (2, 2, 16, 9, 16, 5), (1, 2, 32, 7, 64, 3), (1, 1, 16, 6, 80, 3)],
-)
+    [
+        (2, 3, 1, 12, 16, 5), (1, 2, 3, 9, 32, 3), (2, 3, 4, 10, 16, 5),
+        (2, 2, 16, 9, 16, 5), (1, 2, 32, 7, 64, 3), (1, 1, 16, 6, 80, 3),
+    ],
+)  # fmt: skip
 def test_triton_convolution(B, N, C, size, OC, kernel, precision):
     if INTERPRETED and precision != "ieee":
         pytest.skip("Triton's interpreter multiplies bfloat16 numbers as if they were integers")
@@ -184,6 +194,24 @@ def test_triton_convolution(B, N, C, size, OC, kernel, precision):
 
 
 @needs_triton
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+@pytest.mark.parametrize(("C", "size", "OC", "kernel"), [(1, 12, 16, 5), (3, 9, 40, 3), (4, 11, 16, 5)])
+def test_triton_finds_the_corner(C, size, OC, kernel, precision):
+    if INTERPRETED and precision != "ieee":
+        pytest.skip("Triton's interpreter multiplies bfloat16 numbers as if they were integers")
+    tensors = stacked(2, 2, C, size, OC, kernel, DEVICE, torch.float32)
+    images, weight, bias = ((4 * t).round() / 4 for t in tensors)  # no sum is rounded, and many are tied
+    filters = weight[..., 1:].permute(0, 1, 3, 4, 2).contiguous()  # higher than wide
+    expected, place = conv.conv_relu_pool_torch(images, filters, bias)
+    operands = filters.bfloat16() if precision == "bf16" else filters
+    out, corner = conv.launch_forward(images, operands, bias, precision)
+    assert torch.equal(corner, place)
+    torch.testing.assert_close(out, expected.to(out.dtype))
+
+
+@needs_triton
+@pytest.mark.usefixtures("reading")
 def test_triton_ties_zeros_and_nan_as_torch():
     images = torch.zeros(2, 1, 8, 8, 1, device=DEVICE)  # all four corners equal: the first one takes the gradient
     weight = torch.ones(2, 16, 1, 3, 3, device=DEVICE)
@@ -200,6 +228,7 @@ def test_triton_ties_zeros_and_nan_as_torch():
 
 
 @needs_triton
+@pytest.mark.usefixtures("reading")
 def test_triton_skips_clients_that_nobody_wants():
     images, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
     weight[1] = float("nan")
@@ -210,6 +239,7 @@ def test_triton_skips_clients_that_nobody_wants():
 
 
 @needs_triton
+@pytest.mark.usefixtures("reading")
 def test_triton_convolution_reads_expanded_images_and_leaves_filling_out():
     images, weight, bias = stacked(2, 2, 4, 8, 16, 3, DEVICE, torch.float32)
     images = images[:1].expand(2, -1, -1, -1, -1)
@@ -222,6 +252,7 @@ def test_triton_convolution_reads_expanded_images_and_leaves_filling_out():
 
 
 @needs_triton
+@pytest.mark.usefixtures("reading")
 def test_triton_results_do_not_depend_on_the_stack():
     tensors = stacked(3, 3, 16, 8, 16, 3, DEVICE, torch.float32)
     together = by_hand(*tensors, "tf32", triton=True)

@@ -180,16 +180,19 @@ def launch_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Ten
 
 
 def forward_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
-    """Blocks of the forward kernel."""
+    """Blocks of the forward kernel, and how it reads images."""
     block_o = power_of_two(OC, 16, 64)
+    blocks = {"BLOCK_M": 128, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 1}
+    blocks |= {"BY_PATCH": False}
     if precision == "ieee":
-        return {"BLOCK_M": 32, "BLOCK_K": 16, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 2}
+        return blocks | {"BLOCK_M": 32, "BLOCK_K": 16, "num_stages": 2}
     if C == 1:  # few weights: one round, in which there is nothing to load ahead
-        return {"BLOCK_M": 32, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 2, "num_stages": 1}
+        return blocks | {"BLOCK_M": 32, "num_warps": 2}
+    if C <= 4 and precision == "bf16":
+        return blocks | {"BY_PATCH": True, "BLOCK_K": 16, "num_stages": 3}
     if C < 16:
-        return {"BLOCK_M": 128, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 1}
-    stages = 3 if precision == "bf16" else 2
-    return {"BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_O": block_o, "num_warps": 4, "num_stages": stages}
+        return blocks
+    return blocks | {"BLOCK_M": 64, "BLOCK_O": block_o, "num_stages": 3 if precision == "bf16" else 2}
 
 
 def grad_weight_options(C: int, OC: int, precision: Precision) -> dict[str, int]:

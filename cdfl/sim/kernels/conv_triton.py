@@ -27,6 +27,108 @@ def window_offset(window, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HP:
 
 
 @jit
+def corners_by_tap(
+    start,  # (BLOCK_M, 1) pointers to the windows' upper left pixels
+    inside,
+    filters,  # (1, BLOCK_O) pointers to filters (kh, kw, C)
+    known,  # (1, BLOCK_O): those that there are
+    C: tl.constexpr,
+    W: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    """The convolution at the four corners of each window, from four loads: what a block of weights meets at each."""
+    K: tl.constexpr = KH * KW * C
+    acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc2 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc3 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    for k0 in range(0, K, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        tap = k // C
+        pixel = start + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
+        valid = inside & (k < K)[None, :]
+        w = tl.load(filters + k[:, None], mask=(k < K)[:, None] & known, other=0.0)  # (BLOCK_K, BLOCK_O)
+        x0 = tl.load(pixel, mask=valid, other=0.0).to(w.dtype)  # (BLOCK_M, BLOCK_K)
+        x1 = tl.load(pixel + C, mask=valid, other=0.0).to(w.dtype)
+        x2 = tl.load(pixel + W * C, mask=valid, other=0.0).to(w.dtype)
+        x3 = tl.load(pixel + (W + 1) * C, mask=valid, other=0.0).to(w.dtype)
+        acc0 = tl.dot(x0, w, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(x1, w, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(x2, w, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(x3, w, acc3, input_precision=PRECISION)
+    return acc0, acc1, acc2, acc3
+
+
+@jit
+def weights_at(filters, known, row, place, ROWS: tl.constexpr, LENGTH: tl.constexpr):
+    """Weights by row of the filter and place, (kw, C), in that row; zero for those beyond its edge.
+
+    A place counts numbers, not pixels: the compiler then sees which are neighbours, and loads several at a time.
+    """
+    valid = (row >= 0) & (row < ROWS) & (place >= 0) & (place < LENGTH)
+    return tl.load(filters + (row * LENGTH + place)[:, None], mask=valid[:, None] & known, other=0.0)
+
+
+@jit
+def corners_by_patch(
+    start,
+    inside,
+    filters,
+    known,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # (KH + 1, KW + 1, C)
+    BLOCK_O: tl.constexpr,
+):
+    """The same from one load: the patch that the four see together, which each multiplies with the filters shifted.
+
+    Under a 5x5 filter these are 36/25 of the multiplications, but far fewer of the scattered loads on which the time
+    goes where there are few channels. The corners add up in different orders: on a plain background, where all four
+    are equal but for rounding, any of them may be the largest. The filters' gradient is the same whichever it is.
+    """
+    LENGTH: tl.constexpr = (KW + 1) * C
+    PATCH: tl.constexpr = (KH + 1) * LENGTH
+    acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc2 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    acc3 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
+    for k0 in range(0, PATCH, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)
+        row = k // LENGTH
+        place = k % LENGTH
+        w0 = weights_at(filters, known, row, place, KH, KW * C)  # (BLOCK_K, BLOCK_O)
+        w1 = weights_at(filters, known, row, place - C, KH, KW * C)
+        w2 = weights_at(filters, known, row - 1, place, KH, KW * C)
+        w3 = weights_at(filters, known, row - 1, place - C, KH, KW * C)
+        pixel = start + (row * (W * C) + place)[None, :]
+        pixels = tl.load(pixel, mask=inside & (k < PATCH)[None, :], other=0.0).to(w0.dtype)  # (BLOCK_M, BLOCK_K)
+        acc0 = tl.dot(pixels, w0, acc0, input_precision=PRECISION)
+        acc1 = tl.dot(pixels, w1, acc1, input_precision=PRECISION)
+        acc2 = tl.dot(pixels, w2, acc2, input_precision=PRECISION)
+        acc3 = tl.dot(pixels, w3, acc3, input_precision=PRECISION)
+    return acc0, acc1, acc2, acc3
+
+
+@jit
+def challenge(best, which, value, corner: tl.constexpr):
+    """The larger of two values and its corner; a tie goes to the earlier one.
+
+    A NaN wins, as in PyTorch, so that a client that diverged is seen to have diverged.
+    """
+    wins = (value > best) | (value != value)
+    return tl.where(wins, value, best), tl.where(wins, corner, which)
+
+
+@jit
 def forward_kernel(
     x,  # (B, N, H, W, C)
     weight,  # (B, OC, K) with K = (kh, kw, C), already in the operands' type; clients any distance apart
@@ -46,61 +148,42 @@ def forward_kernel(
     KW: tl.constexpr,
     ALL: tl.constexpr,  # all clients are wanted
     PRECISION: tl.constexpr,
+    BY_PATCH: tl.constexpr,  # how images are read
     BLOCK_M: tl.constexpr,  # windows
-    BLOCK_K: tl.constexpr,  # (kh, kw, C)
+    BLOCK_K: tl.constexpr,  # weights, or pixels of a patch, at a time
     BLOCK_O: tl.constexpr,
 ):
     """One program: BLOCK_M windows of one client, BLOCK_O filters."""
     if not ALL:  # noqa: SIM102  decided when it is compiled: nothing is loaded if all are wanted
         if tl.load(active + tl.program_id(2)) == 0:
             return
-    K: tl.constexpr = KH * KW * C
     HP: tl.constexpr = (H - KH + 1) // 2
     WP: tl.constexpr = (W - KW + 1) // 2
     client = tl.program_id(2).to(tl.int64)
     window = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     inside = (window < windows)[:, None]
+    known = (o < OC)[None, :]
     start = x + client * x_stride + window_offset(window, H, W, C, HP, WP)[:, None]
-    filters = weight + client * weight_stride + o[None, :] * K
-    acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
-    acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
-    acc2 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
-    acc3 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
-    for k0 in range(0, K, BLOCK_K):
-        k = k0 + tl.arange(0, BLOCK_K)
-        tap = k // C
-        pixel = start + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
-        valid = inside & (k < K)[None, :]
-        w = tl.load(filters + k[:, None], mask=(k < K)[:, None] & (o < OC)[None, :], other=0.0)  # (BLOCK_K, BLOCK_O)
-        x0 = tl.load(pixel, mask=valid, other=0.0).to(w.dtype)  # (BLOCK_M, BLOCK_K)
-        x1 = tl.load(pixel + C, mask=valid, other=0.0).to(w.dtype)
-        x2 = tl.load(pixel + W * C, mask=valid, other=0.0).to(w.dtype)
-        x3 = tl.load(pixel + (W + 1) * C, mask=valid, other=0.0).to(w.dtype)
-        acc0 = tl.dot(x0, w, acc0, input_precision=PRECISION)
-        acc1 = tl.dot(x1, w, acc1, input_precision=PRECISION)
-        acc2 = tl.dot(x2, w, acc2, input_precision=PRECISION)
-        acc3 = tl.dot(x3, w, acc3, input_precision=PRECISION)
-    # The bias goes on before the comparison: its rounding can make ties, and a tie goes to the first corner.
-    # A NaN wins, as in PyTorch, so that a client that diverged is seen to have diverged.
+    filters = weight + client * weight_stride + o[None, :] * (KH * KW * C)
+    if BY_PATCH:
+        acc0, acc1, acc2, acc3 = corners_by_patch(
+            start, inside, filters, known, C, W, KH, KW, PRECISION, BLOCK_M, BLOCK_K, BLOCK_O
+        )
+    else:
+        acc0, acc1, acc2, acc3 = corners_by_tap(
+            start, inside, filters, known, C, W, KH, KW, PRECISION, BLOCK_M, BLOCK_K, BLOCK_O
+        )
+    # The bias goes on before the comparison: its rounding can make ties.
     b = tl.load(bias + client * bias_stride + o, mask=o < OC, other=0.0)[None, :]
     best = acc0 + b
     which = tl.zeros((BLOCK_M, BLOCK_O), tl.int32)
-    value = acc1 + b
-    wins = (value > best) | (value != value)
-    best = tl.where(wins, value, best)
-    which = tl.where(wins, 1, which)
-    value = acc2 + b
-    wins = (value > best) | (value != value)
-    best = tl.where(wins, value, best)
-    which = tl.where(wins, 2, which)
-    value = acc3 + b
-    wins = (value > best) | (value != value)
-    best = tl.where(wins, value, best)
-    which = tl.where(wins, 3, which)
+    best, which = challenge(best, which, acc1 + b, 1)
+    best, which = challenge(best, which, acc2 + b, 2)
+    best, which = challenge(best, which, acc3 + b, 3)
     dead = best <= 0
     place = (client * windows + window)[:, None] * OC + o[None, :]
-    stored = inside & (o < OC)[None, :]
+    stored = inside & known
     tl.store(out + place, tl.where(dead, 0.0, best).to(out.dtype.element_ty), mask=stored)
     tl.store(corner + place, tl.where(dead, 4, which).to(tl.uint8), mask=stored)
 
