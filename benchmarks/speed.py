@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="one run each: no warm-up, no profile")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
+    parser.add_argument("--commit", help="of the code, where git cannot tell")
     parser.add_argument("--docs", action="store_true")
     args = parser.parse_args()
     if args.docs:
@@ -61,7 +62,7 @@ def main() -> None:
         write_docs()
         return
     case: dict[str, Any] = {"scenario": args.scenario, "algorithm": args.algorithm, "machine": machine(), "fast": {}}
-    case["commit"], case["settings"] = commit(), args.settings
+    case["commit"], case["settings"] = args.commit or commit(), args.settings
     for number, precision in enumerate(args.precisions.split(",")):
         config = configure(
             args.scenario, algorithm=args.algorithm, device=args.device, precision=precision,
