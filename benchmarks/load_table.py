@@ -108,10 +108,11 @@ def _when(results: dict[str, Any], *parts: str) -> str:
     on = results["machine"]
     days = sorted({results[part]["began"][:10] for part in parts})
     words = f"{on['cores']} cores of {on['cpu']}; torch {on['torch']}, Python {on['python']}, {' and '.join(days)}."
-    if any(_mark(run) for part in parts for run in _runs(results[part])):
+    if any(_mark(run) for part in parts for run in runs_of(results[part])):
         words += " (!) Other processes took more than a tenth of a core meanwhile: it can be faster than this."
     return words
 
 
-def _runs(part: dict[str, Any]) -> list[dict[str, Any]]:
+def runs_of(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """All that was measured in a part."""
     return [run for run in [*part.values(), *part.get("rows", [])] if isinstance(run, dict)]
