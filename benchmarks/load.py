@@ -4,10 +4,10 @@ python benchmarks/load.py                  measure everything, in about ten minu
 python benchmarks/load.py fleet idle       only these parts; the others stay as they are
 python benchmarks/load.py --docs           write the tables in docs/server.md from the result file
 
-Every part starts `cdfl serve` in a process of its own, on SQLite and a folder, everything synced, with its default limits
-(but for the rate of one client). Clients (benchmarks/fleet) share the cores with it, do not train, and do not wait
-between updates. The paper's CNN needs FashionMNIST (CDFL_DATA). A part waits up to --patience seconds until the machine
-is quiet; where others used the cores meanwhile it is measured again, and the least disturbed try is kept.
+Every part starts `cdfl serve` in a process of its own, on SQLite and a folder, everything synced, with its default
+limits (but for the rate of one client). Clients (benchmarks/fleet) share the cores with it, do not train, and do not
+wait between updates. The paper's CNN needs FashionMNIST (CDFL_DATA). A part waits up to --patience seconds until the
+machine is quiet; where others used the cores meanwhile it is measured again, and the least disturbed try is kept.
 """
 
 import argparse
