@@ -14,7 +14,7 @@ def update_rates(
 ) -> tuple[Tensor, Tensor]:
     """How far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
 
-    >>> fresh = Hyperparams(base_rate=0.5)
+    >>> fresh = Hyperparams(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
     (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
     """
@@ -33,9 +33,9 @@ def staleness_factor(staleness: Tensor, hyperparams: Hyperparams) -> Tensor:
     The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
 
     >>> ages = torch.tensor([4, 5, 6])
-    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5))
+    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
     tensor([1.0000, 0.1667, 0.1429], dtype=torch.float64)
-    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5, staleness_hinge="continuous"))
+    >>> staleness_factor(ages, Hyperparams(staleness_slope=1, staleness_grace=5))
     tensor([1.0000, 1.0000, 0.5000], dtype=torch.float64)
     """
     slope, grace = hyperparams.staleness_slope, hyperparams.staleness_grace

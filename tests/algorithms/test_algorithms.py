@@ -20,7 +20,9 @@ from cdfl.algorithms import (
 from cdfl.core import Hyperparams, Upload, server_update
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
-HALF = Hyperparams(base_rate=0.5)
+HALF = Hyperparams(  # and the paper's rules
+    base_rate=0.5, rate_floor="mean", cluster_step="towards", staleness_hinge="paper"
+)
 
 
 def forbidden(models, clusters):

@@ -18,8 +18,8 @@ class Server:
         self.s = settings
         self.below_bar = 0  # how many measures had a value below their numeric bar, in the last upload
 
-    def receive(self, m, v, tau):
-        """Client m uploads (v, tau): returns (u, t), the estimate, the rates and whether m was deprecated."""
+    def receive(self, m, v, tau, began=None):
+        """Client m uploads (v, tau), trained from `began`: returns (u, t), the estimate, the rates and if deprecated."""
         self.t = self.t + 1
         self.below_bar = 0
         K = len(self.w)
@@ -28,9 +28,13 @@ class Server:
             return self.reply(alpha), alpha, [0.0] * K, True
         alpha = self.distribution_estimation(v)
         beta = self.update_ratio_compute(alpha, tau)
+        if began is None:  # then from what it would be sent now
+            began = self.reply(self.alpha.get(m, [1 / K] * K))
         for k in range(K):
             for j in range(len(v)):
-                if beta[k] != 0:
+                if beta[k] != 0 and self.s["step"] == "along":  # not the paper's
+                    self.w[k][j] = self.w[k][j] + beta[k] * (v[j] - began[j])
+                elif beta[k] != 0:
                     self.w[k][j] = (1 - beta[k]) * self.w[k][j] + beta[k] * v[j]
         self.alpha[m] = alpha
         return self.reply(alpha), alpha, beta, False

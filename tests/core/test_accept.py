@@ -9,9 +9,9 @@ import torch
 from cdfl.core import Hyperparams, Measures, Upload, estimate_mixture, initial_state, measure, server_update
 from cdfl.core.accept import ABSURD, MOST, WARM_UP, WINDOW, harm_of, is_absurd, judge, remember, usual_harm_of
 
-from .toy import Proxy, bits, pair
+from .toy import AS_PRINTED, Proxy, bits, pair
 
-CAREFUL = Hyperparams(max_harm=2, loss_bar=0, gap_bar=0, distance_bar=0, base_rate=0.5)
+CAREFUL = AS_PRINTED.replace(max_harm=2, loss_bar=0, gap_bar=0, distance_bar=0, base_rate=0.5)
 CAUTIOUS = CAREFUL.replace(base_rate=0)  # moves nothing: every upload meets the same clusters
 
 

@@ -82,7 +82,7 @@ def test_the_ends_of_every_range_are_allowed():
 def test_replace_makes_a_new_one_checks_it_and_knows_its_names():
     old = Hyperparams()
     new = old.replace(base_rate=0.1)
-    assert (old.base_rate, new.base_rate) == (0.3, 0.1)
+    assert (old.base_rate, new.base_rate) == (0.15, 0.1)
     assert new == Hyperparams(base_rate=0.1)
     with pytest.raises(ValueError, match="base_rate is 7; expected"):
         old.replace(base_rate=7)

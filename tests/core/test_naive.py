@@ -36,6 +36,7 @@ def settings(rng):
         "hinge": rng.choice(["paper", "continuous"]),
         "e_k": rng.choice(["before", "after"]),
         "reply": rng.choice(["all", "moved"]),
+        "step": rng.choice(["towards", "along"]),
     }
     ours = Hyperparams(
         loss_weight=s["c1"],
@@ -52,6 +53,7 @@ def settings(rng):
         staleness_hinge=s["hinge"],
         cluster_epochs_set=s["e_k"],
         reply_clusters=s["reply"],
+        cluster_step=s["step"],
     )
     return s, ours
 
@@ -93,8 +95,10 @@ def test_the_core_agrees_with_the_naive_server(seed):
         state = state.replace(epoch=skip)
         for _ in range(UPLOADS):
             client, v, tau = rng.randint(0, 2), vector(), rng.randint(0, naive.t)
-            u, alpha, beta, deprecated = naive.receive(client, v, tau)
-            upload = Upload(torch.tensor(v, dtype=torch.float64), tau, client)
+            began = rng.choice([None, vector()])  # the model it was trained from, if that is still known
+            u, alpha, beta, deprecated = naive.receive(client, v, tau, began)
+            base_model = None if began is None else torch.tensor(began, dtype=torch.float64)
+            upload = Upload(torch.tensor(v, dtype=torch.float64), tau, client, base_model=base_model)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 state, reply = server_update(state, upload, ours, proxy, remembered.get(client))

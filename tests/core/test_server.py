@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from cdfl.core import Hyperparams, ServerState, Upload, initial_state, join, server_update
 
-from .toy import Proxy, bits, forbidden, pair
+from .toy import AS_PRINTED, Proxy, bits, forbidden, pair
 
 NAN, INF = float("nan"), float("inf")
 # Of an upload of 2 to `pair`: measures (1, 49), (0, 48), (2, 8), above bars of 0; shares of the other cluster
 # (.98, .02), (1, 0), (.8, .2); weighted raw = (.49 + .25 + .2, .01 + 0 + .05) = (.94, .06);
 # and with this A the softmax has the ratio 3, so the mixture is (.75, .25).
-BY_HAND = Hyperparams(
+BY_HAND = AS_PRINTED.replace(
     loss_weight=0.5,
     gap_weight=0.25,
     sharpness=(log(3) / 0.88,),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cdfl.core import Hyperparams, personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
-from .toy import bits
+from .toy import AS_PRINTED, bits
 
 
 def tensor(*values):
@@ -14,7 +14,7 @@ def tensor(*values):
 
 def rates_of(mixture, epoch=1, base_epoch=0, cluster_epochs=None, **changes):
     epochs = torch.tensor(cluster_epochs if cluster_epochs is not None else [0] * len(mixture))
-    rates, epochs = update_rates(tensor(*mixture), epoch, base_epoch, epochs, Hyperparams(**changes))
+    rates, epochs = update_rates(tensor(*mixture), epoch, base_epoch, epochs, AS_PRINTED.replace(**changes))
     return pytest.approx(rates.tolist(), abs=1e-12), epochs.tolist()
 
 
@@ -52,7 +52,7 @@ def test_one_cluster_moves_by_the_base_rate():
 
 def test_the_paper_s_hinge_jumps():
     ages = torch.tensor([0, 4, 5, 6, 80])
-    factor = staleness_factor(ages, Hyperparams(staleness_slope=10, staleness_grace=5))
+    factor = staleness_factor(ages, AS_PRINTED.replace(staleness_slope=10, staleness_grace=5))
     assert factor.tolist() == pytest.approx([1, 1, 1 / 51, 1 / 61, 1 / 801])
 
 
@@ -120,7 +120,7 @@ def test_the_two_readings_of_the_reply_differ():
     models, mixture = torch.tensor([[0.0], [8.0], [16.0]]), tensor(0.5, 0.375, 0.125)
     everything = reply_weights(mixture, Hyperparams())
     assert personalize(models, everything).item() == 5
-    moved = reply_weights(mixture, Hyperparams(reply_clusters="moved"))
+    moved = reply_weights(mixture, AS_PRINTED.replace(reply_clusters="moved"))
     assert moved.tolist() == pytest.approx([4 / 7, 3 / 7, 0])
     assert personalize(models, moved).item() == pytest.approx(24 / 7)
 

@@ -55,8 +55,8 @@ def test_stacks_of_any_width(name, width):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_steps_along_the_change(name):
-    task = make_task(SETTINGS.replace(cluster_step="along", base_rate=0.1))
+def test_steps_towards_the_upload(name):
+    task = make_task(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
     assert_same(run_fast(task, name), run_plain(task, name))
 
 

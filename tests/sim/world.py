@@ -91,7 +91,9 @@ NETWORKS = {
 }
 MODELS.update(NETWORKS)  # names that no scenario of the library uses
 
-SETTINGS = Hyperparams(batch_size=8, local_epochs=1, shared_epochs=1, separate_epochs=1, learning_rate=3e-3)
+SETTINGS = Hyperparams(  # with the mean as floor, so that some clusters move and others do not
+    batch_size=8, local_epochs=1, shared_epochs=1, separate_epochs=1, learning_rate=3e-3, rate_floor="mean"
+)
 UNIFORM = Uniform()
 SIZES = Sizes(low=4, high=12, test=10, pretraining=12, proxy=12)
 
