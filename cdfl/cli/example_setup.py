@@ -56,9 +56,7 @@ pretraining_sets = [turned(cluster, torch.arange(200, 500)) for cluster in range
 
 # Everything that can be set is in cdfl.core.Hyperparams; `cdfl join` takes from here how clients train. The images are
 # few and small: many passes over them, and clusters that are trained apart for long, to be worth telling apart.
-hyperparams = Hyperparams(
-    batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20, sharpness=(20.0,)
-)
+hyperparams = Hyperparams(batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20)
 
 
 # -- what `cdfl join --watch` needs

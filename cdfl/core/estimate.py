@@ -75,7 +75,7 @@ def mixture_of(measures: Measures, hyperparams: Hyperparams) -> Tensor:
     raw += hyperparams.gap_weight * _likeness(loss_gaps, hyperparams.gap_bar)
     raw += hyperparams.distance_weight * _likeness(distances, hyperparams.distance_bar)
     mixture = raw / (num_clusters - 1)
-    for factor in hyperparams.sharpness:
+    for factor in hyperparams.softmax_factors(num_clusters):
         mixture = torch.softmax(mixture * factor, dim=0)
     return mixture
 

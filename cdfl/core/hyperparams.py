@@ -22,7 +22,8 @@ class Hyperparams:
     # -- estimating the mixture (Algorithm 2, DistributionEstimation)
     loss_weight: float = 0.5  # c1: weight of the losses F(v; D_k)
     gap_weight: float = 0.25  # c2: weight of the loss gaps |F(w_k; D_k) - F(v; D_k)|; distances get the rest
-    sharpness: tuple[float, ...] = (12.0,)  # A: softmax factors, applied in turn
+    sharpness: tuple[float, ...] | None = None  # A: softmax factors, applied in turn; None: one that fits main_share
+    main_share: float = 0.65  # of the cluster nearest in every measure, where all others are equally far
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
     distance_bar: Bar = "min"  # d2_bar
@@ -69,9 +70,10 @@ class Hyperparams:
             "at most 1: the distances get the rest",
             self.loss_weight + self.gap_weight,
         )
-        sharp = isinstance(self.sharpness, tuple) and self.sharpness != ()
-        sharp = sharp and all(_is_number(a) and a > 0 for a in self.sharpness)
-        check("sharpness", sharp, "one or more numbers above 0")
+        check(
+            "sharpness", self.sharpness is None or _are_positive(self.sharpness), "one or more numbers above 0, or None"
+        )
+        check("main_share", _is_share(self.main_share) and self.main_share < 1, "a number from 0 to below 1")
         for name in ("loss_bar", "gap_bar", "distance_bar"):
             bar = getattr(self, name)
             check(name, bar == "min" or _is_number(bar), "a number or 'min'")
@@ -115,6 +117,21 @@ class Hyperparams:
         names = [field.name for field in fields(self)]
         return {name: getattr(self, name) for name in names[names.index("proximal_strength") :]}
 
+    def softmax_factors(self, num_clusters: int) -> tuple[float, ...]:
+        """`sharpness`, or the factor at which a cluster that is nearest in everything gets `main_share`.
+
+        Where all others are equally far, raw shares of the nearest and of another differ by 1 / (K - 1)^2, so a factor
+        that suits one number of clusters is far too sharp for fewer and far too blunt for more.
+
+        >>> [round(Hyperparams().softmax_factors(num_clusters)[0], 1) for num_clusters in (2, 3, 4, 6)]
+        [0.6, 5.2, 15.5, 55.7]
+        """
+        if self.sharpness is not None:
+            return self.sharpness
+        others = num_clusters - 1
+        odds = others * self.main_share / (1 - self.main_share)  # of the nearest against one other
+        return (others**2 * math.log(max(odds, 1.0)),)  # never sharper for those that are farther
+
     @property
     def distance_weight(self) -> float:
         """1 - c1 - c2: the weight of the distances."""
@@ -140,6 +157,10 @@ class Hyperparams:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_positive(values: object) -> bool:
+    return isinstance(values, tuple) and values != () and all(_is_number(value) and value > 0 for value in values)
 
 
 def _is_share(value: object) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cdfl.algorithms import ALGORITHMS
 from cdfl.paper.cells import Cell
 from cdfl.sim.run import RunConfig
 
+ESTIMATION = ("loss_weight", "gap_weight", "sharpness", "main_share", "loss_bar", "gap_bar", "distance_bar")
 NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
 
 
@@ -28,7 +30,12 @@ class Kept:
 
     def is_of(self, config: RunConfig) -> bool:
         """Whether it was run with these settings, as far as they existed then."""
-        return _agrees(self.record["config"], stored(config))
+        told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
+        if not ALGORITHMS[config.algorithm].uses_proxy:  # whoever does not estimate may be told to estimate otherwise
+            for settings in (told, asked):
+                kept = settings["hyperparams"].items()
+                settings["hyperparams"] = {name: value for name, value in kept if name not in ESTIMATION}
+        return _agrees(told, asked)
 
 
 class Results:

@@ -4,6 +4,9 @@ A blob is complete and durable before the database speaks of it, and is deleted 
 So a crash leaves at most blobs that nobody speaks of; they are swept at the next start.
 """
 
+import errno
+import hashlib
+import mmap
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +21,11 @@ Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow
 SPOOL = "spool"
 PROBE = 2**16  # bytes that must fit for a disk not to be called full
 MOST_PIECES = 512  # that one call of writev takes on any system
+NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system has none, or few
 
 
 class Blobs(Protocol):
-    """Where blobs are kept, all in one place: a name is a kind and 32 random digits, as `new_name` makes it."""
+    """Where blobs are kept, all in one place, under names as `new_name` makes them."""
 
     place: str  # in words
 
@@ -41,12 +45,20 @@ class Blobs(Protocol):
         """Make bytes a blob; its content is durable."""
         ...
 
+    def copy(self, source: str, name: str) -> bool:
+        """Make a blob that holds what another one does, durable as that is; False: there is no other one."""
+        ...
+
     def settle(self) -> None:
         """Make durable that all blobs of so far have the names they have."""
         ...
 
     def read(self, name: str) -> bytes | None:
         """The content of a blob; None: there is none of this name."""
+        ...
+
+    def view(self, name: str) -> bytearray | mmap.mmap | None:
+        """The same for large ones: memory of its own that need not be copied, of a file where there is one."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -66,9 +78,27 @@ class Blobs(Protocol):
         ...
 
 
-def new_name(kind: str) -> str:
-    """A name that no blob has or had."""
-    return f"{kind}-{secrets.token_hex(16)}"
+def new_name(kind: str, digest: str = "") -> str:
+    """A name that no blob has or had: a kind and 32 random digits; with a digest, it says what the blob must hold."""
+    return "-".join(filter(None, (kind, secrets.token_hex(16), digest)))
+
+
+def digest_in(name: str) -> str | None:
+    """The sha256 that a name speaks of, if it does.
+
+    >>> digest_in(new_name("reply", digest_of(b"a model")))[:8], digest_in(new_name("reply"))
+    ('25de2d0f', None)
+    """
+    parts = name.split("-")
+    return parts[2] if len(parts) == 3 else None
+
+
+def digest_of(body: "Body | bytearray | mmap.mmap") -> str:
+    """The sha256 of a body, in hex."""
+    digest = hashlib.sha256()
+    for piece in [body] if isinstance(body, bytes | bytearray | mmap.mmap) else body:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 class FolderBlobs:
@@ -111,6 +141,22 @@ class FolderBlobs:
                     spool.unlink(missing_ok=True)
                 raise
 
+    def copy(self, source: str, name: str) -> bool:
+        """Link the file: no byte of it is copied, where the file system can do that."""
+        with unavailable(self.folder):
+            try:
+                os.link(self.folder / source, self.folder / name)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                body = self.read(source)
+                if body is None:
+                    return False
+                self.write(name, body)
+            return True
+
     def settle(self) -> None:
         """Sync the folder: once, however many blobs it got."""
         with unavailable(self.folder):
@@ -121,6 +167,16 @@ class FolderBlobs:
         with unavailable(self.folder):
             try:
                 return (self.folder / name).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def view(self, name: str) -> bytearray | mmap.mmap | None:
+        """Map the file; it may be deleted meanwhile."""
+        with unavailable(self.folder):
+            try:
+                with (self.folder / name).open("rb") as file:
+                    is_empty = not file.seek(0, 2)
+                    return bytearray() if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except FileNotFoundError:
                 return None
 

@@ -46,9 +46,7 @@ class Entry:
     """One upload, as the journal keeps it. Numbers are kept exactly."""
 
     epoch: int  # t, after this upload
-    client_id: (
-        str  # "": the client was forgotten, and with it its key, digest, losses, mixture, rates, upload and reply
-    )
+    client_id: str  # "": the client was forgotten, and with it its key, digest, losses, mixture, rates and blobs
     base_epoch: int
     key: str  # the idempotency key
     digest: str  # sha256 of the uploaded safetensors, in hex
@@ -63,6 +61,7 @@ class Entry:
     usual_harm: float | None = None  # as `Reply.usual_harm`: what it compared with; None: with nothing
     upload: str | None = None  # blob of the local model, as `Store.keep` named it; None: no longer kept
     reply: str | None = None  # blob of the reply; None: no longer kept
+    base: str | None = None  # blob of the model it was trained from; None: no longer kept, or not needed
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,6 @@ class Retention:
 
     keep_snapshots: int = 2
     keep_uploads: bool = False  # True: as long as the oldest kept snapshot, so that `cdfl verify` reaches back to it
-    keep_replies: float = 7 * 24 * 3600.0  # seconds; the last reply of a client at most, older ones go at once
+    keep_replies: float = 7 * 24 * 3600.0  # seconds; the last model a client was sent at most, older ones go at once
     keep_grants: int = 16  # epochs given to a client that asked without uploading
     keep_entries: int = 100_000  # journal entries; the last entry of every client stays

@@ -9,7 +9,8 @@ from cdfl.server.database import Database, parse_url
 from cdfl.server.journal import StoreError
 from cdfl.server.remote import RemoteBlobs
 
-OURS = re.compile(r"(upload|reply|snapshot)-[0-9a-f]{32}")  # blobs that may be swept: nobody else's
+# Blobs that may be swept: nobody else's.
+OURS = re.compile(r"(upload|base|reply|given|snapshot)-[0-9a-f]{32}(-[0-9a-f]{64})?")
 SIGN = "store-"  # a blob of this kind says whose the others are
 
 

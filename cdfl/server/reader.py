@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cdfl.core import Layout
 from cdfl.server import rows, schema
-from cdfl.server.blobs import Blobs
+from cdfl.server.blobs import Blobs, digest_in
 from cdfl.server.database import Database
 from cdfl.server.journal import ClientRecord, Entry, Recovered, Snapshot, StoreDamaged, StoreError
 from cdfl.server.replay import replay
@@ -44,7 +44,8 @@ class Reader:
         state = load_state(newest, layout, self.blobs)
         total = self.newest_epoch() - newest.epoch
         for entry in self.all_entries(newest.epoch):
-            state, reply = replay(state, entry, self.read_upload(entry, layout), newest.hyperparams)
+            local_model, base_model = self.read_upload(entry, layout), self.read_base(entry, layout)
+            state, reply = replay(state, entry, local_model, newest.hyperparams, base_model=base_model)
             if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
                 raise StoreDamaged(
                     f"entry {entry.epoch} moved the clusters by {entry.rates}, but the stored hyperparameters give "
@@ -104,6 +105,14 @@ class Reader:
         if entry.upload is None:
             return None
         return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout)
+
+    def read_base(self, entry: Entry, layout: Layout) -> Tensor | None:
+        """The model that the one of an entry was trained from, checked; None: not kept."""
+        return None if entry.base is None else self.read_model(entry.base, layout)
+
+    def read_model(self, name: str, layout: Layout) -> Tensor:
+        """The model in a blob whose name says what it must hold."""
+        return decode_model(read_exactly(self.blobs, name, digest_in(name) or "no name"), layout)
 
     def client(self, client_id: str) -> ClientRecord | None:
         """What is known of a client."""

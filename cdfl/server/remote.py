@@ -51,6 +51,22 @@ class RemoteBlobs:
         with self._unavailable():
             self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
 
+    def copy(self, source: str, name: str) -> bool:
+        """Let the other side copy the object, where it can."""
+        with self._unavailable():
+            try:
+                self.fs.cp_file(self._path(source), self._path(name))
+            except NotImplementedError:
+                body = self.read(source)
+                if body is None:
+                    return False
+                self.write(name, body)
+            except FileNotFoundError:
+                if self._is_there(source):
+                    raise  # it is not that
+                return False
+            return True
+
     def settle(self) -> None:
         """An object has its name from the start."""
 
@@ -63,6 +79,11 @@ class RemoteBlobs:
                 if self._is_there(name):
                     raise  # it is not that
                 return None
+
+    def view(self, name: str) -> bytearray | None:
+        """Fetch an object into memory that may be written to."""
+        body = self.read(name)
+        return None if body is None else bytearray(body)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects."""

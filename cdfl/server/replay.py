@@ -16,12 +16,14 @@ def replay(
     hyperparams: Hyperparams,
     last_mixture: tuple[float, ...] | None = None,
     *,
+    base_model: Tensor | None = None,
     anew: bool = False,
 ) -> tuple[ServerState, Reply]:
     """The state after an entry and the reply to it, from the state before: `core.server_update` again.
 
     Recovery takes what was decided as it is recorded (outcome, mixture, harm), so its bits depend on no machine: the
     clusters become exactly those that the replies were made of; an entry that moved nothing needs no `local_model`.
+    `base_model` is what that was trained from; steps along the change need it.
     `anew=True` decides again from the recorded losses, as the server did; `last_mixture` is that of the client before,
     which answers an upload that was too old.
     """
@@ -34,8 +36,13 @@ def replay(
         return state, join(state, hyperparams, _tensor(entry.mixture) if estimated else mixture)
     if local_model is None:
         raise StoreDamaged(f"the upload of entry {entry.epoch} is missing; restore a backup, or `cdfl rollback`")
+    if base_model is None and hyperparams.cluster_step == "along" and entry.outcome == "applied":
+        raise StoreDamaged(
+            f"the model that the upload of entry {entry.epoch} was trained from is missing; "
+            "restore a backup, or `cdfl rollback`"
+        )
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
-    upload = Upload(local_model, entry.base_epoch, entry.client_id, **known)
+    upload = Upload(local_model, entry.base_epoch, entry.client_id, base_model=base_model, **known)
     losses = to_losses(entry.cluster_losses)
     after, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
     return after if anew else after.replace(cluster_losses=losses, recent_harms=_harms(state, entry)), reply

@@ -6,9 +6,9 @@ So taking entries back (`cut`) restores everything.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import torch
@@ -19,6 +19,18 @@ from cdfl.server import schema
 from cdfl.server.database import Database
 from cdfl.server.journal import ClientRecord, Entry, Retention, Snapshot
 from cdfl.server.schema import clients, forgets, grants, journal, snapshots, tokens
+
+PIECE = 1000  # names in one question
+
+
+class Sent(NamedTuple):
+    """A model that a client was sent: as a reply, or because it asked for one."""
+
+    client_id: str
+    epoch: int
+    blob: str
+    is_reply: bool
+
 
 # -- entries
 
@@ -52,14 +64,11 @@ def complete_since(connection: sa.Connection) -> int:
     return max(connection.execute(broken).scalar() or 0, journal_start(connection) - 1)
 
 
-def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[str]:
-    """Append to the journal; returns the replies that have become old."""
+def add_entries(connection: sa.Connection, database: Database, added: Sequence[Entry]) -> list[Sent]:
+    """Append to the journal; returns the models that these clients were sent before, which no row speaks of now."""
     uploads = Counter(entry.client_id for entry in added)
     since = {entry.client_id: entry.received for entry in reversed(added)}
-    old = sa.and_(journal.c.client_id.in_(uploads), journal.c.reply.is_not(None))
-    replies = list(connection.execute(select(journal.c.reply).where(old)).scalars())
-    if replies:
-        connection.execute(sa.update(journal).where(old).values(reply=None))
+    superseded = _supersede(connection, uploads)
     connection.execute(sa.insert(journal), [asdict(entry) for entry in added])
     new = database.insert(clients)
     counted = new.on_conflict_do_update(
@@ -69,7 +78,27 @@ def add_entries(connection: sa.Connection, database: Database, added: Sequence[E
         {"client_id": client_id, "since": since[client_id], "uploads": count} for client_id, count in uploads.items()
     ]
     connection.execute(counted, counts)
-    return replies
+    return superseded
+
+
+def _supersede(connection: sa.Connection, client_ids: Collection[str]) -> list[Sent]:
+    """Let go of the models that these clients were sent."""
+    superseded: list[Sent] = []
+    for table, column, is_reply in ((journal, journal.c.reply, True), (grants, grants.c.model, False)):
+        old = sa.and_(table.c.client_id.in_(client_ids), column.is_not(None))
+        found = connection.execute(select(table.c.client_id, table.c.epoch, column).where(old)).all()
+        if found:
+            connection.execute(sa.update(table).where(old).values({column: None}))
+        superseded += [Sent(*row, is_reply) for row in found]
+    return superseded
+
+
+def restore(connection: sa.Connection, superseded: Iterable[Sent]) -> None:
+    """Take back what `add_entries` did to models that were sent before."""
+    for client_id, epoch, blob, is_reply in superseded:
+        table, column = (journal, journal.c.reply) if is_reply else (grants, grants.c.model)
+        row = sa.and_(table.c.client_id == client_id, table.c.epoch == epoch)
+        connection.execute(sa.update(table).where(row).values({column: blob}))
 
 
 def cut(connection: sa.Connection, epoch: int) -> list[str]:
@@ -78,6 +107,7 @@ def cut(connection: sa.Connection, epoch: int) -> list[str]:
     names = blobs_of(connection, later)
     for models in connection.execute(select(snapshots.c.models).where(snapshots.c.epoch > epoch)).scalars():
         names += models
+    names += _let_go(connection, grants.c.epoch > epoch)
     taken_back = select(func.count()).where(later, journal.c.client_id == clients.c.client_id).scalar_subquery()
     concerned = clients.c.client_id.in_(select(journal.c.client_id).where(later))
     connection.execute(sa.update(clients).where(concerned).values(uploads=clients.c.uploads - taken_back))
@@ -94,16 +124,35 @@ def count_after(connection: sa.Connection, epoch: int) -> tuple[int, int]:
 
 
 def blobs_of(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
-    """Uploads and replies of some entries."""
-    kept = sa.or_(journal.c.upload.is_not(None), journal.c.reply.is_not(None))
-    found = connection.execute(select(journal.c.upload, journal.c.reply).where(kept, condition))
+    """The blobs of some entries."""
+    columns = (journal.c.upload, journal.c.base, journal.c.reply)
+    kept = sa.or_(*(column.is_not(None) for column in columns))
+    found = connection.execute(select(*columns).where(kept, condition))
     return [name for row in found for name in row if name is not None]
+
+
+def blobs_of_client(connection: sa.Connection, client_id: str) -> list[str]:
+    """The blobs of a client that are nobody else's."""
+    own, others = grants.c.client_id == client_id, grants.alias()
+    alike = sa.exists().where(others.c.model == grants.c.model, others.c.client_id != client_id)
+    given = connection.execute(select(grants.c.model).where(own, grants.c.model.is_not(None), ~alike).distinct())
+    return [*blobs_of(connection, journal.c.client_id == client_id), *given.scalars()]
 
 
 def all_blobs(connection: sa.Connection) -> set[str]:
     """All blobs the rows speak of."""
     models = connection.execute(select(snapshots.c.models)).scalars()
-    return {*blobs_of(connection, sa.true()), *(name for names in models for name in names)}
+    given = connection.execute(select(grants.c.model).where(grants.c.model.is_not(None)).distinct()).scalars()
+    return {*blobs_of(connection, sa.true()), *given, *(name for names in models for name in names)}
+
+
+def free(connection: sa.Connection, names: Sequence[str]) -> list[str]:
+    """Those of some blobs that nobody speaks of any more; only a model that was given may be several clients'."""
+    needed: set[str | None] = set()
+    for begin in range(0, len(names), PIECE):
+        asked = select(grants.c.model).where(grants.c.model.in_(names[begin : begin + PIECE]))
+        needed.update(connection.execute(asked.distinct()).scalars())
+    return [name for name in names if name not in needed]
 
 
 def find(connection: sa.Connection, client_id: str, key: str) -> Entry | None:
@@ -116,7 +165,7 @@ def find(connection: sa.Connection, client_id: str, key: str) -> Entry | None:
 
 
 def expire(connection: sa.Connection, retention: Retention, now: float) -> list[str]:
-    """Forget old snapshots, uploads and replies; returns their blobs."""
+    """Forget old snapshots, uploads and what they were trained from, and models that were sent; returns their blobs."""
     epochs = list(connection.execute(select(snapshots.c.epoch).order_by(snapshots.c.epoch.desc())).scalars())
     kept = epochs[: max(1, retention.keep_snapshots)]
     if not kept:
@@ -126,16 +175,23 @@ def expire(connection: sa.Connection, retention: Retention, now: float) -> list[
     connection.execute(sa.delete(snapshots).where(old))
     recoverable = journal.c.epoch <= (kept[-1] if retention.keep_uploads else kept[0])
     names += _clear(connection, journal.c.upload, recoverable)
+    names += _clear(connection, journal.c.base, recoverable)
     names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
+    names += _let_go(connection, grants.c.given < now - retention.keep_replies)
     return names
 
 
 def _clear(connection: sa.Connection, column: sa.Column[Any], condition: sa.ColumnElement[bool]) -> list[str]:
     chosen = sa.and_(column.is_not(None), condition)
-    names = list(connection.execute(select(column).where(chosen)).scalars())
+    names = list(connection.execute(select(column).where(chosen).distinct()).scalars())
     if names:
-        connection.execute(sa.update(journal).where(chosen).values({column: None}))
+        connection.execute(sa.update(column.table).where(chosen).values({column: None}))
     return names
+
+
+def _let_go(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Some clients need the model no more that they were given; returns those that nobody does."""
+    return free(connection, _clear(connection, grants.c.model, condition))
 
 
 def journal_start(connection: sa.Connection) -> int:
@@ -149,14 +205,19 @@ def journal_needed(connection: sa.Connection, retention: Retention, epoch: int) 
     return min(epoch - retention.keep_entries + 1, oldest + 1)
 
 
-def shorten_journal(connection: sa.Connection, start: int) -> None:
-    """Delete entries before `start` that recovery does not need, but for the last one of every client."""
+def shorten_journal(connection: sa.Connection, start: int) -> list[str]:
+    """Delete entries before `start` that recovery does not need, but for the last one of every client.
+
+    Returns the blobs nobody speaks of any more: models that were given before.
+    """
     newer = journal.alias()
     superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.epoch > journal.c.epoch)
     gone = sa.or_(journal.c.client_id.is_(None), superseded)
     connection.execute(sa.delete(journal).where(journal.c.epoch < start, gone))
+    names = _let_go(connection, grants.c.epoch < start)
     connection.execute(sa.delete(grants).where(grants.c.epoch < start))
     schema.put(connection, "journal_start", str(start))
+    return names
 
 
 # -- clients
@@ -175,14 +236,46 @@ def num_clients(connection: sa.Connection) -> int:
     return connection.execute(select(func.count()).select_from(clients)).scalar_one()
 
 
-def add_grant(connection: sa.Connection, database: Database, client_id: str, epoch: int, keep: int, now: float) -> None:
-    """Remember that a client was given an epoch; only the newest `keep` are remembered."""
+def add_grant(
+    connection: sa.Connection,
+    database: Database,
+    client_id: str,
+    epoch: int,
+    keep: int,
+    now: float,
+    model: str | None = None,
+) -> list[str]:
+    """Remember that a client was given an epoch, and the model; of epochs the newest `keep`, of models the newest.
+
+    Returns the blobs nobody speaks of any more.
+    """
     known = database.insert(clients).values(client_id=client_id, since=now, uploads=0).on_conflict_do_nothing()
     connection.execute(known)
-    connection.execute(database.insert(grants).values(client_id=client_id, epoch=epoch).on_conflict_do_nothing())
     own = grants.c.client_id == client_id
+    old = [] if model is None else _clear(connection, grants.c.model, own)
+    new = database.insert(grants).values(client_id=client_id, epoch=epoch, model=model, given=now)
+    if model is None:
+        connection.execute(new.on_conflict_do_nothing())
+    else:
+        given = {"model": new.excluded.model, "given": new.excluded.given}
+        connection.execute(new.on_conflict_do_update(index_elements=["client_id", "epoch"], set_=given))
     newest = select(grants.c.epoch).where(own).order_by(grants.c.epoch.desc()).limit(keep)
     connection.execute(sa.delete(grants).where(own, grants.c.epoch.not_in(newest.scalar_subquery())))
+    return free(connection, old)
+
+
+def given_model(connection: sa.Connection, epoch: int, digest: str) -> str | None:
+    """A blob with this sha256 that some client was given at this epoch: newcomers all get the same."""
+    alike = grants.c.model.like(f"%-{digest}")
+    return connection.execute(select(grants.c.model).where(grants.c.epoch == epoch, alike).limit(1)).scalar()
+
+
+def sent(connection: sa.Connection, client_id: str, epoch: int) -> str | None:
+    """The blob of the model that this client was sent at this epoch; None: it was not, or it is not kept."""
+    reply = select(journal.c.reply).where(journal.c.client_id == client_id, journal.c.epoch == epoch)
+    given = select(grants.c.model).where(grants.c.client_id == client_id, grants.c.epoch == epoch)
+    found = connection.execute(reply.union_all(given)).scalars()
+    return next((name for name in found if name is not None), None)
 
 
 def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
@@ -195,7 +288,7 @@ def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
 def erase(connection: sa.Connection, client_id: str) -> bool:
     """Remove a client from all tables; its entries stay, without anything of it. Was there anything?"""
     nothing = {"key": "", "digest": "", "mixture": (), "rates": ()} | dict.fromkeys(
-        ("client_id", "losses", "harm", "usual_harm", "upload", "reply")
+        ("client_id", "losses", "harm", "usual_harm", "upload", "base", "reply")
     )
     own = sa.update(journal).where(journal.c.client_id == client_id)
     found = connection.execute(own.values(nothing)).rowcount
@@ -256,7 +349,8 @@ def layout_from_json(text: str) -> Layout:
 
 def _snapshot(row: Any) -> Snapshot:
     values = row._asdict()
-    return Snapshot(**values | {"hyperparams": Hyperparams(**values["hyperparams"])})
+    was = {"cluster_step": "towards"}  # where nothing is said of it: there was no other way
+    return Snapshot(**values | {"hyperparams": Hyperparams(**was | values["hyperparams"])})
 
 
 def _entry(row: Any) -> Entry:

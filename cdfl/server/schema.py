@@ -63,6 +63,7 @@ journal = Table(
     Column("usual_harm", Double),
     Column("upload", Text),
     Column("reply", Text),
+    Column("base", Text),
 )
 clients = Table(
     "clients",
@@ -72,7 +73,12 @@ clients = Table(
     Column("uploads", BigInteger),
 )
 grants = Table(
-    "grants", TABLES, Column("client_id", Text, primary_key=True), Column("epoch", BigInteger, primary_key=True)
+    "grants",
+    TABLES,
+    Column("client_id", Text, primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("model", Text),  # a blob, perhaps of several clients; NULL: not kept
+    Column("given", Double),  # when it was
 )
 tokens = Table(
     "tokens",
@@ -110,6 +116,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX journal_reply ON journal (client_id) WHERE reply IS NOT NULL",
     ),
     ("ALTER TABLE journal ADD COLUMN usual_harm DOUBLE PRECISION",),  # so that a refusal can be explained again
+    (  # what uploads were trained from
+        "ALTER TABLE journal ADD COLUMN base TEXT",
+        "ALTER TABLE grants ADD COLUMN model TEXT",
+        "ALTER TABLE grants ADD COLUMN given DOUBLE PRECISION",
+        "CREATE INDEX grants_given ON grants (epoch) WHERE model IS NOT NULL",
+        "CREATE INDEX grants_model ON grants (model) WHERE model IS NOT NULL",
+        "CREATE INDEX journal_base ON journal (epoch) WHERE base IS NOT NULL",
+    ),
 )
 VERSION = len(STEPS)
 

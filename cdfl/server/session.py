@@ -1,9 +1,9 @@
 """Owns the one state of a server. Uploads wait here, are looked at in batches, and are applied in order.
 
-Two threads do the work. One computes the proxy losses of whatever waits: they depend on nothing but the upload, so no
-lock is held and no order kept. The other takes looked-at uploads in their order through `core.server_update`, makes a
-group of them durable with one commit, and only then lets the new state be seen and the clients be answered. A commit
-that fails leaves the state as it was.
+Two threads do the work. One computes the proxy losses of whatever waits, and fetches what it was trained from: these
+depend on nothing but the upload, so no lock is held and no order kept. The other takes looked-at uploads in their order
+through `core.server_update`, makes a group of them durable with one commit, and only then lets the new state be seen
+and the clients be answered. A commit that fails leaves the state as it was.
 """
 
 import logging
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, ServerState, Upload, join, server_update
 from cdfl.server.chores import Chores
-from cdfl.server.journal import Entry, StoreUnavailable
+from cdfl.server.journal import Entry, StoreDamaged, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
 from cdfl.server.outage import Outage
@@ -33,7 +33,9 @@ from cdfl.wire import ReplyHead, UnavailableError, UnfitError, WireError, body_p
 logger = logging.getLogger("cdfl.server")
 
 GROUP = 32  # uploads that are looked at, or committed, together at most
-GROUP_BYTES = 512 * MEGABYTE  # of the replies of a group, which are all in memory at its end
+GROUP_BYTES = (
+    512 * MEGABYTE
+)  # of the models of a group, which are all in memory at its end: replies, and bases of steps
 RETRY_SECONDS = 2.0  # what a client is asked to wait where nothing better is known
 CHORE_SECONDS = 1.0
 
@@ -89,9 +91,10 @@ class Session:
         self.chores = Chores(store, snapshot_every)
         self.outage = Outage()
         self._look_at_uploads, self._look_at_clusters = look_at_uploads, look_at_clusters
-        model_bytes = 4 * layout.size
-        self.capacity = limits.queue_of(model_bytes)
-        self._group = max(1, min(GROUP, GROUP_BYTES // model_bytes))
+        self._is_along = hyperparams.cluster_step == "along"  # then a step needs what the upload was trained from
+        upload_bytes = 4 * layout.size * (2 if self._is_along else 1)
+        self.capacity = limits.queue_of(upload_bytes)
+        self._group = max(1, min(GROUP, GROUP_BYTES // upload_bytes))
         self._depth, self._turn = 0, threading.Lock()
         self._looking, self._applying, self._longest_wait = Pace(), Pace(), limits.queue_seconds
         self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
@@ -113,9 +116,10 @@ class Session:
         """A model for a client that uploads nothing; that it was given this epoch is durable."""
         state = self.state
         reply = join(state, self.hyperparams, _tensor(last_mixture))
-        self.store.grant(client_id, reply.epoch)
+        personal_model = reply.personal_model.cpu()
+        self.store.grant(client_id, reply.epoch, body_parts(personal_model, self.layout) if self._is_along else None)
         self.metrics.joins.inc()
-        return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), reply.personal_model.cpu())
+        return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), personal_model)
 
     def check_room(self) -> None:
         """Refuse where no upload can be taken now."""
@@ -174,7 +178,7 @@ class Session:
         self._looked_at.put(None)
 
     def _look_at(self, batch: list[Submission]) -> None:
-        """Compute losses; uploads that will be deprecated in any case need none."""
+        """Compute losses, and find bases; uploads that will be deprecated in any case need neither."""
         limit = self.hyperparams.max_staleness
         oldest = 0 if limit is None else self.state.epoch + 1 - limit  # the epoch only grows
         fresh = [submission for submission in batch if submission.base_epoch >= oldest]
@@ -190,6 +194,21 @@ class Session:
         for submission, submission.losses in zip(fresh, losses, strict=True):
             if not bool(torch.isfinite(submission.losses).all()):
                 self._drop(submission, UnfitError("the model has no finite loss; train with a smaller learning_rate"))
+            elif self._is_along:
+                self._find_base(submission)
+
+    def _find_base(self, submission: Submission) -> None:
+        """Fetch the model that the upload was trained from, as its client was sent it. It may be gone: see `_step`."""
+        try:
+            submission.base = self.store.keep_sent(submission.client_id, submission.base_epoch)
+            if submission.base is not None:
+                submission.base_model = self.store.read_model(submission.base, self.layout)
+        except (StoreDamaged, WireError) as error:
+            logger.warning("the model %s was sent cannot be used: %s", submission.client_id, error)
+            self.store.drop(submission.base)
+            submission.base = None
+        except Exception as error:  # as above
+            self._drop(submission, _away(submission, error))
 
     # -- the thread that applies them
 
@@ -251,9 +270,18 @@ class Session:
         return state, steps
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
-        upload = Upload(submission.local_model, submission.base_epoch, submission.client_id, submission.losses)
         last_mixture = _tensor(submission.last_mixture)
         begun, looking = time.perf_counter(), 0.0
+        base_model = submission.base_model
+        if self._is_along and base_model is None:  # as `server_update` would, but the journal must know it
+            base_model = join(state, self.hyperparams, last_mixture).personal_model
+        upload = Upload(
+            submission.local_model,
+            submission.base_epoch,
+            submission.client_id,
+            submission.losses,
+            base_model=base_model,
+        )
 
         def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
             nonlocal looking
@@ -264,6 +292,9 @@ class Session:
             return losses
 
         state, reply = server_update(state, upload, self.hyperparams, evaluate, last_mixture)
+        if base_model is not None and submission.base is None and not (reply.deprecated or reply.rejected):
+            submission.base = self.store.keep_base(body_parts(base_model, self.layout))
+        submission.base_model = None
         step = _Step(submission, entry_of(submission, state, reply), reply.personal_model.cpu())
         self.metrics.seconds.labels("evaluate").observe(looking)
         self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - looking)
@@ -271,7 +302,7 @@ class Session:
 
     def _drop(self, submission: Submission, error: WireError) -> None:
         """Tell a client, and keep nothing of its upload."""
-        self.store.drop(submission.upload)
+        self.store.drop(submission.upload, submission.base)
         submission.answer.set_exception(error)
 
     def _stop(self, error: Exception) -> None:

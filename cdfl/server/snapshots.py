@@ -1,14 +1,14 @@
 """Cluster models as blobs, one each, and back: exactly the bits, or an error that says so."""
 
-import hashlib
 import math
+import mmap
 import time
 from contextlib import suppress
 
 import torch
 
 from cdfl.core import Hyperparams, Layout, ServerState
-from cdfl.server.blobs import Blobs, new_name
+from cdfl.server.blobs import Blobs, digest_of, new_name
 from cdfl.server.journal import Snapshot, StoreDamaged, StoreUnavailable
 from cdfl.wire import body_parts, decode_model
 
@@ -22,7 +22,7 @@ def save_snapshot(state: ServerState, layout: Layout, hyperparams: Hyperparams, 
             parts = body_parts(model, layout)
             names.append(new_name("snapshot"))
             blobs.write(names[-1], parts)
-            digests.append(_digest(*parts))
+            digests.append(digest_of(parts))
     except BaseException:
         with suppress(StoreUnavailable):
             blobs.delete(names)
@@ -55,12 +55,12 @@ def load_state(snapshot: Snapshot, layout: Layout, blobs: Blobs) -> ServerState:
     )
 
 
-def read_exactly(blobs: Blobs, name: str, digest: str) -> bytes:
+def read_exactly(blobs: Blobs, name: str, digest: str) -> bytearray | mmap.mmap:
     """A blob that must have this sha256."""
-    data = blobs.read(name)
+    data = blobs.view(name)
     if data is None:
         raise StoreDamaged(f"the blob {name} is missing; restore it from a backup, or go back with `cdfl rollback`")
-    found = _digest(data)
+    found = digest_of(data)
     if found != digest:
         raise StoreDamaged(
             f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {digest[:12]}...; "
@@ -77,10 +77,3 @@ def to_losses(values: tuple[float | None, ...]) -> torch.Tensor:
 def from_losses(losses: torch.Tensor) -> tuple[float | None, ...]:
     """The other way: NaN has no place in JSON."""
     return tuple(None if math.isnan(value) else value for value in losses.double().tolist())
-
-
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from cdfl.core import Hyperparams, Layout, ServerState
 from cdfl.server import rows, schema
-from cdfl.server.blobs import Blobs, Body, new_name
+from cdfl.server.blobs import Blobs, Body, digest_in, digest_of, new_name
 from cdfl.server.database import Database, InDoubt
 from cdfl.server.journal import Entry, Retention, StoreUnavailable
 from cdfl.server.places import blobs_place, check_blobs, claim, database_url, open_blobs, sweep
@@ -25,6 +26,13 @@ from cdfl.server.snapshots import save_snapshot
 from cdfl.server.tokens import Tokens
 
 SYNCING = 4  # replies of a group that are written at the same time
+
+
+class _Doubtful(NamedTuple):
+    """A group of which nobody knows whether it was committed."""
+
+    blobs: list[str]  # its own
+    superseded: list[rows.Sent]  # what its clients were sent before
 
 
 class Store(Reader):
@@ -37,7 +45,7 @@ class Store(Reader):
         self.epoch: int | None = None  # of the last committed entry; None: nothing was begun yet
         self._turn = threading.RLock()  # held while `epoch` and what is written can differ
         self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
-        self._doubtful: list[str] | None = None  # blobs of a group of which nobody knows whether it was committed
+        self._doubtful: _Doubtful | None = None
         self._writers = ThreadPoolExecutor(SYNCING, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
         self._undeleted: list[str] = []  # blobs that nobody speaks of any more; only the cleaner knows them
@@ -126,7 +134,7 @@ class Store(Reader):
             names = rows.expire(connection, self.retention, time.time())
             start = rows.journal_needed(connection, self.retention, self.epoch or 0)
             if start - self.journal_start > self.retention.keep_entries // 10:  # not at every snapshot
-                rows.shorten_journal(connection, start)
+                names += rows.shorten_journal(connection, start)
             else:
                 start = self.journal_start
         self.journal_start = start
@@ -153,12 +161,30 @@ class Store(Reader):
 
     # -- clients
 
-    def grant(self, client_id: str, epoch: int) -> None:
-        """Remember that this client was given a model of this epoch; durable. `commit` does so for its replies."""
-        if not self.was_given(client_id, epoch):
+    def grant(self, client_id: str, epoch: int, model: Body | None = None) -> None:
+        """Remember that this client was given a model of this epoch; durable. `commit` does so for its replies.
+
+        The model itself is kept where it is passed: for `keep_sent`, until the client is sent another one.
+        """
+        if model is None:
+            if not self.was_given(client_id, epoch):
+                with self.writing() as connection:
+                    self._add_grant(connection, client_id, epoch)
+            return
+        name = new_name("given", digest_of(model))
+        if self._is_shared(client_id, epoch, name):
+            return
+        try:
+            self.blobs.write(name, model)
+            self.blobs.settle()
             with self.writing() as connection:
-                keep = self.retention.keep_grants
-                rows.add_grant(connection, self.database, client_id, epoch, keep=keep, now=time.time())
+                old = self._add_grant(connection, client_id, epoch, name)
+        except InDoubt:
+            raise  # perhaps it is needed; if not, the next start sweeps it
+        except BaseException:
+            self._discard([name])
+            raise
+        self._discard(old)
 
     # -- uploads
 
@@ -176,33 +202,53 @@ class Store(Reader):
         self.blobs.adopt(spool, name)
         return name
 
-    def drop(self, name: str) -> None:
-        """Delete the blob of an upload that was not committed."""
-        self._discard([name])
+    def keep_sent(self, client_id: str, epoch: int) -> str | None:
+        """Keep the model that this client was sent at this epoch as the base of its upload, and name it; None: gone.
+
+        It takes no room where blobs are files: they get a second name. It is committed with the upload, or dropped.
+        """
+        with self.reading() as connection:
+            name = rows.sent(connection, client_id, epoch)
+        digest = None if name is None else digest_in(name)
+        if name is None or digest is None:  # an older cdfl did not tell what the blob should hold
+            return None
+        base = new_name("base", digest)
+        return base if self.blobs.copy(name, base) else None
+
+    def keep_base(self, model: Body) -> str:
+        """Keep another model as the base of an upload, and name it."""
+        name = new_name("base", digest_of(model))
+        self.blobs.write(name, model)
+        return name
+
+    def drop(self, *names: str | None) -> None:
+        """Delete blobs of an upload that was not committed."""
+        self._discard([name for name in names if name is not None])
 
     def commit(self, group: Sequence[tuple[Entry, Body]]) -> None:
         """Make a group of entries durable, in order, all or none, with their replies: one transaction.
 
-        `entry.upload` is what `keep` gave; where it moved nothing it is not kept (but see `Retention`). `entry.reply`
-        is named here; a reply is plain safetensors. The epochs follow on `self.epoch`. Each client is now given the
-        epoch of its reply, and its earlier reply is deleted. If this fails, nothing has happened, and the uploads are
-        dropped.
+        `entry.upload` is what `keep` gave, `entry.base` what `keep_sent` or `keep_base` did; where an upload moved
+        nothing they are not kept (but see `Retention`). `entry.reply` is named here; a reply is plain safetensors. The
+        epochs follow on `self.epoch`. Each client is now given the epoch of its reply, and what it was sent earlier is
+        deleted. If this fails, nothing has happened, and the uploads are dropped.
         """
         if not group:
             return
-        entries = self._named([entry for entry, _ in group])
-        uploads = {entry.upload for entry, _ in group if entry.upload is not None}
-        names = [*uploads, *(entry.reply for entry in entries if entry.reply is not None)]
+        entries = self._named(group)
+        came = {name for entry, _ in group for name in (entry.upload, entry.base) if name is not None}
+        names = [*came, *(entry.reply for entry in entries if entry.reply is not None)]
         try:
             self._write_replies(entries, [body for _, body in group])
             self.blobs.settle()
-            old_replies = self._commit(entries, names)
+            old = self._commit(entries, names)
         except InDoubt:
             raise
         except BaseException:
             self._discard(names)
             raise
-        self._discard([*old_replies, *(uploads - {entry.upload for entry in entries})])
+        kept = {name for entry in entries for name in (entry.upload, entry.base)}
+        self._discard([*old, *(came - kept)])
 
     # -- forgetting
 
@@ -216,12 +262,13 @@ class Store(Reader):
         newest = self.snapshots()[-1:]
         if newest and record and record.last and record.last.epoch > newest[0].epoch:
             self.snapshot(self._newest(state))
-        with self.reading() as connection:
-            names = rows.blobs_of(connection, schema.journal.c.client_id == client_id)
-        self.blobs.delete(names)  # before their names are lost
-        self.blobs.settle()
-        with self.writing() as connection:
-            found = rows.erase(connection, client_id)
+        with self._turn:  # nobody may begin to share what is about to be deleted
+            with self.reading() as connection:
+                names = rows.blobs_of_client(connection, client_id)
+            self.blobs.delete(names)  # before their names are lost
+            self.blobs.settle()
+            with self.writing() as connection:
+                found = rows.erase(connection, client_id)
         self.database.clean()
         return found
 
@@ -249,7 +296,8 @@ class Store(Reader):
                 return
             with self.database.write() as connection:
                 names = rows.cut(connection, self.epoch)
-            names, self._doubtful = names + self._doubtful, None
+                rows.restore(connection, self._doubtful.superseded)
+            names, self._doubtful = names + self._doubtful.blobs, None
             self._discard(names)
 
     def _newest(self, state: ServerState | None) -> ServerState:
@@ -278,31 +326,49 @@ class Store(Reader):
             self._discard(snapshot.models)
             raise
 
+    def _is_shared(self, client_id: str, epoch: int, name: str) -> bool:
+        """Whether this client was sent this very model already, or somebody else was and its blob will do for both."""
+        with self.writing() as connection:
+            if rows.sent(connection, client_id, epoch) is not None:
+                return True
+            shared = rows.given_model(connection, epoch, digest_in(name) or "")
+            if shared is None:
+                return False
+            old = self._add_grant(connection, client_id, epoch, shared)
+        self._discard(old)
+        return True
+
+    def _add_grant(self, connection: sa.Connection, client_id: str, epoch: int, model: str | None = None) -> list[str]:
+        keep, now = self.retention.keep_grants, time.time()
+        return rows.add_grant(connection, self.database, client_id, epoch, keep=keep, now=now, model=model)
+
     def _commit(self, entries: list[Entry], names: list[str]) -> list[str]:
-        """Append to the journal; returns the replies that have become old."""
+        """Append to the journal; returns the blobs that have become old."""
         with self._turn:
             self._resolve()
             self._check_order(entries)
+            superseded: list[rows.Sent] = []
             try:
                 with self.database.write() as connection:
-                    old_replies = rows.add_entries(connection, self.database, entries)
+                    superseded = rows.add_entries(connection, self.database, entries)
+                    old = rows.free(connection, [sent.blob for sent in superseded])
             except InDoubt:
-                self._doubtful = names
+                self._doubtful = _Doubtful(names, superseded)
                 raise
             self.epoch = entries[-1].epoch
-            return old_replies
+            return old
 
-    def _named(self, entries: list[Entry]) -> list[Entry]:
-        """Entries as they are written: the last one of a client has a reply, those recovery needs have an upload."""
-        last = {entry.client_id: entry.epoch for entry in entries}
-        return [
-            replace(
-                entry,
-                upload=entry.upload if entry.outcome == "applied" or self.retention.keep_uploads else None,
-                reply=new_name("reply") if last[entry.client_id] == entry.epoch else None,
-            )
-            for entry in entries
-        ]
+    def _named(self, group: Sequence[tuple[Entry, Body]]) -> list[Entry]:
+        """Entries as they are written: the last of a client has a reply, those recovery needs have upload and base."""
+        last = {entry.client_id: entry.epoch for entry, _ in group}
+        digests = self._writers.map(digest_of, [body for _, body in group])
+        entries = []
+        for (entry, _), digest in zip(group, digests, strict=True):
+            is_needed = entry.outcome == "applied" or self.retention.keep_uploads
+            kept = entry if is_needed else replace(entry, upload=None, base=None)
+            is_last = last[entry.client_id] == entry.epoch
+            entries.append(replace(kept, reply=new_name("reply", digest) if is_last else None))
+        return entries
 
     def _write_replies(self, entries: list[Entry], bodies: list[Body]) -> None:
         named = [(entry.reply, body) for entry, body in zip(entries, bodies, strict=True) if entry.reply is not None]

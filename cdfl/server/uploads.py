@@ -25,6 +25,8 @@ class Submission:
     last_mixture: tuple[float, ...] | None
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
+    base: str | None = None  # blob of the model it was trained from, once that is found
+    base_model: Tensor | None = None  # (P,) that model
     answer: "Future[Answer]" = field(default_factory=Future)
 
 
@@ -75,4 +77,5 @@ def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
         harm=reply.harm,
         usual_harm=reply.usual_harm,
         upload=submission.upload,
+        base=submission.base,
     )

@@ -84,11 +84,14 @@ class _Walk:
         self.result.entries += 1
         try:
             model = self.store.read_upload(entry, self.layout)
+            base_model = self.store.read_base(entry, self.layout)
             known, mixture = self._last_mixture(entry)
             anew = known and model is not None  # else only what was recorded can be replayed
-            after, reply = replay(state, entry, model, hyperparams, mixture, anew=anew)
+            after, reply = replay(state, entry, model, hyperparams, mixture, base_model=base_model, anew=anew)
             same = self._same_decision(entry, reply, anew=anew) if known else True
-            return after if same and self.tolerance == 0 else replay(state, entry, model, hyperparams)[0]
+            if same and self.tolerance == 0:
+                return after
+            return replay(state, entry, model, hyperparams, base_model=base_model)[0]
         except (StoreDamaged, NotFiniteError) as error:
             self._unreadable(f"entry {entry.epoch}: {error}")
             return None

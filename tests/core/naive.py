@@ -19,7 +19,7 @@ class Server:
         self.below_bar = 0  # how many measures had a value below their numeric bar, in the last upload
 
     def receive(self, m, v, tau, began=None):
-        """Client m uploads (v, tau), trained from `began`: returns (u, t), the estimate, the rates and if deprecated."""
+        """Client m uploads (v, tau), trained from `began`: returns (u, t), estimate, rates, and whether deprecated."""
         self.t = self.t + 1
         self.below_bar = 0
         K = len(self.w)

@@ -46,7 +46,7 @@ class Disk:
         self.fault: Fault | None = None
         self.when: int | str = 0
         self._connections: list[Any] = []
-        self._real = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "writev")}
+        self._real = {name: getattr(os, name) for name in ("fsync", "link", "replace", "unlink", "writev")}
 
     def install(self, monkeypatch) -> None:
         for name in self._real:
@@ -91,13 +91,20 @@ class Disk:
         self._real["replace"](source, target)
         self._after("replace", target.name)
 
+    def link(self, source, target) -> None:
+        target = Path(target)
+        self._before("link", target.name)
+        self.unsettled.setdefault(target.name, None)
+        self._real["link"](source, target)
+        self._after("link", target.name)
+
     def unlink(self, path, **options) -> None:
         path = Path(path)
         self._before("unlink", path.name)
         if path.parent == self.folder and path.exists() and path.name not in self.unsettled:
             shutil.copy(path, self.graveyard / path.name)
             self.unsettled[path.name] = self.graveyard / path.name
-        if path.exists():
+        if path.exists() and path.stat().st_nlink == 1:
             self.synced.discard(path.stat().st_ino)  # the next file may get the same one
         self._real["unlink"](path, **options)
         self._after("unlink", path.name)

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cdfl.server.blobs import FolderBlobs, new_name
+from cdfl.server.blobs import FolderBlobs, digest_in, digest_of, new_name
 from cdfl.server.journal import StoreError, StoreUnavailable
 from cdfl.server.places import open_blobs
 from cdfl.server.remote import RemoteBlobs
@@ -214,3 +214,37 @@ def test_a_store_with_blobs_far_away(store_url, remote_url):
         assert orphan not in store.blobs.names()
         store.forget("car-7", toy.state)
         assert len(stored_blobs(store, "reply")) == 1
+
+
+def test_a_copy_outlives_what_it_was_made_of(blobs):
+    first, second = new_name("reply", digest_of(b"whole")), new_name("base", digest_of(b"whole"))
+    blobs.write(first, (b"wh", memoryview(b"ole")))
+    assert blobs.copy(first, second)
+    blobs.settle()
+    blobs.delete([first])
+    assert blobs.read(second) == b"whole"
+    assert digest_in(second) == digest_of((b"wh", memoryview(b"ole")))
+    assert not blobs.copy(first, new_name("base"))
+    assert blobs.names() == [second]
+
+
+def test_a_view_is_memory_that_can_be_written_to(blobs):
+    name, empty = new_name("reply"), new_name("reply")
+    blobs.write(name, b"whole")
+    blobs.write(empty, b"")
+    view = blobs.view(name)
+    blobs.delete([name])
+    view[0:1] = b"W"
+    assert bytes(view) == b"Whole"
+    assert bytes(blobs.view(empty)) == b""
+    assert blobs.view(name) is None
+
+
+def test_a_file_system_that_cannot_copy(ftp_url):
+    blobs = made(ftp_url)
+    blobs.write(first := new_name("reply"), b"whole")
+    with pytest.raises(NotImplementedError):
+        blobs.fs.cp_file(first, new_name("base"))
+    assert blobs.copy(first, second := new_name("base"))
+    assert blobs.read(second) == b"whole"
+    assert not blobs.copy(new_name("reply"), new_name("base"))

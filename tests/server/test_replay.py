@@ -50,8 +50,10 @@ def test_each_entry_leads_from_one_state_to_the_next(store):
         store.commit([(entry, b"")])
         toy.state = state
         model = store.read_upload(entry, LAYOUT)
-        recorded, _ = replay(recorded, entry, model if entry.outcome == "applied" else None, PICKY)
-        anew, again = replay(anew, entry, model, PICKY, mixtures.get(client_id), anew=True)
+        base = store.read_base(entry, LAYOUT)
+        moved = entry.outcome == "applied"
+        recorded, _ = replay(recorded, entry, model if moved else None, PICKY, base_model=base if moved else None)
+        anew, again = replay(anew, entry, model, PICKY, mixtures.get(client_id), base_model=base, anew=True)
         mixtures[client_id] = entry.mixture
         assert same_state(recorded, state)
         assert same_state(anew, state)
@@ -83,6 +85,8 @@ def test_what_cannot_be_replayed(store):
         replay(first_state(), some_entry(epoch=2), None, HYPERPARAMS)
     with pytest.raises(StoreDamaged, match="the upload of entry 1 is missing"):
         replay(first_state(), some_entry(epoch=1, outcome="applied"), None, HYPERPARAMS)
+    with pytest.raises(StoreDamaged, match="the model that the upload of entry 1 was trained from is missing"):
+        replay(first_state(), some_entry(epoch=1, outcome="applied"), torch.zeros(LAYOUT.size), HYPERPARAMS)
 
 
 def test_everything_is_as_it_should_be(store):
@@ -110,7 +114,7 @@ def test_hyperparameters_that_changed(store):
     assert verify(store).findings == []
 
 
-@pytest.mark.parametrize("kind", ["upload", "reply", "snapshot"])
+@pytest.mark.parametrize("kind", ["upload", "base", "reply", "snapshot"])
 def test_a_flipped_bit_in_any_blob_is_found(store, kind):
     lively(store)
     for name in stored_blobs(store, kind)[:4]:

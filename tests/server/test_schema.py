@@ -27,6 +27,10 @@ CREATE TABLE grants (client_id TEXT NOT NULL, epoch BIGINT NOT NULL, PRIMARY KEY
 CREATE TABLE tokens (hash TEXT PRIMARY KEY, client_id TEXT NOT NULL, created DOUBLE PRECISION NOT NULL,
     revoked DOUBLE PRECISION);
 """
+# What version 1 did not know.
+LATER = ("harm", "usual_harm", "recent_harms", "base", "model", "given")
+LATER_HYPERPARAMS = ("max_harm", "cluster_step")
+TOWARDS = HYPERPARAMS.replace(cluster_step="towards")
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def engine(store_url):
 def old(where, engine, tmp_path):
     """A store of version 1, with a snapshot, uploads after it, a grant and a token; and the server it belongs to."""
     with Store.open(f"sqlite:///{tmp_path}/new.db", where[1]) as new:
-        toy = Toy(new)
+        toy = Toy(new, hyperparams=TOWARDS)
         toy.upload("car-7", "car-8")
         toy.snapshot()
         toy.upload("car-7", "car-9")
@@ -57,11 +61,10 @@ def old(where, engine, tmp_path):
             target.execute(sa.text(statement))
         for table in ("meta", "snapshots", "journal", "clients", "grants", "tokens"):
             for row in rows.execute(sa.text(f"SELECT * FROM {table}")).mappings():  # noqa: S608
-                columns = {name: row[name] for name in row if name not in ("harm", "usual_harm", "recent_harms")}
-                if table == "snapshots":  # nobody knew of this hyperparameter then
-                    known = {
-                        name: value for name, value in json.loads(row["hyperparams"]).items() if name != "max_harm"
-                    }
+                columns = {name: row[name] for name in row if name not in LATER}
+                if table == "snapshots":
+                    chosen = json.loads(row["hyperparams"])
+                    known = {name: value for name, value in chosen.items() if name not in LATER_HYPERPARAMS}
                     columns["hyperparams"] = json.dumps(known)
                 named = ", ".join(columns), ", ".join(f":{name}" for name in columns)
                 target.execute(sa.text(f"INSERT INTO {table} ({named[0]}) VALUES ({named[1]})"), columns)  # noqa: S608
@@ -88,13 +91,20 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
     with Store.open(*where) as store:
         recovered = store.recover()
         assert same_state(recovered.state.replace(recent_harms=old.state.recent_harms), old.state)
-        assert recovered.hyperparams == HYPERPARAMS
+        assert recovered.hyperparams == TOWARDS
         assert store.client("car-7").uploads == 2
         assert store.entries(after=0)[0].harm is None
         assert store.was_given("car-8", 3)
         assert store.tokens.client(old.token) == "car-7"
         assert verify(store).findings == []
-        Toy(store).upload("car-7")
+        toy = Toy(store, hyperparams=TOWARDS)
+        toy.upload("car-7")
+        assert store.entries(after=4)[0].base is None
+        toy.hyperparams = HYPERPARAMS  # from here on, steps need what uploads were trained from
+        store.snapshot(toy.state, HYPERPARAMS)
+        toy.upload("car-7", "car-8")
+        assert same_state(store.recover().state, toy.state)
+        assert verify(store).findings == []
         store.ask_to_forget("car-7")
     assert Database.version(where[0]) == schema.VERSION
     assert columns_of(engine) == columns_of_ours()

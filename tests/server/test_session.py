@@ -1,5 +1,6 @@
 """The owner of the state, without a network: order, groups, and what happens when something fails."""
 
+import hashlib
 import threading
 import time
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from cdfl import wire
-from cdfl.core import initial_state, server_update
+from cdfl.core import Upload, initial_state, join, server_update
 from cdfl.server.chores import SNAPSHOT_SECONDS, Chores
 from cdfl.server.journal import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, Pace
+from cdfl.server.replay import replay
 from cdfl.server.session import Session
 from cdfl.server.store import Store
 from cdfl.server.threads import pool
@@ -73,7 +75,8 @@ def session(make_session):
 def submission(store, client_id="car-7", cluster=0, base_epoch=0, key="key", vector=None):
     vector = TARGETS[cluster].expand(LAYOUT.size).clone() if vector is None else vector
     body = wire.encode_model(vector, LAYOUT)
-    return Submission(client_id, key, base_epoch, "d" * 64, vector, store.keep(spooled(store, body)), None)
+    digest = hashlib.sha256(body).hexdigest()
+    return Submission(client_id, key, base_epoch, digest, vector, store.keep(spooled(store, body)), None)
 
 
 class TestOrder:
@@ -195,6 +198,91 @@ class TestRefusals:
         assert entry.harm > 1000
         assert session.metrics.uploads.labels("rejected")._value.get() == 1
         assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is absurdly far")
+
+
+class TestBases:
+    """Steps along the change begin at what the client was sent, wherever the server still has that."""
+
+    def check(self, session, store, base_model):
+        """The newest entry began at this model, and a restart finds the same clusters."""
+        *earlier, last = store.entries(after=0)
+        state = first_state()
+        for entry in earlier:
+            model, base = store.read_upload(entry, LAYOUT), store.read_base(entry, LAYOUT)
+            state, _ = replay(state, entry, model, HYPERPARAMS, base_model=base)
+        assert torch.equal(store.read_base(last, LAYOUT), base_model)
+        upload = Upload(store.read_upload(last, LAYOUT), last.base_epoch, base_model=base_model)
+        state, _ = server_update(state, upload, HYPERPARAMS, evaluate)
+        assert torch.equal(session.state.cluster_models, state.cluster_models)
+        assert same_state(store.recover().state, session.state)
+
+    def test_a_newcomer_begins_at_the_average(self, session, store):
+        given = session.join("car-7", None).personal_model
+        session.submit(submission(store, "other", 2)).result(10)
+        session.submit(submission(store)).result(10)
+        self.check(session, store, given)
+
+    def test_a_client_begins_at_its_last_reply(self, session, store):
+        reply = session.submit(submission(store, key="1")).result(10).personal_model
+        session.submit(submission(store, "other", 2)).result(10)
+        session.submit(submission(store, base_epoch=1, key="2")).result(10)
+        self.check(session, store, reply)
+
+    def test_what_is_gone_is_what_it_would_be_now(self, session, store):
+        for number in range(2):
+            session.submit(submission(store, key=str(number))).result(10)
+        now = session.join("other", None).personal_model
+        session.submit(submission(store, key="2")).result(10)  # trained from what was superseded long ago
+        self.check(session, store, now)
+
+    @pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
+    def test_what_is_damaged_is_gone(self, session, store, caplog, harm):
+        session.join("car-7", None)
+        session.submit(submission(store, "other", 2)).result(10)
+        path = store.blobs.folder / stored_blobs(store, "given")[0]
+        whole = path.read_bytes()
+        if harm == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(whole[:-5] if harm == "cut" else whole[:-5] + bytes([whole[-5] ^ 64]) + whole[-4:])
+        now = join(session.state, HYPERPARAMS).personal_model
+        assert session.submit(submission(store)).result(10).head.epoch == 2
+        self.check(session, store, now)
+        assert ("the model car-7 was sent cannot be used" in caplog.text) == (harm != "missing")
+        assert len(stored_blobs(store, "base")) == 2
+
+    def test_a_store_that_is_away_is_not_gone(self, session, store, monkeypatch):
+        session.join("car-7", None)
+
+        def away(client_id, epoch):
+            raise StoreUnavailable("disk away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "keep_sent", away)
+            with pytest.raises(wire.UnavailableError, match="send it again"):
+                session.submit(submission(store)).result(10)
+        assert stored_blobs(store, "upload") == []
+        session.submit(submission(store)).result(10)
+        assert session.state.epoch == 1
+
+    def test_whoever_moves_nothing_keeps_nothing(self, make_session, store):
+        session = make_session(HYPERPARAMS.replace(max_harm=2.0))
+        session.join("car-7", None)
+        session.submit(submission(store, vector=TARGETS[0].expand(LAYOUT.size) - 50.0)).result(10)
+        assert store.entries(0)[0].outcome == "rejected"
+        assert stored_blobs(store, "base") == stored_blobs(store, "given") == []
+
+    def test_steps_towards_the_upload_keep_nothing(self, make_session, store):
+        session = make_session(HYPERPARAMS.replace(cluster_step="towards"))
+        session.join("car-7", None)
+        session.submit(submission(store)).result(10)
+        assert stored_blobs(store, "base") == stored_blobs(store, "given") == []
+        assert session.capacity == 512
+
+    def test_large_models_count_twice(self, make_session):
+        limits = Limits(queue_bytes=100 * LAYOUT.size * 4)
+        assert make_session(limits=limits).capacity == 50
+        assert make_session(HYPERPARAMS.replace(cluster_step="towards"), limits=limits).capacity == 100
 
 
 class TestStoreTrouble:

@@ -5,7 +5,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from cdfl.server import database
+from cdfl.server import database, rows
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
@@ -30,26 +30,34 @@ def store(disk, store_url, tmp_path):
 
 def test_a_group_is_on_disk_before_it_is_acknowledged(store, disk):
     toy = Toy(store)
+    toy.join("car-7")
     disk.log.clear()
     toy.upload("car-7", "car-8", "car-9")
     acknowledged = list(disk.log)
-    names = [name for entry in store.entries(after=0) for name in (entry.upload, entry.reply)]
-    assert len(names) == 6
+    names = [name for entry in store.entries(after=0) for name in (entry.upload, entry.base, entry.reply)]
+    assert len(names) == 9
     committed = acknowledged.index(("commit", ""))
     settled = max(place for place, step in enumerate(acknowledged) if step == ("fsync", "blobs"))
     for name in names:
-        renamed = acknowledged.index(("replace", name))
+        (renamed,) = [place for place, step in enumerate(acknowledged) if step in (("replace", name), ("link", name))]
         assert renamed < settled < committed  # the folder knows the name before the database does
         assert (disk.folder / name).stat().st_ino in disk.synced
-    assert disk.unsettled == {}
+    assert disk.unsettled.keys().isdisjoint(names)
     assert [step for step, _ in acknowledged].count("commit") == 1
 
 
 def test_a_group_needs_few_syncs(store, disk):
-    """One a file, and one for the folder, however many they are; the transaction is one more, the database's own."""
+    """One a file, and one for the folder, however many they are; the transaction is one more, the database's own.
+
+    What uploads were trained from is on disk already, and needs none.
+    """
     toy = Toy(store)
+    clients = [f"car-{number}" for number in range(10)]
+    for client_id in clients:
+        toy.join(client_id)
     disk.log.clear()
-    toy.upload(*[f"car-{number}" for number in range(10)])
+    toy.upload(*clients)
+    assert sum(step == "link" for step, _ in disk.log) == 10
     assert sum(step == "fsync" for step, _ in disk.log) == 10 + 10 + 1
     assert sum(step == "commit" for step, _ in disk.log) == 1
 
@@ -79,14 +87,17 @@ def test_a_file_is_synced_before_it_gets_its_name(disk, store, monkeypatch):
 
     monkeypatch.setattr("os.replace", replace)
     toy = Toy(store)
+    toy.join("car-7")
     toy.upload("car-7", "car-8")
     toy.snapshot()
-    assert seen == [True] * (3 + 2 * 2 + 3)  # models of clusters, uploads and replies, models of clusters
+    assert seen == [True] * (3 + 1 + 2 + 1 + 2 + 3)  # clusters, one given, uploads, one base, replies, clusters
 
 
 ACTIONS = {
     "begin": (0, lambda toy: toy.store.begin(toy.state, LAYOUT, HYPERPARAMS)),
     "upload": (7, lambda toy: toy.upload("car-7", "car-8")),
+    "join": (5, lambda toy: toy.join("car-1")),
+    "refresh": (5, lambda toy: toy.join("car-8")),
     "snapshot": (5, lambda toy: toy.snapshot()),
     "forget": (5, lambda toy: toy.store.forget("car-7", toy.state)),
     "rollback": (3, lambda toy: toy.store.rollback(3)),
@@ -124,6 +135,9 @@ def test_the_power_may_be_cut_at_every_step(action, fault, tmp_path, monkeypatch
                     states[toy.state.epoch] = toy.state
                     assert recovered.state.epoch == 7 or same_state(recovered.state, states[recovered.state.epoch])
                     assert verify(store).findings == []
+                    with store.reading() as connection:
+                        spoken_of = rows.all_blobs(connection)
+                    assert action == "forget" or spoken_of <= set(store.blobs.names())  # which deletes blobs first
         if not reached:
             break
     assert not reached

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from cdfl.server import rows
 from cdfl.server.journal import Retention, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
@@ -21,7 +22,7 @@ from .toy import LAYOUT, Toy, same_state
 CLIENTS = ("car-1", "car-2", "car-3")
 FAULTS = ("crash before", "crash after", "error before", "error after")
 NAMES = st.sampled_from(CLIENTS)
-STEPS = ("write", "fsync", "replace", "commit", "unlink")
+STEPS = ("write", "fsync", "link", "replace", "commit", "unlink")
 WHEN = st.one_of(st.sampled_from(STEPS), st.integers(0, 9))  # at the next such step, or after so many
 FAILING = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), WHEN))
 
@@ -83,9 +84,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(client_id=NAMES, failing=FAILING)
     def grant(self, client_id: str, failing) -> None:
-        epoch = self.toy.state.epoch
-        if self.attempt(lambda: self.store.grant(client_id, epoch), failing):
+        epoch, given = self.toy.state.epoch, []
+        if self.attempt(lambda: given.append(self.toy.join(client_id)), failing):
             self.grants.add((client_id, epoch))
+            base = self.store.keep_sent(client_id, epoch)
+            assert self.store.blobs.read(base) == given[0]
+            self.store.drop(base)
 
     @rule(client_id=NAMES, failing=FAILING)
     def forget(self, client_id: str, failing) -> None:
@@ -148,12 +152,14 @@ class StoreMachine(RuleBasedStateMachine):
             if epochs and record.last.reply is not None:
                 assert store.read_reply(record.last) == self.uploads[epochs[-1] - 1][1]
         assert all(store.was_given(*grant) for grant in self.grants)
+        with store.reading() as connection:
+            assert rows.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
 
     def teardown(self) -> None:
         self.store.close()
         self.open()
-        spoken_of = [name for entry in self.store.entries(after=0) for name in (entry.upload, entry.reply) if name]
-        spoken_of += [name for snapshot in self.store.snapshots() for name in snapshot.models]
+        with self.store.reading() as connection:
+            spoken_of = rows.all_blobs(connection)
         found = [name for name in self.store.blobs.names() if not name.startswith("store-")]
         assert sorted(found) == sorted(spoken_of)  # nothing is missing, nothing is left over
         assert verify(self.store).findings == []

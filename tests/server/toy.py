@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, server_update
+from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, join, server_update
 from cdfl.server.journal import Entry
 from cdfl.server.store import Store
 from cdfl.wire import body_parts, encode_model
@@ -59,8 +59,9 @@ class Toy:
         body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT)
         model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
-        upload = Upload(model, base_epoch, client_id, losses=losses)
         mixture = self.last_mixture(client_id, group)
+        base, base_model = self.base(state, client_id, base_epoch, mixture)
+        upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model)
         after, reply = server_update(state, upload, self.hyperparams, evaluate, mixture)
         entry = Entry(
             epoch=after.epoch,
@@ -78,8 +79,24 @@ class Toy:
             harm=reply.harm,
             usual_harm=reply.usual_harm,
             upload=self.store.keep(spooled(self.store, body)),
+            base=base,
         )
         return after, entry, reply
+
+    def base(self, state, client_id, base_epoch, mixture):
+        """What an upload was trained from: what its client was sent or, where that is gone, what it would be now."""
+        if self.hyperparams.cluster_step == "towards":
+            return None, None
+        if (base := self.store.keep_sent(client_id, base_epoch)) is not None:
+            return base, self.store.read_model(base, LAYOUT)
+        model = join(state, self.hyperparams, mixture).personal_model
+        return self.store.keep_base(body_parts(model, LAYOUT)), model
+
+    def join(self, client_id: str) -> bytes:
+        """A client asks for a model and gets it."""
+        body = encode_model(join(self.state, self.hyperparams, self.last_mixture(client_id, ())).personal_model, LAYOUT)
+        self.store.grant(client_id, self.state.epoch, body)
+        return body
 
     def last_mixture(self, client_id, group):
         known = self.store.client(client_id)
