@@ -102,6 +102,18 @@ def test_one_cluster_is_everything():
     assert estimate([5.0], [1.0], [0.0], **BARS | {"loss_bar": 8}).tolist() == [1.0]
 
 
+@pytest.mark.parametrize("num_clusters", range(2, 9))
+@pytest.mark.parametrize("main_share", [0.5, 0.65, 0.9])
+def test_without_a_sharpness_the_nearest_of_equals_has_the_main_share(num_clusters, main_share):
+    values = [0.5] + [2.0] * (num_clusters - 1)
+    mixture = estimate(values, values, values, main_share=main_share)
+    close(mixture, [main_share] + [(1 - main_share) / (num_clusters - 1)] * (num_clusters - 1))
+
+
+def test_a_main_share_below_the_mean_never_turns_the_ranking_round():
+    close(estimate([0, 1, 1], [0, 1, 1], [0, 1, 1], main_share=0.1), [1 / 3] * 3)
+
+
 @pytest.mark.parametrize("num_clusters", [2, 3, 6])
 def test_equal_measures_under_min_say_nothing(num_clusters):
     same = [0.7] * num_clusters

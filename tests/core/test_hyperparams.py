@@ -21,6 +21,8 @@ NAN, INF = float("nan"), float("inf")
         ("sharpness", (-1,), "one or more numbers above 0"),
         ("sharpness", (INF,), "one or more numbers above 0"),
         ("sharpness", "7", "one or more numbers above 0"),
+        ("main_share", 1, "a number from 0 to below 1"),
+        ("main_share", None, "a number from 0 to below 1"),
         ("loss_bar", "max", "a number or 'min'"),
         ("gap_bar", NAN, "a number or 'min'"),
         ("distance_bar", None, "a number or 'min'"),
@@ -72,6 +74,8 @@ def test_momentum_belongs_to_sgd():
 def test_sharpness_may_come_as_a_number_or_as_a_list():
     assert Hyperparams(sharpness=3).sharpness == (3.0,)
     assert Hyperparams(sharpness=[10, 10]).sharpness == (10, 10)
+    assert Hyperparams(sharpness=[10, 10]).softmax_factors(4) == (10, 10)
+    assert Hyperparams(sharpness=None).sharpness is None
 
 
 def test_the_ends_of_every_range_are_allowed():

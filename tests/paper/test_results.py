@@ -30,6 +30,15 @@ def test_what_was_kept_is_found_again(tmp_path):
     assert again.find(Cell("fashion-mnist-4", "default", seed=2)) is None
 
 
+def test_who_does_not_estimate_may_be_told_to_estimate_otherwise(tmp_path):
+    results = empty(tmp_path)
+    for algorithm, same in (("cdfl", False), ("ifca", True)):
+        keep(results, Cell("fashion-mnist-4", "default", algorithm))
+        kept = results.find(Cell("fashion-mnist-4", "default", algorithm))
+        sharper = Cell("fashion-mnist-4", "default", algorithm, changes={"sharpness": 3.0})
+        assert kept.is_of(resolve(sharper, "cpu")) is same
+
+
 def test_cells_run_together_share_what_is_true_of_all(tmp_path):
     results = empty(tmp_path)
     keep(results, CELL)
