@@ -60,7 +60,7 @@ def server_update(
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
     base_model = _base_model(state, upload, hyperparams, last_mixture)
-    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates, base_model)
+    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
     reply = Reply(
         personal_model=personalize(cluster_models, reply_weights(mixture, hyperparams)),
         epoch=epoch,

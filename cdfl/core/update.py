@@ -51,11 +51,17 @@ def at_floor(mixture: Tensor, hyperparams: Hyperparams) -> Tensor:
 
 
 def update_clusters(
-    cluster_models: Tensor, local_model: Tensor, rates: Tensor, base_model: Tensor | None = None
+    cluster_models: Tensor,
+    local_model: Tensor,
+    rates: Tensor,
+    base_model: Tensor | None = None,
+    num_parameters: int | None = None,
 ) -> Tensor:
     """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
 
     With the model u that the upload was trained from, along the change instead: w_k <- w_k + beta_mk (v - u).
+    Statistics, which come after `num_parameters` entries, move towards the upload all the same: changes of a variance
+    may add up to one below 0.
 
     >>> clusters, upload, rates = torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0])
     >>> update_clusters(clusters, upload, rates)
@@ -66,22 +72,25 @@ def update_clusters(
             [8.0000]])
     """
     local_model = local_model.to(cluster_models)
-    change = None if base_model is None else local_model - base_model.to(cluster_models)
+    num_along = 0 if base_model is None else cluster_models[:, :num_parameters].shape[1]
+    change = None if base_model is None else local_model[:num_along] - base_model[:num_along].to(cluster_models)
     if rates.is_cuda:  # nobody may wait to see which are 0
         rates = rates.to(cluster_models)[:, None]
-        if change is None:
-            moved = (1 - rates) * cluster_models + rates * local_model
-        else:
-            moved = cluster_models + rates * change
+        parts = []
+        if change is not None:
+            parts.append(cluster_models[:, :num_along] + rates * change)
+        if num_along < len(local_model):
+            parts.append((1 - rates) * cluster_models[:, num_along:] + rates * local_model[num_along:])
+        moved = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
     moved = cluster_models.clone()
     rates = rates.to(cluster_models.dtype)
     for cluster in rates.nonzero().flatten().tolist():  # the same arithmetic, without large tensors in between
         rate = rates[cluster].to(cluster_models.device)
-        if change is None:
-            moved[cluster].mul_(1 - rate).add_(rate * local_model)
-        else:
-            moved[cluster].add_(rate * change)
+        if change is not None:
+            moved[cluster, :num_along].add_(rate * change)
+        if num_along < len(local_model):
+            moved[cluster, num_along:].mul_(1 - rate).add_(rate * local_model[num_along:])
     return moved
 
 

@@ -110,7 +110,7 @@ class _Held:
         measures = Measures(self.upload_losses, (self.losses - self.upload_losses).abs(), distances)
         mixture = mixture_of(measures, settings)
         rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)
-        models = update_clusters(self.models, self.local_model, rates, self.base_model)
+        models = update_clusters(self.models, self.local_model, rates, self.base_model, self.num_parameters)
         fresh = self.server.proxies.losses(models, wanted=rates > 0).double()
         self.reply.copy_(personalize(models, reply_weights(mixture, settings)))
         self.mixture.copy_(mixture)

@@ -101,6 +101,15 @@ def test_clusters_move_along_a_change_by_hand():
     assert torch.signbit(moved[2, 0])  # rate 0 keeps every bit
 
 
+def test_statistics_move_towards_the_upload_in_any_case():
+    """A variance of 1, and a client that was sent 4 and found 1: the change alone would lead below 0."""
+    models = torch.tensor([[1.0, 1.0], [2.0, 1.0]])
+    moved = update_clusters(models, torch.tensor([3.0, 1.0]), tensor(0.5, 0), torch.tensor([2.0, 4.0]), 1)
+    assert moved.tolist() == [[1.5, 1.0], [2.0, 1.0]]
+    moved = update_clusters(models, torch.tensor([3.0, 0.0]), tensor(0.5, 0.25), torch.tensor([2.0, 4.0]), 1)
+    assert moved.tolist() == [[1.5, 0.5], [2.25, 0.75]]
+
+
 @pytest.mark.parametrize("uploaded", [torch.float16, torch.float64])
 def test_clusters_keep_their_type_whatever_the_upload_has(uploaded):
     moved = update_clusters(torch.zeros(2, 1), torch.ones(1, dtype=uploaded), tensor(0.5, 0))
