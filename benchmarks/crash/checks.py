@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import Hyperparams, Layout, Reply, ServerState, Upload, server_update
+from cdfl.core import Hyperparams, Layout, Reply, ServerState, Upload, join, server_update
 from cdfl.server.journal import Entry
 
 
@@ -58,7 +58,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 def check_files(site: Site, report: Report) -> None:
     """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
     missing, left = site.files()
-    kept = [name for name in left if name.startswith(("upload-", "reply-"))]
+    kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
     report.expect(not kept, f"files are left over: {kept}")
     if left:
         site.start()
@@ -133,12 +133,15 @@ def check_models(
     report: Report,
 ) -> dict[tuple[str, str], str]:
     """Decide every upload again, from epoch 0 and what the clients say they sent; returns digests of the replies."""
-    state, mixtures = first, dict[str, Tensor]()
-    digests = {}
+    state, last = first, dict[str, Reply]()
+    averages, digests = [join(first, hyperparams).personal_model], {}  # what newcomers are given, by epoch
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
-        state, reply = decide(state, entry, model, hyperparams, mixtures.get(entry.client_id))
-        mixtures[entry.client_id] = reply.mixture
+        before = last.get(entry.client_id)
+        base_model = averages[entry.base_epoch] if before is None else before.personal_model
+        state, reply = decide(state, entry, model, hyperparams, base_model, None if before is None else before.mixture)
+        last[entry.client_id] = reply
+        averages.append(join(state, hyperparams).personal_model)
         outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
         told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
         now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
@@ -152,13 +155,18 @@ def check_models(
 
 
 def decide(
-    state: ServerState, entry: Entry, model: Tensor, hyperparams: Hyperparams, last_mixture: Tensor | None
+    state: ServerState,
+    entry: Entry,
+    model: Tensor,
+    hyperparams: Hyperparams,
+    base_model: Tensor,
+    last_mixture: Tensor | None,
 ) -> tuple[ServerState, Reply]:
     """One step of the replay: losses are taken from the journal, everything else is computed."""
     losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
     known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
     after = torch.tensor(known, dtype=torch.float64)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
     return server_update(state, upload, hyperparams, lambda _, clusters: after[clusters], last_mixture)
 
 

@@ -129,7 +129,8 @@ class Site:
     def files(self) -> tuple[set[str], set[str]]:
         """Files that the database speaks of and that are missing; files that it does not speak of."""
         with self._rows() as connection:
-            named = {name for row in connection.execute("SELECT upload, reply FROM journal") for name in row if name}
+            blobs = "SELECT upload, base, reply FROM journal UNION ALL SELECT model, NULL, NULL FROM grants"
+            named = {name for row in connection.execute(blobs) for name in row if name}
             for (models,) in connection.execute("SELECT models FROM snapshots"):
                 named |= set(json.loads(models))
         files = {path.name for path in self.blobs.iterdir() if path.is_file() and not path.name.startswith("store-")}

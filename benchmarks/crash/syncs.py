@@ -25,8 +25,9 @@ from cdfl import wire
 from cdfl.server.journal import Entry
 from tests.server.postgres import Postgres
 
-CALLS = "fsync,fdatasync,rename,renameat,renameat2,write,writev,pwrite64,sendto,sendmsg"
+CALLS = "fsync,fdatasync,rename,renameat,renameat2,link,linkat,write,writev,pwrite64,sendto,sendmsg"
 SYNCS = ("fsync", "fdatasync")
+NAMING = ("rename", "link")
 SHOWN = 2**14  # bytes of what is written: more than a page of SQLite
 LINE = re.compile(r"(\d+) +(?:(\w+)\((.*)|<\.\.\. (\w+) resumed>.*)")
 FILE = re.compile(r"\d+<([^>]*)>")
@@ -133,13 +134,13 @@ def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
         return
     before = [call for call in calls if call.end is not None and call.end < answer.begin]
     settled = -1
-    for name in (entry.upload, entry.reply):
-        named = next((call for call in before if call.name.startswith("rename") and f'/{name}"' in call.text), None)
+    for name in (entry.upload, entry.base, entry.reply):
+        named = next((call for call in before if call.name.startswith(NAMING) and f'/{name}"' in call.text), None)
         if named is None:
             yield f"{name} had no name yet when it was answered"
             continue
         content = [call for call in before if call.name in SYNCS and f'"{call.path}"' in named.text]
-        if not any(call.end < named.begin for call in content):
+        if name != entry.base and not any(call.end < named.begin for call in content):  # that has a second name only
             yield f"the content of {name} was not synced before it got its name"
         folders = [call for call in before if call.name in SYNCS and call.path == str(site.blobs)]
         after = [call.end for call in folders if call.begin > named.end]
