@@ -121,9 +121,9 @@ def line(seen: Seen) -> str:
 
 
 def _told(reply: Reply) -> str:
+    """The outcome; why it is what it is was logged by the client just before."""
     shares = " ".join(f"{share:.2f}" for share in reply.mixture)
-    detail = f" ({reply.detail})" if reply.detail else ""
-    return f"{reply.outcome}{detail}, epoch {reply.epoch}, mixture {shares}"
+    return f"{reply.outcome}, epoch {reply.epoch}, mixture {shares}"
 
 
 def _paced(path: Path, stream: Callable[[str], Iterable[Any]] | None, client_id: str, seconds: float) -> Iterable[Any]:

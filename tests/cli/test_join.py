@@ -137,7 +137,7 @@ def test_what_is_told_of_a_look():
     assert line(Seen(2, 40, 0.5, decided=False, pending=True)).endswith("0.500; an upload waits for the server")
     assert line(Seen(3, 40, 0.5, decided=True, pending=True)).endswith("the server is away, uploading later")
     assert line(Seen(4, 40, 0.5, decided=False, reply=reply)).endswith("went out; applied, epoch 7, mixture 0.25 0.75")
-    assert "refreshed (never given), epoch 9" in line(Seen(5, 40, 0.5, decided=True, reply=refreshed))
+    assert line(Seen(5, 40, 0.5, decided=True, reply=refreshed)).endswith("uploaded; refreshed, epoch 9, mixture 1.00")
     assert line(Seen(6, 40, 0.5, decided=True, trouble="nothing was uploaded")).endswith("; nothing was uploaded")
 
 
