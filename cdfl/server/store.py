@@ -171,6 +171,9 @@ class Store(Reader):
                 with self.writing() as connection:
                     self._add_grant(connection, client_id, epoch)
             return
+        with self.reading() as connection:
+            if rows.sent(connection, client_id, epoch) is not None:
+                return
         name = new_name("given", digest_of(model))
         if self._is_shared(client_id, epoch, name):
             return
