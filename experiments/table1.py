@@ -15,7 +15,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.figures import COLORS, COLUMN, figure, legend
 from cdfl.paper.rows import COLUMNS, LOCAL, footnote
-from cdfl.paper.tables import NOTHING, distance, number, printed, provenance, signed, spread, table
+from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
 
 NUMBER, TRIALS = 1, 5
 SMOKE_ROWS = ("fashion-mnist-4", "cifar-10-2")
@@ -41,9 +41,9 @@ def report(results: Results) -> str:
     for algorithm, title in BESIDE_THE_PAPER.items():
         parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
     for preset, first in (("default", ["cdfl", "fedsoft"]), ("paper-reading", []), ("paper", ["cdfl"])):
-        if any(kept.cell.preset == preset for kept in mine):
-            parts += [f"**What the paper does not have**, `{preset}`: before / after / cluster\n"]
-            parts += [_ours(results, preset, [*first, *RIVALS])]
+        ours = _ours(results, preset, [*first, *RIVALS])
+        if ours is not None:
+            parts += [f"**What the paper does not have**, `{preset}`; the last column has the trials of each\n", ours]
     there = [row for row in EVERY_ROW if any(kept.cell.scenario == row.scenario for kept in mine)]
     parts += [*footnote(there), verdict(results), provenance(mine)]
     return "\n".join(parts)
@@ -64,18 +64,18 @@ def _beside(results: Results, algorithm: str) -> str:
     return table(header, rows)
 
 
-def _ours(results: Results, preset: str, algorithms: list[str]) -> str:
+def _ours(results: Results, preset: str, algorithms: list[str]) -> str | None:
+    """A line for each row and figure, a column for each algorithm; None where nothing was run."""
     asked = {cell.algorithm for cell in cells(1) if cell.preset == preset}
     algorithms = [name for name in algorithms if name in asked]
-    rows = []
+    lines = []
     for row in EVERY_ROW:
-        line = [row.title]
-        for algorithm in algorithms:
-            means = [results.values(column, row.scenario, preset, algorithm) for column in COLUMNS]
-            line.append(" / ".join(number(fmean(values)) for values in means) if all(means) else NOTHING)
-        if set(line[1:]) != {NOTHING}:
-            rows.append(line)
-    return table(["row", *((BESIDE_THE_PAPER | RIVALS)[name] for name in algorithms)], rows)
+        trials = [len(results.trials(row.scenario, preset, name)) for name in algorithms]
+        for column in COLUMNS if any(trials) else ():
+            values = [results.values(column, row.scenario, preset, name) for name in algorithms]
+            lines.append([row.title, column, *map(spread, values), ", ".join(map(str, trials))])
+    titles = [(BESIDE_THE_PAPER | RIVALS)[name] for name in algorithms]
+    return table(["row", "", *titles, "trials"], lines) if lines else None
 
 
 def verdict(results: Results) -> str:
