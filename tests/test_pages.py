@@ -37,6 +37,13 @@ def test_the_tables_of_the_simulator_page_are_those_of_their_result_files() -> N
     assert speed_table.rendered(text) == text
 
 
+def test_the_tables_of_the_server_page_are_those_of_their_result_file() -> None:
+    import load_table
+
+    text = load_table.DOCS.read_text(encoding="utf-8")
+    assert load_table.rendered(text) == text
+
+
 def test_result_files_name_their_machine() -> None:
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         stored = json.loads(path.read_text())

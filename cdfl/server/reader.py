@@ -104,7 +104,7 @@ class Reader:
         """The local model of an entry, checked against its digest; None: not kept."""
         if entry.upload is None:
             return None
-        return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout)
+        return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout, ours=True)
 
     def read_base(self, entry: Entry, layout: Layout) -> Tensor | None:
         """The model that the one of an entry was trained from, checked; None: not kept."""
@@ -112,7 +112,7 @@ class Reader:
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
         """The model in a blob whose name says what it must hold."""
-        return decode_model(read_exactly(self.blobs, name, digest_in(name) or "no name"), layout)
+        return decode_model(read_exactly(self.blobs, name, digest_in(name) or "no name"), layout, ours=True)
 
     def client(self, client_id: str) -> ClientRecord | None:
         """What is known of a client."""

@@ -42,7 +42,7 @@ def save_snapshot(state: ServerState, layout: Layout, hyperparams: Hyperparams, 
 def load_state(snapshot: Snapshot, layout: Layout, blobs: Blobs) -> ServerState:
     """The state a snapshot was taken of."""
     models = [
-        decode_model(read_exactly(blobs, name, digest), layout)
+        decode_model(read_exactly(blobs, name, digest), layout, ours=True)
         for name, digest in zip(snapshot.models, snapshot.digests, strict=True)
     ]
     return ServerState(

@@ -71,10 +71,11 @@ def decode_file(path: Path, layout: Layout) -> Tensor:
         return decode_model(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), layout)
 
 
-def decode_model(body: Buffer, layout: Layout) -> Tensor:
+def decode_model(body: Buffer, layout: Layout, *, ours: bool = False) -> Tensor:
     """The model (P,) in a body, float32: every tensor of the layout, nothing else, all of one dtype, all finite.
 
-    A writable buffer in our own order is not copied: the vector then lies in it.
+    A writable buffer in our own order is not copied: the vector then lies in it. Numbers of what is `ours`, bit for bit
+    what was looked at before, are not looked at again.
     """
     data, tensors = _read_header(body, layout)
     dtype = _same_dtype(tensors)
@@ -83,7 +84,7 @@ def decode_model(body: Buffer, layout: Layout) -> Tensor:
     if [begin for begin, _ in spans] != sorted(begin for begin, _ in spans):
         size = dtype.itemsize
         values = torch.cat([values[begin // size : end // size] for begin, end in spans])
-    if not is_finite(values):
+    if not ours and not is_finite(values):
         raise UnfitError("the model contains NaN or infinity; train again with a smaller learning_rate")
     return values.float()
 
