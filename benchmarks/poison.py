@@ -1,5 +1,6 @@
 """Claim: while a fifth of the clients poisons, the service's acceptance test keeps the clusters within a point of the
-clean run; without it they lose more. And how many honest uploads it refuses, where data drift.
+clean run, or three where it is the sign of updates that is flipped; without it they lose more. And how many honest
+uploads it refuses, where data drift.
 
 python benchmarks/poison.py          run the groups that are missing, or measured with other settings than today's
                                      (all: about half an hour of one core; what is done is kept if it is stopped)
