@@ -29,7 +29,7 @@ def rendered(text: str) -> str:
     """The page with its tables written anew."""
     results = json.loads(RESULTS.read_text())
     for name, table in (("fleet", fleet), ("paper", paper), ("exchanges", exchanges)):
-        begin, end = f"<!-- load, {name}: written by benchmarks/load.py --docs -->\n", f"<!-- load, {name}: end -->"
+        begin, end = f"<!-- load, {name}: written by benchmarks/load.py -->\n", f"<!-- load, {name}: end -->"
         head, rest = text.split(begin)
         text = head + begin + table(results) + end + rest.split(end)[1]
     return text

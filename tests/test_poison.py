@@ -87,7 +87,7 @@ def test_what_was_measured_with_other_settings_is_old(poison):
     assert not poison.is_current(group, None)
     assert not poison.is_current(poison.Group(seeds=3), stored)
     assert not poison.is_current(poison.Group(seeds=2, settings={"base_rate": 0.01}), stored)
-    for name, value in (("warm_up", 3), ("max_harm", 3.0), ("cluster_step", "neither")):
+    for name, value in (("warm_up", 3), ("max_harm", 1.5), ("cluster_step", "neither")):
         assert not poison.is_current(group, stored | {"settings": stored["settings"] | {name: value}})
     del stored["settings"]["base_rate"]  # nobody knew of it then
     assert poison.is_current(group, stored)
