@@ -88,7 +88,7 @@ def update_clusters(
     for cluster in rates.nonzero().flatten().tolist():  # the same arithmetic, without large tensors in between
         rate = rates[cluster].to(cluster_models.device)
         if change is not None:
-            moved[cluster, :num_along].add_(rate * change)
+            moved[cluster, :num_along].add_(change, alpha=float(rate))
         if num_along < len(local_model):
             moved[cluster, num_along:].mul_(1 - rate).add_(rate * local_model[num_along:])
     return moved
