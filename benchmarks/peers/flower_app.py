@@ -26,7 +26,7 @@ def fit(message: Message, context: Context) -> Message:
 
 
 class TimedFedAvg(FedAvg):
-    """FedAvg that notes when a round is over."""
+    """FedAvg over all clients in every round, without evaluation, that notes when a round is over."""
 
     def __init__(self, rounds: Rounds, clients: int) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class TimedFedAvg(FedAvg):
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """All clients in every round, no evaluation."""
+    """Run, and write down when rounds were over."""
     job, rounds = Job.read(str(context.run_config["job"])), Rounds()
     strategy = TimedFedAvg(rounds, job.clients)
     strategy.start(grid, ArrayRecord(job.network().state_dict()), num_rounds=job.rounds + 1)

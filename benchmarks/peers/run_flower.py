@@ -4,12 +4,11 @@
 """
 
 import sys
-from collections.abc import Iterable
 
+from flower_app import TimedFedAvg
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from work import Job, Rounds, client_data, train
 
@@ -39,29 +38,11 @@ def make_client_app(job_file: str) -> ClientApp:
     return app
 
 
-class TimedFedAvg(FedAvg):
-    """FedAvg that notes when a round is over."""
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As FedAvg does it."""
-        replies = list(replies)
-        failed = [reply.error for reply in replies if reply.has_error()]
-        if failed:
-            raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {failed[0]}")
-        result = super().aggregate_train(server_round, replies)
-        rounds.done()
-        return result
-
-
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """All clients in every round, no evaluation."""
     job = Job.read(JOB_FILE)
-    strategy = TimedFedAvg(
-        fraction_evaluate=0.0, min_train_nodes=job.clients, min_available_nodes=job.clients, min_evaluate_nodes=0
-    )
+    strategy = TimedFedAvg(rounds, job.clients)
     strategy.start(grid, ArrayRecord(job.network().state_dict()), num_rounds=job.rounds + 1)
 
 

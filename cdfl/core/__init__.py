@@ -7,7 +7,7 @@ from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.presets import DEFAULT, PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
-from cdfl.core.server import join, server_update
+from cdfl.core.server import base_model_of, join, server_update
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, initial_state
 from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
@@ -25,6 +25,7 @@ __all__ = [
     "Reply",
     "ServerState",
     "Upload",
+    "base_model_of",
     "client_update",
     "estimate_mixture",
     "flatten",

@@ -114,8 +114,12 @@ class Hyperparams:
     @property
     def training(self) -> dict[str, Any]:
         """What trainings depend on, on clients and before the first upload; the rest is the server's alone."""
-        names = [field.name for field in fields(self)]
-        return {name: getattr(self, name) for name in names[names.index("proximal_strength") :]}
+        return self._part("proximal_strength", None)
+
+    @property
+    def estimation(self) -> dict[str, Any]:
+        """What the estimate of a mixture depends on; whoever does not estimate does not look at it."""
+        return self._part("loss_weight", "base_rate")
 
     def softmax_factors(self, num_clusters: int) -> tuple[float, ...]:
         """`sharpness`, or the factor at which a cluster that is nearest in everything gets `main_share`.
@@ -148,6 +152,11 @@ class Hyperparams:
             if name not in known:
                 raise ValueError(f"there is no hyperparameter {name!r}; there are {', '.join(known)}")
         return replace(self, **changes)
+
+    def _part(self, first: str, end: str | None) -> dict[str, Any]:
+        names = [field.name for field in fields(self)]
+        last = len(names) if end is None else names.index(end)
+        return {name: getattr(self, name) for name in names[names.index(first) : last]}
 
     def _check(self, name: str, fine: bool, expected: str, value: object = ...) -> None:
         if not fine:

@@ -7,12 +7,13 @@ used unchanged for all rows. A reading also says who is there when: `cdfl.sim.pr
 
 `DEFAULT` is what `Hyperparams()` gives. Its values were chosen on FashionMNIST with 4 clusters and uniform uploads:
 
-- cluster_step="along", base_rate=.15, rate_floor=.05, and weight_decay=5e-4: `benchmarks/results/default.json` holds
-  what each change of them did, on seeds that no table shows;
-- main_share=.65, the mean of the paper's drift, with the weights of the paper's row: one factor for all K, as 12, which
-  suits four clusters, finds nothing out about six and says nothing but one or the other of two;
+- cluster_step="along", base_rate=.15, rate_floor=.05: `benchmarks/results/default.json` holds what led there, on seeds
+  that no table shows;
 - staleness_grace=80, staleness_slope=1/80, continuous: an upload's rate times its age stays below .15 * 80. Without
-  it, steps along the change overshoot when many clients are active (400 of them on digits-4, for one);
+  it, steps along the change overshot with 400 clients on digits-4 (one run each);
+- main_share=.65, the mean of the paper's drift, with the weights of the paper's row: a factor of 12 suits four
+  clusters, but blurs six and takes one of two for all (digits in 2, 3 and 6 rotations, one or two runs each);
+- weight_decay=5e-4: the printed .005 cost 2.7 points after the reply, in one run of an earlier default;
 - max_staleness=None, and no more damping than that: with the printed a=10, b=5, tau_0=M rates fall to nothing when many
   clients are active, since the staleness of an upload is then about M;
 - shared_epochs=10, separate_epochs=2: all clusters start from one model, so that averages of them make sense;

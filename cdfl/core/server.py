@@ -59,7 +59,7 @@ def server_update(
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
-    base_model = _base_model(state, upload, hyperparams, last_mixture)
+    base_model = base_model_of(state, upload, hyperparams, last_mixture)
     cluster_models = update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
     reply = Reply(
         personal_model=personalize(cluster_models, reply_weights(mixture, hyperparams)),
@@ -81,10 +81,13 @@ def server_update(
     return (_look(state, evaluate) if upload.mixture is None else state), reply
 
 
-def _base_model(
+def base_model_of(
     state: ServerState, upload: Upload, hyperparams: Hyperparams, last_mixture: Tensor | None
 ) -> Tensor | None:
-    """Where a step along the change begins: the model this client was sent or, where that is gone, today's."""
+    """Where a step along the change begins: the model this client was sent or, where that is gone, today's.
+
+    None where clusters move towards the upload, and nobody needs it.
+    """
     if hyperparams.cluster_step == "towards":
         return None
     if upload.base_model is not None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cdfl.algorithms import ALGORITHMS
+from cdfl.core import Hyperparams
 from cdfl.paper.cells import Cell
 from cdfl.sim.run import RunConfig
 
-ESTIMATION = ("loss_weight", "gap_weight", "sharpness", "main_share", "loss_bar", "gap_bar", "distance_bar")
+ESTIMATION = frozenset(Hyperparams().estimation)
 NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
 
 

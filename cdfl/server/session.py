@@ -13,13 +13,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from cdfl.core import Evaluate, Hyperparams, Layout, NotFiniteError, ServerState, Upload, join, server_update
+from cdfl.core import (
+    Evaluate,
+    Hyperparams,
+    Layout,
+    NotFiniteError,
+    ServerState,
+    Upload,
+    base_model_of,
+    join,
+    server_update,
+)
 from cdfl.server.chores import Chores
 from cdfl.server.journal import Entry, StoreDamaged, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
@@ -33,9 +43,7 @@ from cdfl.wire import ReplyHead, UnavailableError, UnfitError, WireError, body_p
 logger = logging.getLogger("cdfl.server")
 
 GROUP = 32  # uploads that are looked at, or committed, together at most
-GROUP_BYTES = (
-    512 * MEGABYTE
-)  # of the models of a group, which are all in memory at its end: replies, and bases of steps
+GROUP_BYTES = 512 * MEGABYTE  # of a group's replies, and of what it was trained from: all in memory at its end
 RETRY_SECONDS = 2.0  # what a client is asked to wait where nothing better is known
 CHORE_SECONDS = 1.0
 
@@ -272,16 +280,15 @@ class Session:
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
         last_mixture = _tensor(submission.last_mixture)
         begun, looking = time.perf_counter(), 0.0
-        base_model = submission.base_model
-        if self._is_along and base_model is None:  # as `server_update` would, but the journal must know it
-            base_model = join(state, self.hyperparams, last_mixture).personal_model
         upload = Upload(
             submission.local_model,
             submission.base_epoch,
             submission.client_id,
             submission.losses,
-            base_model=base_model,
+            base_model=submission.base_model,
         )
+        # What stands in for a base that is gone is written down with the upload.
+        upload = replace(upload, base_model=base_model_of(state, upload, self.hyperparams, last_mixture))
 
         def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
             nonlocal looking
@@ -292,8 +299,8 @@ class Session:
             return losses
 
         state, reply = server_update(state, upload, self.hyperparams, evaluate, last_mixture)
-        if base_model is not None and submission.base is None and not (reply.deprecated or reply.rejected):
-            submission.base = self.store.keep_base(body_parts(base_model, self.layout))
+        if upload.base_model is not None and submission.base is None and not (reply.deprecated or reply.rejected):
+            submission.base = self.store.keep_base(body_parts(upload.base_model, self.layout))
         submission.base_model = None
         step = _Step(submission, entry_of(submission, state, reply), reply.personal_model.cpu())
         self.metrics.seconds.labels("evaluate").observe(looking)

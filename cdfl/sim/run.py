@@ -235,10 +235,10 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
     """Simulations of several configs; those of one seed share their data and their pre-training."""
     tasks: dict[int, Task] = {}
     built: list[Simulation] = []
-    images = configs[0].scenario.federation(configs[0].seed, data_dir).to(configs[0].device)
+    federation = configs[0].scenario.federation(configs[0].seed, data_dir).to(configs[0].device)  # images, read once
     for config in configs:
         if config.seed not in tasks:
-            tasks[config.seed] = Task(config.scenario, images.reseeded(config.seed), config.hyperparams)
+            tasks[config.seed] = Task(config.scenario, federation.reseeded(config.seed), config.hyperparams)
         task = tasks[config.seed]
         engines = built[0].engines if built else make_engines(task, precision=config.precision)
         algorithm = make_fast(make_algorithm(config.algorithm, config.hyperparams), task, engines)

@@ -61,19 +61,20 @@ class Task:
         self.layout = Layout.of(self.model)
         self.start: Tensor | None = None  # (K, P) the pre-trained clusters, once somebody has trained them
         self.proxy_sets = [self.ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
-        self._remember_draws()
         self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
+        self.drawn = lru_cache(maxsize=DRAWS_KEPT)(self._drawn)
 
     def with_federation(self, federation: Federation) -> "Task":
         """The same learning problem, its clients drawing otherwise."""
         other = copy.copy(self)
         other.federation = federation
-        other._remember_draws()
+        other.drawn = lru_cache(maxsize=DRAWS_KEPT)(other._drawn)
         return other
 
-    def drawn(self, client: int, look: int) -> Drawn:
-        """What a client finds at a look: a pure function of (seed, client, look), so that anybody may remember it."""
-        return self._drawn(client, look)
+    def _drawn(self, client: int, look: int) -> Drawn:
+        """What a client finds at a look: a pure function of (seed, client, look), so `drawn` may remember it."""
+        draw = self.federation.draw(client, look)
+        return Drawn(draw, self.plan(draw, client, look), self.noise_seed(client, look))
 
     @property
     def model_bytes(self) -> int:
@@ -101,14 +102,6 @@ class Task:
         """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, look)."""
         shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, look))
         return batch_plan(len(draw.train), self.hyperparams.batch_size, self.hyperparams.local_epochs, shuffle)
-
-    def _remember_draws(self) -> None:
-        @lru_cache(maxsize=DRAWS_KEPT)
-        def drawn(client: int, look: int) -> Drawn:
-            draw = self.federation.draw(client, look)
-            return Drawn(draw, self.plan(draw, client, look), self.noise_seed(client, look))
-
-        self._drawn = drawn
 
     def turns(self, time_model: TimeModel) -> Iterator[Turn]:
         """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""

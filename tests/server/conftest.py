@@ -3,8 +3,10 @@ import os
 import pytest
 
 from cdfl.server import database
+from cdfl.server.store import Store
 
 from .postgres import Postgres, find_binaries
+from .toy import Toy
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +42,22 @@ def store_url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
     return request.getfixturevalue("postgres").new_schema()
+
+
+@pytest.fixture
+def where(store_url, tmp_path):
+    """The places of an empty store, as `Store.open` takes them."""
+    return store_url, tmp_path / "blobs"
+
+
+@pytest.fixture
+def store(where):
+    """An open store, on each kind of database."""
+    with Store.open(*where) as store:
+        yield store
+
+
+@pytest.fixture
+def toy(store):
+    """A small server on that store."""
+    return Toy(store)

@@ -17,11 +17,6 @@ PICKY = Hyperparams(max_staleness=6, max_harm=1.2)
 
 
 @pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
 def store(where):
     with Store.open(*where, KEEP_ALL) as store:
         yield store

@@ -34,11 +34,6 @@ TOWARDS = HYPERPARAMS.replace(cluster_step="towards")
 
 
 @pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
 def engine(store_url):
     engine = sa.create_engine(parse_url(store_url), poolclass=sa.NullPool)
     yield engine

@@ -15,22 +15,6 @@ from cdfl.wire import encode_model
 from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, spooled, stored_blobs
 
 
-@pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
-def store(where):
-    with Store.open(*where) as store:
-        yield store
-
-
-@pytest.fixture
-def toy(store):
-    return Toy(store)
-
-
 def reopened(store, where, retention=None):
     store.close()
     return Store.open(*where, retention)

@@ -16,22 +16,6 @@ from cdfl.server.verify import verify
 from .toy import HYPERPARAMS, LAYOUT, Toy, same_state, stored_blobs
 
 
-@pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
-def store(where):
-    with Store.open(*where) as store:
-        yield store
-
-
-@pytest.fixture
-def toy(store):
-    return Toy(store)
-
-
 def base_of(store, epoch) -> bytes:
     (entry,) = store.entries(after=epoch - 1, limit=1)
     return store.blobs.read(entry.base)

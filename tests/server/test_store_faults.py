@@ -15,12 +15,6 @@ from cdfl.server.store import Store
 
 from .toy import LAYOUT, Toy, same_state, spooled, stored_blobs
 
-
-@pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
 # -- PostgreSQL goes away
 
 

@@ -12,11 +12,6 @@ from .toy import Toy, same_state, stored_blobs
 NAME = "car-of-somebody"
 
 
-@pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
 def everything(store) -> str:
     with store.reading() as connection:
         return "\n".join(str(row) for table in TABLES.sorted_tables for row in connection.execute(sa.select(table)))

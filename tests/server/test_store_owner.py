@@ -24,11 +24,6 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
 def other_process(where):
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", OWN_AND_WAIT, *map(str, where)],

@@ -1,19 +1,7 @@
-import pytest
 import sqlalchemy as sa
 
 from cdfl.server.schema import tokens as table
 from cdfl.server.store import Store
-
-
-@pytest.fixture
-def where(store_url, tmp_path):
-    return store_url, tmp_path / "blobs"
-
-
-@pytest.fixture
-def store(where):
-    with Store.open(*where) as store:
-        yield store
 
 
 def test_a_token_belongs_to_one_client(store):
