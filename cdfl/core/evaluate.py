@@ -38,9 +38,9 @@ class ProxySets:
 
     @torch.no_grad()
     def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        """The loss of each model (n, P) on the set of the cluster beside it (n,); computed where `model` is."""
         losses = []
-        for vector, cluster in zip(models, clusters.tolist(), strict=True):
+        for vector, cluster in zip(models.to(self._device), clusters.tolist(), strict=True):
             inputs, targets = self.sets[cluster]
             losses.append(self.loss(outputs(self.model, self.layout, vector, inputs), targets))
         return torch.stack(losses)
@@ -48,6 +48,9 @@ class ProxySets:
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
         """The losses of n models (P,) on every set (n, K), float64 on the CPU, where all n arrive together."""
         clusters = torch.arange(len(self.sets))
-        device = next(self.model.parameters()).device
-        losses = [self(vector.to(device).expand(len(clusters), -1), clusters) for vector in vectors]
+        losses = [self(vector.to(self._device).expand(len(clusters), -1), clusters) for vector in vectors]
         return torch.stack(losses).double().cpu()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device

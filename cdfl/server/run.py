@@ -51,11 +51,9 @@ def open_session(
         store.begin(state, setup.layout, hyperparams)
     else:
         _check_fits(setup, recovered)
-        state = recovered.state.replace(
-            cluster_models=recovered.state.cluster_models.to(next(setup.model.parameters()).device)
-        )
+        state = recovered.state
         if hyperparams != recovered.hyperparams:
-            store.snapshot(recovered.state, hyperparams)
+            store.snapshot(state, hyperparams)
     return Session(state, setup.layout, hyperparams, store, setup.look(), setup.look(), **options)
 
 

@@ -95,14 +95,17 @@ class Setup:
                 raise self._mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
 
     def start(self, progress: Progress = lambda message: None) -> ServerState:
-        """The state at epoch 0: pre-trained clusters, with a shared start."""
+        """The state at epoch 0: pre-trained clusters, with a shared start.
+
+        It lies in the memory of the host, whatever device trains and evaluates: so recovery gets the same bits anywhere.
+        """
         if self.pretraining_sets is None:
             clusters = flatten(self.model).repeat(self.num_clusters, 1)
         else:
             shuffle = torch.Generator().manual_seed(0)
             with mistakes_in(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
                 clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.hyperparams, shuffle, progress)
-        return initial_state(clusters, self.look(), self.layout.num_parameters)
+        return initial_state(clusters.cpu(), self.look(), self.layout.num_parameters)
 
     def _check_pairs(self, name: str, sets: Any) -> None:
         if not isinstance(sets, tuple | list):

@@ -1,0 +1,164 @@
+"""A server whose models are evaluated on a GPU, held to one on the CPU. Where there is no GPU, the CPU is held to itself."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from cdfl import wire
+from cdfl.core import Hyperparams
+from cdfl.server.journal import Retention
+from cdfl.server.session import Session
+from cdfl.server.setup import Setup
+from cdfl.server.store import Store
+from cdfl.server.uploads import Submission
+from cdfl.server.verify import verify
+
+from .toy import same_state, spooled
+
+gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
+DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
+KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
+BOUND = 1e-3  # by which mixtures, rates and models of the two may differ: losses are rounded otherwise on a GPU
+UPLOADS = 16
+OLD = "old"  # a client whose upload is too old
+POISON = (3, 13)  # uploads a thousand times too large: before anything is usual, and after
+
+
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch):
+    """Convolutions round to 10 bits on a GPU unless told otherwise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def small_setup() -> Setup:
+    """Three clusters of images with a bright row, labelled by where it is; each cluster counts from another one."""
+    random = torch.Generator().manual_seed(0)
+
+    def images(cluster: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.arange(count) % 6
+        inputs = torch.randn(count, 1, 6, 6, generator=random)
+        inputs[torch.arange(count), 0, rows] += 1
+        return inputs, (rows + 2 * cluster) % 6
+
+    torch.manual_seed(0)
+    head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+    return Setup(
+        model=nn.Sequential(*head, nn.Flatten(), nn.Linear(64, 6)),
+        loss=cross_entropy,
+        proxy_sets=[images(cluster, 30) for cluster in range(3)],
+        pretraining_sets=[images(cluster, 60) for cluster in range(3)],
+        hyperparams=Hyperparams(
+            shared_epochs=5, separate_epochs=5, batch_size=20, learning_rate=0.01, max_harm=3.0, max_staleness=9
+        ),
+    )
+
+
+LAYOUT = small_setup().layout
+
+
+@pytest.fixture(scope="module")
+def start():
+    return small_setup().start()
+
+
+def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
+    """What client `number` makes of the model it was given: something nearer to a cluster, or something absurd."""
+    noise = 0.003 * torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(number))
+    noise[LAYOUT.num_parameters :] = 0  # a variance must not become negative
+    model = given + 0.3 * (start.cluster_models[number % 3] - given) + noise
+    model[: LAYOUT.num_parameters] *= 1000 if number in POISON else 1
+    return model
+
+
+def open_session(store: Store, setup: Setup, start) -> Session:
+    """As `cdfl serve` does, without what the web needs."""
+    recovered = store.recover()
+    if recovered is None:
+        store.begin(start, setup.layout, setup.hyperparams)
+    state = start if recovered is None else recovered.state
+    return Session(state, setup.layout, setup.hyperparams, store, setup.look(), setup.look(), snapshot_every=1000)
+
+
+def exchange(session: Session, client_id: str, number: int, start) -> wire.ReplyHead:
+    """Join or refresh, "train", upload."""
+    record = session.store.client(client_id)
+    given = session.join(client_id, record and record.mixture)
+    model, base_epoch = trained(given.personal_model, start, number), 0 if client_id == OLD else given.head.epoch
+    body = wire.encode_model(model, LAYOUT)
+    spool, digest = spooled(session.store, body), hashlib.sha256(body).hexdigest()
+    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, session.store.keep(spool), None)
+    return session.submit(waiting).result(60).head
+
+
+def run_twice(folder, device: str, start):
+    """Half of the uploads, a restart without a snapshot, the other half: what was answered, and the last state."""
+    heads, ends = [], []
+    for half in (range(UPLOADS // 2), range(UPLOADS // 2, UPLOADS)):
+        setup = small_setup().to(device)
+        with Store.open(folder, retention=KEEP_ALL) as store:
+            session = open_session(store, setup, start)
+            if ends:
+                assert same_state(session.state, ends[-1])  # what the journal gives, on the CPU
+            for number in half:
+                client_id = OLD if number == UPLOADS - 1 else f"client-{number % 5}"
+                heads.append(exchange(session, client_id, number, start))
+            ends.append(session.state)
+            session.chores.finish = lambda state: None
+            session.close()
+            found = verify(store)
+            assert (found.entries, found.findings) == (len(heads), [])
+    return heads, ends[-1]
+
+
+@DEVICES
+def test_a_session_and_its_journal(tmp_path, device, start):
+    """The clusters lie in the memory of the host, so a restart and `cdfl verify` get every bit without a GPU."""
+    heads, end = run_twice(tmp_path / "here", device, start)
+    expected, expected_end = run_twice(tmp_path / "cpu", "cpu", start)
+    assert [head.outcome for head in heads] == [head.outcome for head in expected]
+    assert [number for number, head in enumerate(heads) if head.outcome == "rejected"] == list(POISON)
+    assert heads[-1].outcome == "deprecated"
+    for here, there in zip(heads, expected, strict=True):
+        assert torch.tensor(here.mixture).sub(torch.tensor(there.mixture)).abs().max() < BOUND
+        assert torch.tensor(here.rates).sub(torch.tensor(there.rates)).abs().max() < BOUND
+    assert (end.cluster_models - expected_end.cluster_models).abs().max() < BOUND
+    assert (end.cluster_losses - expected_end.cluster_losses).abs().max() < BOUND
+    assert (end.cluster_models - start.cluster_models).abs().max() > 10 * BOUND  # or nothing was compared
+
+
+@DEVICES
+def test_pretraining(device, start):
+    """Training amplifies rounding: that the clusters are as good is what can be asked."""
+    there = small_setup().to(device).start()
+    assert there.cluster_models.device.type == "cpu"
+    assert (there.cluster_losses - start.cluster_losses).abs().max() < 0.2
+    assert there.cluster_losses.max() < 1.5  # of a guess it is 1.8
+
+
+@DEVICES
+def test_a_server(tmp_path, device):
+    """The same over HTTP: pre-training, exchanges, a restart, and the journal run again."""
+    for needed in ("fastapi", "uvicorn", "httpx"):
+        pytest.importorskip(needed)
+    from .live import Live
+
+    with Live(tmp_path, small_setup().to(device), retention=KEEP_ALL) as server:
+        start = server.session.state
+        for number in range(UPLOADS):
+            given = server.model(f"client-{number % 5}")
+            epoch, model = int(given.headers[wire.EPOCH]), wire.decode_model(given.content, LAYOUT)
+            body = wire.encode_model(trained(model, start, number), LAYOUT)
+            response = server.update(body, f"client-{number % 5}", epoch, key=f"key-{number}")
+            assert response.status_code == 200, response.text
+            outcome = wire.ReplyHead.from_headers(response.headers).outcome
+            assert outcome == ("rejected" if number in POISON else "applied")
+        end = server.session.state
+        assert verify(server.store).findings == []
+        server.session.chores.finish = lambda state: None
+    with Live(tmp_path, small_setup().to(device)) as server:
+        assert same_state(server.session.state, end)
+        again = server.update(body, f"client-{(UPLOADS - 1) % 5}", epoch, key=f"key-{UPLOADS - 1}")
+        assert again.content == response.content
