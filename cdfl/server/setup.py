@@ -97,7 +97,7 @@ class Setup:
     def start(self, progress: Progress = lambda message: None) -> ServerState:
         """The state at epoch 0: pre-trained clusters, with a shared start.
 
-        It lies in the memory of the host, whatever device trains and evaluates: so recovery gets the same bits anywhere.
+        It lies in the memory of the host, whatever device trains and evaluates: so a replay gets the same bits.
         """
         if self.pretraining_sets is None:
             clusters = flatten(self.model).repeat(self.num_clusters, 1)

@@ -1,4 +1,4 @@
-"""A server whose models are evaluated on a GPU, held to one on the CPU. Where there is no GPU, the CPU is held to itself."""
+"""A server that evaluates on a GPU, held to one on the CPU. Where there is no GPU, the CPU is held to itself."""
 
 import hashlib
 
