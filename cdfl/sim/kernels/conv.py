@@ -196,15 +196,16 @@ def forward_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
 
 
 def grad_weight_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
-    """Blocks of the weights' gradient, and `share`: the windows that one program adds up."""
+    """Blocks of the weights' gradient, which way round it is, and `share`: the windows that one program adds up."""
     block_o = power_of_two(OC, 16, 64)
     blocks = {"BLOCK_M": 32, "BLOCK_K": 128, "BLOCK_O": block_o, "num_warps": 4, "num_stages": 2, "share": 512}
+    blocks |= {"TURNED": False}
     if precision == "ieee":
         return blocks | {"BLOCK_M": 16, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32)}
     if C <= 3:
         return blocks | {"BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 2, "share": 576}
     if C < 16:
-        return blocks
+        return blocks | {"BLOCK_O": min(block_o, 32), "num_stages": 1, "TURNED": True}
     return blocks | ({"BLOCK_M": 16, "num_stages": 3} if precision == "bf16" else {"num_stages": 1})
 
 

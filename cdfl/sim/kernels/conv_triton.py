@@ -189,6 +189,26 @@ def forward_kernel(
 
 
 @jit
+def added_product(left, right, acc, PRECISION: tl.constexpr):
+    """acc + left.T @ right.
+
+    The matrix unit cannot transpose 32-bit operands, and this product needs both transposed: for "tf32", three products
+    of numbers split into two 16-bit halves are faster, and closer.
+    """
+    if PRECISION == "ieee":
+        return tl.dot(tl.trans(left), right, acc, input_precision="ieee")
+    left_high = left.to(tl.bfloat16)
+    right_high = right.to(tl.bfloat16)
+    acc = tl.dot(tl.trans(left_high), right_high, acc)
+    if PRECISION == "tf32":
+        left_low = (left - left_high.to(tl.float32)).to(tl.bfloat16)
+        right_low = (right - right_high.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(tl.trans(left_high), right_low, acc)
+        acc = tl.dot(tl.trans(left_low), right_high, acc)
+    return acc
+
+
+@jit
 def grad_weight_kernel(
     x,  # (B, N, H, W, C)
     grad,  # (B, N, HP, WP, OC): gradient of the pooled output
@@ -207,6 +227,7 @@ def grad_weight_kernel(
     BLOCK_M: tl.constexpr,  # windows at a time
     BLOCK_K: tl.constexpr,  # (kh, kw, C)
     BLOCK_O: tl.constexpr,
+    TURNED: tl.constexpr,  # a row for each weight instead of each filter: the matrix unit wants 64 rows or more
 ):
     """One program: BLOCK_K weights of BLOCK_O filters of one client, summed over one share of the windows."""
     K: tl.constexpr = KH * KW * C
@@ -219,7 +240,7 @@ def grad_weight_kernel(
     o = (tl.program_id(0) % OUTER) * BLOCK_O + tl.arange(0, BLOCK_O)
     tap = k // C
     pixel = x + client * x_stride + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
-    acc = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    acc = tl.zeros((BLOCK_K, BLOCK_O) if TURNED else (BLOCK_O, BLOCK_K), tl.float32)
     bias = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
     stop = tl.minimum((split + 1) * share, windows)
     for first in range(split * share, stop, BLOCK_M):
@@ -235,21 +256,14 @@ def grad_weight_kernel(
         for i in tl.static_range(4):
             inputs = tl.load(here + ((i // 2) * W + i % 2) * C, mask=valid, other=0.0)  # (BLOCK_M, BLOCK_K)
             masked = tl.where(which == i, g, 0.0)  # (BLOCK_M, BLOCK_O)
-            if PRECISION == "bf16":
-                acc = tl.dot(tl.trans(masked.to(tl.bfloat16)), inputs.to(tl.bfloat16), acc)
-            elif PRECISION == "tf32" and C >= 16:
-                # The matrix unit cannot transpose 32-bit operands, and this product needs both transposed. Three
-                # products of numbers split into two 16-bit halves are faster, and closer than tf32.
-                x_high = inputs.to(tl.bfloat16)
-                x_low = (inputs - x_high.to(tl.float32)).to(tl.bfloat16)
-                g_high = masked.to(tl.bfloat16)
-                g_low = tl.trans((masked - g_high.to(tl.float32)).to(tl.bfloat16))
-                g_high = tl.trans(g_high)
-                acc = tl.dot(g_high, x_high, acc)
-                acc = tl.dot(g_high, x_low, acc)
-                acc = tl.dot(g_low, x_high, acc)
+            if TURNED:
+                acc = added_product(inputs, masked, acc, PRECISION)
+            elif PRECISION == "tf32" and C < 16:
+                acc = tl.dot(tl.trans(masked), inputs, acc, input_precision="tf32")
             else:
-                acc = tl.dot(tl.trans(masked), inputs, acc, input_precision=PRECISION)
+                acc = added_product(masked, inputs, acc, PRECISION)
+    if TURNED:
+        acc = tl.trans(acc)
     rows = partial + ((split * tl.num_programs(2) + client) * OC + o) * (K + 1)
     tl.store(rows[:, None] + k[None, :], acc, mask=(o < OC)[:, None] & (k < K)[None, :])
     if tl.program_id(0) < OUTER:
