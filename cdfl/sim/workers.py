@@ -1,7 +1,8 @@
 """Clients side by side on CPU cores: for networks big enough to keep a core busy by themselves.
 
 A core per client beats all cores on one client: nothing waits for anything between the layers. Images are laid out
-with channels last, which is what the convolutions want. How many run changes nothing but rounding.
+with channels last, which is what the convolutions want, pooling comes before ReLU, and the memory of a step serves the
+next one. How many run changes nothing but rounding.
 """
 
 import copy
@@ -19,6 +20,7 @@ from torch.func import functional_call
 from cdfl.core import Hyperparams, Layout, Loss, client_update
 from cdfl.data import to_input
 from cdfl.sim.engine import DataSet, Training, losses_of
+from cdfl.sim.memory import keep_freed_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,6 +41,7 @@ class Workers:
         random: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        pool_first(self.model)
         self.layout = Layout.of(model)
         self.loss = loss
         self.hyperparams = hyperparams
@@ -49,6 +52,7 @@ class Workers:
         self._mine = threading.local()  # a copy of the network for each worker: calls put weights into it
         self._seeding = threading.Lock()  # torch has one random state for all threads
         self._random = random  # the network draws random numbers in training, so trainings take turns
+        keep_freed_memory()
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
@@ -115,3 +119,31 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def pool_first(model: nn.Module) -> None:
+    """Where a plain chain of layers has ReLU before max pooling, let them change places: there is less left for ReLU.
+
+    Outputs and gradients stay the same, but for the sign of a zero. Other modules than `nn.Sequential` may do anything
+    with their layers, so nothing inside of them moves, nor does a layer that somebody listens to.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    >>> pool_first(net)
+    >>> [type(layer).__name__ for layer in net]
+    ['Conv2d', 'MaxPool2d', 'ReLU']
+    """
+    if type(model) is not nn.Sequential or _has_hooks(model):
+        return
+    for layer in model:
+        pool_first(layer)
+    for place in range(len(model) - 1):
+        relu, pool = model[place], model[place + 1]
+        if type(relu) is not nn.ReLU or type(pool) is not nn.MaxPool2d or pool.return_indices:
+            continue
+        if not _has_hooks(relu) and not _has_hooks(pool):
+            model[place], model[place + 1] = pool, relu
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(vars(layer).get(name) for name in hooks)
