@@ -36,10 +36,12 @@ class GraphStack(Stack):
         width: int = 64,
         precision: str = "tf32",
         together: int = 2**17,
+        *,
+        one_by_one: bool = False,
     ) -> None:
-        super().__init__(model, loss, hyperparams, dtype, width, precision)
+        super().__init__(model, loss, hyperparams, dtype, width, precision, one_by_one=one_by_one)
         self.together = together
-        if width > 1:  # a step of the optimiser for each tensor costs less than copying all gradients together first
+        if not one_by_one:  # a step of the optimiser for each tensor costs less than first copying gradients together
             self.network.runs = runs_of_learned(model, self.layout, apart=True)
         self._spaces: dict[int, Space] = {}  # by batch size
 

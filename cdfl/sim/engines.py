@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from cdfl.algorithms import Algorithm
 from cdfl.core import Hyperparams, flatten
 from cdfl.sim.engine import Engines
+from cdfl.sim.layers import LANES
 from cdfl.sim.stack import Stack
 from cdfl.sim.task import Task
 from cdfl.sim.workers import Workers
@@ -21,7 +22,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 # not in them, and clients are better trained as one stack. Measured: benchmarks/speed.py.
 SMALL_BATCH_FLOPS = 50e6
 
-# Above this many, one client fills a GPU by itself, and a stack would only take memory.
+# Above this many, one client nearly fills a GPU by itself: a few are trained side by side, each with its own calls.
 BIG_BATCH_FLOPS = 20e9
 
 # So many operations are shown to models at once on a GPU: enough to fill it, not enough to fill its memory.
@@ -50,10 +51,11 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     if task.device.type == "cuda":
         from cdfl.sim.cuda import GraphStack
 
-        height = width or (1 if batch_flops > BIG_BATCH_FLOPS else 64)
+        big = batch_flops > BIG_BATCH_FLOPS
+        height = width or (LANES if big else 64)
         together = max(256, int(LOOK_FLOPS / max(1, task.forward_flops)))
         trainer, pretrainer = (
-            GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together)
+            GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together, one_by_one=big)
             for settings in (hyperparams, free)
         )
         return Engines(trainer, pretrainer, trainer, scores_together=64)
@@ -104,8 +106,11 @@ def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
         from cdfl.sim.cuda import GraphStack
         from cdfl.sim.cuda_server import GraphServer
 
-        if GraphServer.fits(algorithm) and isinstance(engines.looker, GraphStack):
-            return GraphServer(algorithm, engines.looker, task.proxy_sets)
+        # Looking at a cluster of a big network takes longer than asking the device which clusters moved, so that those
+        # which did not need no look: that is the algorithm as it is.
+        stack = engines.looker
+        if GraphServer.fits(algorithm) and isinstance(stack, GraphStack) and not stack.network.one_by_one:
+            return GraphServer(algorithm, stack, task.proxy_sets)
     return algorithm
 
 

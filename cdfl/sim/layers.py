@@ -1,6 +1,6 @@
 """One network applied to B clients, each with its own weights: row b of the inputs meets row b of the models."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -16,13 +16,16 @@ from cdfl.sim.kernels import runs_triton
 
 Run = tuple[slice, list[str]]  # columns of a stack, and whose they are
 
+LANES = 4  # rows of a big network that a GPU works on at the same time
+
 KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bf16"}
 
 
 class StackedNetwork:
     """Any network through `vmap`; on a GPU, plain chains of layers (`Chain`) through kernels made for stacks.
 
-    A network that keeps the device busy by itself is better called once for each row (`one_by_one`).
+    A network that keeps the device busy by itself is better called once for each row (`one_by_one`), a few rows side by
+    side: where one of them waits for memory, another computes.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class StackedNetwork:
         self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
         self.chain = Chain.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
-        self._chain_runs = [columns for columns, _ in self.runs]  # a chain's gradient is one tensor
+        self._whole_runs = [columns for columns, _ in self.runs]  # of gradients that are one tensor
+        self._lanes: list[torch.cuda.Stream] = []
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
@@ -66,10 +70,42 @@ class StackedNetwork:
         if chain is not None:
             with torch.no_grad():
                 flat = chain.gradients(models, _images(inputs), targets)
-            return [(columns, flat[:, columns]) for columns in self._chain_runs]
+            return [(columns, flat[:, columns]) for columns in self._whole_runs]
+        if self.one_by_one:
+            flat = self._row_by_row(models, inputs, targets)
+            return [(columns, flat[:, columns]) for columns in self._whole_runs]
         found = self._by_autograd(models, inputs, targets)
         pieces = [(columns, [found[name].flatten(1) for name in names]) for columns, names in self.runs]
         return [(columns, torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]) for columns, parts in pieces]
+
+    def _row_by_row(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The gradients (B, P), which lie where the models' numbers lie."""
+        flat = torch.empty(models.shape, dtype=models.dtype, device=models.device)
+        for row in self._side_by_side(len(models), models.device):
+            own = slice(row, row + 1)
+            views = self.layout.views(flat[own])
+            for name, gradient in self._by_autograd(models[own], inputs[own], targets[own]).items():
+                views[name].copy_(gradient)
+        return flat
+
+    def _side_by_side(self, count: int, device: torch.device) -> Iterator[int]:
+        """0, 1, 2..., each in a lane of its own while there are any: a GPU may do what is in different lanes at once.
+
+        Lanes begin after what was asked for before and are waited for at the end, so tensors may cross over freely.
+        """
+        if device.type != "cuda" or count == 1:
+            yield from range(count)
+            return
+        while len(self._lanes) < min(count, LANES):
+            self._lanes.append(torch.cuda.Stream(device))
+        now, lanes = torch.cuda.current_stream(device), self._lanes[: min(count, LANES)]
+        for lane in lanes:
+            lane.wait_stream(now)
+        for place in range(count):
+            with torch.cuda.stream(lanes[place % len(lanes)]):
+                yield place
+        for lane in lanes:
+            now.wait_stream(lane)
 
     def _by_autograd(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Views:
         self.model.train()
@@ -98,12 +134,14 @@ class StackedNetwork:
     def _forward(self, views: Views, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             if self.one_by_one or len(inputs) == 1:
-                rows = zip(*map(_rows, views.values()), strict=True)
-                alone = [dict(zip(views, map(_channels_last, row), strict=True)) for row in rows]
-                images = map(_channels_last, _rows(inputs))
-                return torch.stack([self._call(*pair) for pair in zip(alone, images, strict=True)])
-            outputs: Tensor = vmap(self._call)(views, inputs)
-            return outputs
+                alone = list(zip(*map(_rows, (*views.values(), inputs)), strict=True))
+                outputs = []
+                for row in self._side_by_side(len(alone), inputs.device):
+                    *tensors, images = map(_channels_last, alone[row])
+                    outputs.append(self._call(dict(zip(views, tensors, strict=True)), images))
+                return torch.stack(outputs)
+            together: Tensor = vmap(self._call)(views, inputs)
+            return together
 
     def _call(self, views: Views, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, views, (inputs,))

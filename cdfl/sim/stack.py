@@ -88,9 +88,11 @@ class Stack:
         dtype: torch.dtype = torch.float32,
         width: int = 64,
         precision: str = "float32",
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self.layout = Layout.of(model)
-        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision, one_by_one=width == 1)
+        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision, one_by_one=one_by_one)
         self.hyperparams = hyperparams
         self.dtype = dtype
         self.width = width

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdfl.algorithms import make_algorithm
-from cdfl.core import client_update
+from cdfl.core import Layout, client_update, flatten
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import Uniform
@@ -29,7 +29,7 @@ def make_task(device: str, dtype: torch.dtype, model: str = "small-cnn", **setti
 
 
 def trainings_of(task: Task, count: int) -> list[Training]:
-    start = torch.cat([parameter.detach().flatten() for parameter in task.model.parameters()])
+    start = flatten(task.model)
     draws = [task.federation.draw(client, 0) for client in range(count)]
     return [
         Training(task.federation, draw.train, start, task.plan(draw, client, 0), 0) for client, draw in enumerate(draws)
@@ -98,7 +98,7 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize(("precision", "bound"), [("float32", 2e-4), ("tf32", 2e-2), ("bfloat16", 5e-2)])
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 2e-4), ("tf32", 3e-2), ("bfloat16", 5e-2)])
 def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, bound: float) -> None:
     scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40)
     federation = scenario.federation(0).to("cuda")
@@ -133,10 +133,19 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
 
 
 @DEVICES
-def test_a_big_network_is_called_row_by_row(device: str) -> None:
+@pytest.mark.parametrize("width", [1, 2, 6])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_big_network_is_called_row_by_row(device: str, width: int, normed: bool) -> None:
     task = make_task(device, torch.float64, optimizer="sgd", momentum=0.9)
-    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=1, precision="float32")
-    trainings = trainings_of(task, 3)
+    if normed:
+        torch.manual_seed(0)
+        layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()
+        task.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
+        task.layout = Layout.of(task.model)
+    stack = GraphStack(
+        task.model, task.loss, task.hyperparams, task.dtype, width=width, precision="float32", one_by_one=True
+    )
+    trainings = trainings_of(task, 5)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
     inputs, _ = task.proxy_sets[0]

@@ -190,7 +190,7 @@ def forward_kernel(
 
 @jit
 def added_product(left, right, acc, PRECISION: tl.constexpr):
-    """acc + left.T @ right.
+    """What `acc + left.T @ right` is.
 
     The matrix unit cannot transpose 32-bit operands, and this product needs both transposed: for "tf32", three products
     of numbers split into two 16-bit halves are faster, and closer.
