@@ -1,0 +1,102 @@
+"""Claim: what ResNet-18 takes on a GPU is its convolutions; stacks take away most of the rest.
+
+    python benchmarks/floor.py --data-dir DATA --out benchmarks/results/floor-h200.json
+
+Times every convolution of a training step, forward and back, and of a look at a proxy set, as cuDNN computes them on a
+batch by itself, replayed from a CUDA graph: no batch norm, no ReLU, no optimiser, no Python. Times the number of steps
+and looks of the run that benchmarks/speed.py times, that is a floor for any way to run it that leaves the convolutions
+to cuDNN.
+"""
+
+import argparse
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernels import microseconds
+from machine import commit, machine
+from torch import Tensor, nn
+
+from cdfl.sim.clock import Uniform
+from cdfl.sim.cuda import tensor_cores
+from cdfl.sim.run import configure
+from cdfl.sim.task import Task
+
+DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", default="cifar-10-4")
+    parser.add_argument("--uploads", type=int, default=40)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the code, where git cannot tell")
+    args = parser.parse_args()
+    config = configure(args.scenario, num_uploads=args.uploads)
+    task = Task(config.scenario, config.scenario.federation(0, args.data_dir), config.hyperparams)
+    steps, looks = counts(task, args.uploads)
+    found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.uploads, "steps": steps, "looks": looks}
+    found |= {"machine": machine(), "commit": args.commit or commit(), "ms": {}}
+    for precision, dtype in DTYPES.items():
+        with tensor_cores(precision):
+            step = sum(
+                microseconds(work) for work in convolutions(task, config.hyperparams.batch_size, dtype, back=True)
+            )
+            look = sum(microseconds(work) for work in convolutions(task, len(task.proxy_sets[0][0]), dtype, back=False))
+        found["ms"][precision] = {"step": round(step / 1e3, 3), "look": round(look / 1e3, 3)}
+        seconds = (steps * step + looks * look) / 1e6
+        print(f"{precision}: {step / 1e3:.2f} ms a step, {look / 1e3:.2f} ms a look, {seconds:.2f} s", flush=True)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def counts(task: Task, uploads: int) -> tuple[int, int]:
+    """Training steps of clients, and looks of an upload at a proxy set; nothing else is counted."""
+    looks = [turn for turn in islice(task.turns(Uniform()), 10 * uploads) if turn.kind == "look"][:uploads]
+    seen: dict[int, int] = {}
+    steps = 0
+    for turn in looks:
+        steps += len(task.drawn(turn.client, seen.get(turn.client, 0)).plan)
+        seen[turn.client] = seen.get(turn.client, 0) + 1
+    return steps, uploads * len(task.proxy_sets)
+
+
+def convolutions(task: Task, batch: int, dtype: torch.dtype, *, back: bool) -> list[Any]:
+    """One piece of work for each convolution of the network: forward and, where asked for, both ways back."""
+    shapes: list[tuple[nn.Conv2d, torch.Size]] = []
+    hooks = [
+        layer.register_forward_hook(lambda layer, inputs, _: shapes.append((layer, inputs[0].shape)))
+        for layer in task.model.modules()
+        if isinstance(layer, nn.Conv2d)
+    ]
+    with torch.no_grad():
+        task.model.eval()(torch.zeros(1, *task.federation.input_shape))
+    for hook in hooks:
+        hook.remove()
+    return [
+        _work(layer, shape, batch, dtype, back=back, first=place == 0) for place, (layer, shape) in enumerate(shapes)
+    ]
+
+
+def _work(layer: nn.Conv2d, shape: torch.Size, batch: int, dtype: torch.dtype, *, back: bool, first: bool) -> Any:
+    def last(tensor: Tensor) -> Tensor:
+        return tensor.to("cuda", dtype).contiguous(memory_format=torch.channels_last)
+
+    images, filters = last(torch.randn(batch, *shape[1:])), last(layer.weight.detach())
+    settings: Any = (list(layer.stride), list(layer.padding), [1, 1], False, [0, 0], 1)
+    grad = torch.randn_like(torch.ops.aten.convolution(images, filters, None, *settings))
+
+    def work() -> None:
+        torch.ops.aten.convolution(images, filters, None, *settings)
+        if back:
+            wanted = [not first, True, False]  # nobody needs the gradient of the images
+            torch.ops.aten.convolution_backward(grad, images, filters, None, *settings, wanted)
+
+    return work
+
+
+if __name__ == "__main__":
+    main()
