@@ -100,8 +100,9 @@ def _look(state: ServerState, evaluate: Evaluate) -> ServerState:
     moved = state.cluster_losses.isnan().nonzero().flatten()  # (moved,)
     if len(moved) == 0:
         return state
-    if len(moved) == 1:  # the usual case: a view is enough
-        models = state.cluster_models.narrow(0, int(moved), 1)
+    first, last = int(moved[0]), int(moved[-1])
+    if len(moved) == last - first + 1:  # neighbours, or one, or all: a view is enough
+        models = state.cluster_models[first : last + 1]
     else:
         models = state.cluster_models[moved.to(state.cluster_models.device)]
     losses = evaluated(f"the losses of clusters {moved.tolist()}", evaluate, models, moved)

@@ -83,14 +83,15 @@ def update_clusters(
             parts.append((1 - rates) * cluster_models[:, num_along:] + rates * local_model[num_along:])
         moved = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
-    moved = cluster_models.clone()
-    rates = rates.to(cluster_models.dtype)
-    for cluster in rates.nonzero().flatten().tolist():  # the same arithmetic, without large tensors in between
-        rate = rates[cluster].to(cluster_models.device)
-        if change is not None:
-            moved[cluster, :num_along].add_(change, alpha=float(rate))
+    moved = torch.empty_like(cluster_models)
+    for before, after, rate in zip(cluster_models, moved, rates.to(cluster_models.dtype).tolist(), strict=True):
+        if rate == 0:
+            after.copy_(before)
+            continue
+        if change is not None:  # the same arithmetic, without large tensors in between
+            torch.add(before[:num_along], change, alpha=rate, out=after[:num_along])
         if num_along < len(local_model):
-            moved[cluster, num_along:].mul_(1 - rate).add_(rate * local_model[num_along:])
+            torch.mul(before[num_along:], 1 - rate, out=after[num_along:]).add_(local_model[num_along:] * rate)
     return moved
 
 

@@ -1,15 +1,15 @@
 """Connections: so many, and none that only sits there.
 
 uvicorn knows no limit but one that turns honest clients away as well (`limit_concurrency`), waits without end for the
-header of a request, and for a client that does not read its answer. Here the connection that has been idle longest
-makes room for a new one.
+header of a request, however long it grows, and for a client that does not read its answer. Here the connection that has
+been idle longest makes room for a new one.
 """
 
 import asyncio
 import logging
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
@@ -22,6 +22,7 @@ except ImportError:  # not on this system
     resource = None  # type: ignore[assignment]
 
 CLOSING_SECONDS = 2.0  # for a peer to say goodbye when the server stops: TLS waits half a minute for that
+MOST_HEAD = 2**16  # bytes before the first of a body, and after its last: header, trailer
 SPARE_FILES = 256  # for the store, the uploads and the libraries
 
 
@@ -78,13 +79,15 @@ class Door:
         connection.transport.abort()
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """uvicorn's protocol, which tells the door what it does."""
 
     def __init__(self, door: Door, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.door = door
         self.stalled_since: float | None = None  # the peer does not read
+        self._head = 0  # bytes of which nothing came yet: no body, no end
+        self._got_on = False
 
     @property
     def is_busy(self) -> bool:
@@ -106,10 +109,31 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self.door.leave(self)
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came; the parser itself would keep a header of any length."""
+        self._got_on = False
+        super().data_received(data)
+        self._head = 0 if self._got_on else self._head + len(data)
+        if self._head > MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The header is longer than {MOST_HEAD} bytes.")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body has come."""
+        self._got_on = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has come to its end."""
+        self._got_on = True
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """Wait for the next request."""
+        is_last = not self.pipeline  # of the requests that have come
         super().on_response_complete()
-        if self in self.connections:
+        if is_last and self.expect_100_continue and self.cycle.more_body:
+            self.transport.close()  # its body was not asked for: nobody knows whether it comes all the same
+        elif self in self.connections:
             self.door.waits(self)
 
     def pause_writing(self) -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 
 from cdfl import wire
 from cdfl.core import Hyperparams
+from cdfl.server.connections import MOST_HEAD
 from cdfl.server.limits import Limits
 from cdfl.server.receive import Body
 from cdfl.server.setup import Setup
@@ -352,10 +353,99 @@ class TestConnections:
             wait_for(lambda: not [each for each in server.server.door._open if each.stalled_since is not None])
             assert server.model("other").status_code == 200
 
-    def test_words_that_are_not_http(self, server):
+    @pytest.mark.parametrize(
+        "words",
+        [
+            b"\x16\x03\x01 hello\r\n\r\n",
+            b"GET /healthz HTTP/9.9\r\n\r\n",
+            b"GET h\xe9 HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"POST /v1/updates HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ],
+    )
+    def test_words_that_are_not_http(self, server, words):
         with Raw(server) as raw:
-            raw.socket.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+            raw.socket.sendall(words)
             assert " 400 " in raw.answer()
+            wait_for(raw.is_closed)
+
+    @pytest.mark.parametrize("kind", ["one long value", "many short ones", "a long address", "a trailer"])
+    def test_a_header_that_grows_and_grows(self, unharmed, kind):
+        beginnings = {
+            "one long value": b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: ",
+            "many short ones": b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+            "a long address": b"GET /healthz?",
+            "a trailer": b"POST /v1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Long: ",
+        }
+        piece = b"X-Short: 1\r\n" if kind == "many short ones" else b"x" * 12
+        with Raw(unharmed) as raw:
+            raw.socket.sendall(beginnings[kind])
+            sent = 0
+            with suppress(ConnectionError):
+                while sent < 100 * MOST_HEAD:
+                    raw.socket.sendall(100 * piece)
+                    sent += 100 * len(piece)
+            assert sent < 100 * MOST_HEAD  # the buffers of the sockets take some
+
+    def test_a_header_that_is_long(self, unharmed):
+        kept = {"X-Long": "x" * (MOST_HEAD - 1000)}
+        assert unharmed.http.get("/healthz", headers=kept).status_code == 200
+
+
+class TestOrdinaryThings:
+    """What any client may do, and few do."""
+
+    def test_a_body_in_chunks_with_a_trailer(self, tmp_path):
+        with Live(tmp_path) as server, Raw(server) as raw:
+            server.model()
+            body = near(server, 0)
+            chunks = [body[begin : begin + 100] for begin in range(0, len(body), 100)]
+            raw.begin(None, more="Transfer-Encoding: chunked\r\n")
+            for chunk in chunks:
+                raw.socket.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            raw.socket.sendall(b"0\r\nX-Checksum: 1\r\n\r\n")
+            assert " 200 " in raw.answer()
+
+    def test_asking_before_sending(self, tmp_path):
+        with Live(tmp_path) as server, Raw(server) as raw:
+            server.model()
+            body = near(server, 0)
+            raw.begin(len(body), more="Expect: 100-continue\r\n")
+            assert raw.answer() == "HTTP/1.1 100 Continue\r\n\r\n"
+            raw.socket.sendall(body)
+            assert " 200 " in raw.answer()
+            assert not raw.is_closed()
+
+    def test_asking_in_vain(self, unharmed):
+        """The body may come or not: what comes next on this connection could not be told from it."""
+        with Raw(unharmed) as raw:
+            raw.begin(2**40, more="Expect: 100-continue\r\n")
+            assert " 413 " in raw.answer()
+            wait_for(raw.is_closed)
+
+    def test_a_connection_is_used_again_after_a_refusal(self, unharmed):
+        with Raw(unharmed) as raw:
+            for _ in range(3):
+                raw.begin(3, client_id="never-seen")
+                raw.socket.sendall(b"abc")
+                assert " 409 " in raw.answer()
+
+    def test_another_protocol_is_not_taken_up(self, unharmed):
+        """As curl asks for HTTP/2."""
+        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        with Raw(unharmed) as raw:
+            for _ in range(2):
+                raw.socket.sendall(ask)
+                assert " 200 " in raw.answer()
+
+    def test_requests_one_after_the_other_without_waiting(self, unharmed):
+        with Raw(unharmed) as raw:
+            raw.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+            said = ""
+            while said.count(" 200 ") < 50:
+                said += raw.socket.recv(2**16).decode()
+            assert said.count("alive") in (49, 50)  # the last body may be on its way
 
 
 def test_a_disk_that_cannot_be_written(unharmed, monkeypatch, tmp_path):
