@@ -1,6 +1,6 @@
 """Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside plain PyTorch doing the same work.
 
-    python benchmarks/kernels.py [--out results.json] [--widths 1 4 8 16 64] [--images 28x1 | 32x3]
+    python benchmarks/kernels.py [--out results.json] [--widths 1 4 8 16 64] [--images 28x1 32x3]
 
 Times are microseconds for one client and one training step of a batch of 128 (forward, backward, Adam with the
 proximal term), medians over replays of a CUDA graph, except for the eager loop, which cannot be captured.
@@ -231,13 +231,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64])
-    parser.add_argument("--images", default="28x1", help="size x channels")
+    parser.add_argument("--images", nargs="+", default=["28x1", "32x3"], help="size x channels")
     options = parser.parse_args()
-    size, channels = (int(n) for n in options.images.split("x"))
-    shape = (channels, size, size)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
+    runs = []
+    for images in options.images:
+        size, channels = (int(n) for n in images.split("x"))
+        runs.append(run((channels, size, size), options.widths))
+    if options.out:
+        machine = {
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
+            "date": date.today().isoformat(),
+        }  # fmt: skip
+        options.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1))
 
+
+def run(shape: tuple[int, int, int], widths: list[int]) -> dict[str, Any]:
+    """Check and time images of one shape."""
     errors = check(shape)
     for name, value in errors.items():
         print(f"{name:32s} {value:.2e}" if "repro" not in name else f"{name:32s} {bool(value)}")
@@ -248,7 +259,7 @@ def main() -> None:
         "kernels, bf16": lambda stack: stack.step_by_hand("bf16"),
     }
     rows: dict[str, dict[str, float]] = {"eager PyTorch, one client": {"1": eager(shape)}}
-    for width in options.widths:
+    for width in widths:
         stack = Stack(width, shape)
         for name, way in ways.items():
             if width > 16 and "kernels" not in name:
@@ -258,17 +269,10 @@ def main() -> None:
         for precision in ("tf32", "bf16"):
             for name, value in kernel_times(stack, precision).items():
                 rows.setdefault(f"  {precision} {name}", {})[str(width)] = value
-    print(f"\n{'microseconds a client-step':34s}" + "".join(f"{'B=' + str(w):>9s}" for w in options.widths))
+    print(f"\n{'microseconds a client-step':34s}" + "".join(f"{'B=' + str(w):>9s}" for w in widths))
     for name, row in rows.items():
-        print(f"{name:34s}" + "".join(f"{row[str(w)]:9.1f}" if str(w) in row else " " * 9 for w in options.widths))
-    if options.out:
-        machine = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            "date": date.today().isoformat(),
-        }  # fmt: skip
-        options.out.write_text(
-            json.dumps({"machine": machine, "images": shape, "errors": errors, "us": rows}, indent=1)
-        )
+        print(f"{name:34s}" + "".join(f"{row[str(w)]:9.1f}" if str(w) in row else " " * 9 for w in widths))
+    return {"images": shape, "errors": errors, "us": rows}
 
 
 if __name__ == "__main__":

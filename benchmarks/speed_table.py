@@ -1,4 +1,4 @@
-"""The tables of docs/simulator.md, from the result files of speed.py, clients.py, kernels.py and peers.py."""
+"""The tables of docs/simulator.md, from the result files of speed.py, floor.py, clients.py and peers.py."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,7 @@ def rendered(text: str) -> str:
         ("speed-h200", speed),
         ("speed-cpu", speed),
         ("profile", profile),
+        ("floor", floor),
         ("clients", clients),
         ("peers", peers),
     ):
@@ -66,6 +67,25 @@ def profile(_: str) -> str:
     for stage, seconds in sorted(shown.items(), key=lambda pair: -pair[1]):
         within = " (within training)" if stage == "loading stacks" else ""
         rows.append(f"| {stage}{within} | {seconds:.2f} | {seconds / whole:.0%} |")
+    return "\n".join(rows) + "\n"
+
+
+def floor(_: str) -> str:
+    """What the convolutions of a ResNet alone would take."""
+    found = json.loads((RESULTS / "floor-h200.json").read_text())
+    rows = [
+        "| precision | convolutions of a step | of a look at a proxy set | of the run | the whole run | plain loop |"
+    ]
+    rows.append("|---|---|---|---|---|---|")
+    for case in json.loads((RESULTS / "speed-h200.json").read_text()):
+        for precision, runs in case["fast"].items() if case["scenario"] == found["scenario"] else ():
+            step, look = found["ms"][precision]["step"], found["ms"][precision]["look"]
+            seconds = (found["steps"] * step + found["looks"] * look) / 1e3
+            plain = _seconds(case["plain"], case["uploads"])
+            rows.append(
+                f"| {precision} | {step:.2f} ms | {look:.2f} ms | {seconds:.1f} s, 1/{plain / seconds:.1f} "
+                f"| {_seconds(runs['warm'], case['uploads']):.1f} s | {plain:.0f} s |"
+            )
     return "\n".join(rows) + "\n"
 
 
