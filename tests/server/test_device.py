@@ -141,7 +141,7 @@ def test_pretraining(device, start):
 @DEVICES
 def test_a_server(tmp_path, device):
     """The same over HTTP: pre-training, exchanges, a restart, and the journal run again."""
-    for needed in ("fastapi", "uvicorn", "httpx"):
+    for needed in ("fastapi", "uvicorn", "httptools", "httpx"):
         pytest.importorskip(needed)
     from .live import Live
 
