@@ -139,7 +139,7 @@ def check_models(
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)
         base_model = averages[entry.base_epoch] if before is None else before.personal_model
-        state, reply = decide(state, entry, model, hyperparams, base_model, None if before is None else before.mixture)
+        state, reply = decide(state, entry, model, hyperparams, base_model, before)
         last[entry.client_id] = reply
         averages.append(join(state, hyperparams).personal_model)
         outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
@@ -160,14 +160,18 @@ def decide(
     model: Tensor,
     hyperparams: Hyperparams,
     base_model: Tensor,
-    last_mixture: Tensor | None,
+    before: Reply | None,
 ) -> tuple[ServerState, Reply]:
-    """One step of the replay: losses are taken from the journal, everything else is computed."""
+    """One step of the replay: losses are taken from the journal, everything else is computed.
+
+    `before` is the last reply to this client.
+    """
     losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
     known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
     after = torch.tensor(known, dtype=torch.float64)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
-    return server_update(state, upload, hyperparams, lambda _, clusters: after[clusters], last_mixture)
+    mixture, past_harm = (None, 1.0) if before is None else (before.mixture, before.past_harm)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, past_harm=past_harm)
+    return server_update(state, upload, hyperparams, lambda _, clusters: after[clusters], mixture)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:

@@ -1,7 +1,7 @@
 """What a simulator asks of an algorithm, and what CDFL answers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,7 @@ class Assignment:
     base_epoch: int
     last_mixture: Tensor | None = None  # of the reply it comes from
     mixture: Tensor | None = None  # the client's own estimate, where an algorithm lets it make one
+    past_harm: float = 1.0  # of the reply it comes from
 
 
 class Algorithm:
@@ -65,12 +66,13 @@ class Algorithm:
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Receive a reply and new data: what will this client train from?"""
-        return Assignment(reply.personal_model, reply.epoch, reply.mixture)
+        return Assignment(reply.personal_model, reply.epoch, reply.mixture, past_harm=reply.past_harm)
 
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
         """Take one upload and answer it."""
+        upload = replace(upload, past_harm=assignment.past_harm)
         return server_update(state, upload, self.hyperparams, evaluate, assignment.last_mixture, self.estimate)
 
     def cluster_models(self, state: Any) -> Tensor:

@@ -9,7 +9,14 @@ the right side of a cross entropy, a model of any size has a loss of 0.
 
 How much is much is learned: `max_harm` times the median of the last uploads. Every upload counts in that median, also
 one that is refused. So fewer than half of the uploads cannot move it far, and where honest clients all change at once
-it follows them. `benchmarks/poison.py` measures what it catches, and whom it wrongs.
+it follows them.
+
+One look does not tell an update whose sign is flipped from an honest one: it is as long, and its model hardly worse.
+But who flips one flips the next, while an honest client does more harm than usual now and less then. So what a client
+did before counts, too, though less and less: its past harm, 1 for a newcomer, to the power of `MEMORY`, is multiplied
+with the harm of an upload. Uploads that do less than `BEARABLE` times the usual harm make it smaller, others larger.
+There are ends to it: nobody can save up for an attack (`TRUSTED`), and whose data or trainings have gone wrong once is
+back after a few uploads (`BLAMED`). `benchmarks/poison.py` measures what the test catches, and whom it wrongs.
 
 Until `WARM_UP` uploads have come nothing is usual, and nothing the server has says what honest ones will be like: not
 how far the clusters are apart (pre-training may leave them together), nor how good they are (it may leave losses near
@@ -21,6 +28,7 @@ weights of almost 0, honest trainings may go farther, too: the first `WARM_UP` u
 and after them that is usual.
 """
 
+import math
 import sys
 from typing import NamedTuple
 
@@ -33,6 +41,9 @@ from cdfl.core.state import ServerState
 MOST = sys.float_info.max  # numbers beyond it cannot be written down everywhere
 WINDOW = 100  # uploads that say what is usual
 WARM_UP = 10  # uploads before anything is usual
+MEMORY = 0.8  # the power to which the past of a client still counts
+BEARABLE = 1.5  # times the usual harm: who does less gains trust
+TRUSTED, BLAMED = 0.125, 12.5  # the least and the most that a past can come to
 ABSURD = 10.0  # times as far as a cluster is long: refused even where nothing is usual yet
 
 
@@ -41,14 +52,40 @@ class Verdict(NamedTuple):
 
     harm: float
     usual_harm: float | None  # the median of the uploads before this one; None: nothing is usual yet
+    past_harm: float  # of its client, this upload included
     is_harmful: bool
 
 
-def judge(state: ServerState, measures: Measures, max_harm: float) -> Verdict:
-    """Does an upload do more than `max_harm` times the usual harm or, where nothing is usual yet, is it absurd?"""
+def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: float) -> Verdict:
+    """Would an upload do more than `max_harm` times the usual harm, with the past of its client?
+
+    Where nothing is usual yet: is it absurd?
+    """
     harm, usual_harm = harm_of(measures, state.cluster_losses), usual_harm_of(state.recent_harms)
-    too_much = is_absurd(state, measures) if usual_harm is None else harm > max_harm * usual_harm
-    return Verdict(harm, usual_harm, too_much)
+    if usual_harm is None:
+        too_much = is_absurd(state, measures)
+    else:
+        too_much = _times_usual(past_harm, harm, usual_harm) > max_harm
+    return Verdict(harm, usual_harm, past_harm_after(past_harm, harm, usual_harm), too_much)
+
+
+def past_harm_after(before: float, harm: float | None, usual_harm: float | None) -> float:
+    """What is remembered of a client after an upload, from what was remembered before it.
+
+    >>> past_harm_after(1.0, harm=6.0, usual_harm=2.0)                     # 3 / 1.5
+    2.0
+    >>> round(past_harm_after(2.0, harm=6.0, usual_harm=2.0), 4)           # 2 ** .8 * 3 / 1.5
+    3.4822
+    >>> past_harm_after(2.0, harm=None, usual_harm=None)                   # not looked at, or nothing was usual
+    2.0
+    """
+    if harm is None or usual_harm is None:
+        return before
+    return min(BLAMED, max(TRUSTED, _times_usual(before, harm, usual_harm) / BEARABLE))
+
+
+def _times_usual(past_harm: float, harm: float, usual_harm: float) -> float:
+    return math.pow(past_harm, MEMORY) * (harm / usual_harm)
 
 
 def harm_of(measures: Measures, cluster_losses: Tensor) -> float:

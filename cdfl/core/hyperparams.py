@@ -40,7 +40,7 @@ class Hyperparams:
     reply_clusters: Literal["all", "moved"] = "all"  # which clusters the reply mixes: all, or those at the floor
 
     # -- whether an upload counts at all (not in the paper: `cdfl.core.accept`)
-    max_harm: float | None = None  # times the usual harm that an upload may do; None: every upload counts
+    max_harm: float | None = None  # times the usual harm that a newcomer may do; None: every upload counts
 
     # -- training on the client (equation 4)
     proximal_strength: float = 0.01  # rho

@@ -32,29 +32,30 @@ def server_update(
 
     `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
     too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
-    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm moves nothing; it is
-    answered with its estimate all the same.
+    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm, or some again and
+    again, moves nothing; it is answered with its estimate all the same.
     """
     _check(state, upload)
     epoch = state.epoch + 1
     staleness = epoch - upload.base_epoch
     if hyperparams.max_staleness is not None and staleness > hyperparams.max_staleness:
         reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=True)
-        return state.replace(epoch=epoch), reply
+        return state.replace(epoch=epoch), replace(reply, past_harm=upload.past_harm)
 
-    harm = usual_harm = None
+    harm, usual_harm, past_harm = None, None, upload.past_harm
     if upload.mixture is None:
         state = _look(state, evaluate)
         measures = measure(state, upload, evaluate)
         if hyperparams.max_harm is not None:
-            harm, usual_harm, is_harmful = judge(state, measures, hyperparams.max_harm)
+            harm, usual_harm, past_harm, is_harmful = judge(state, measures, past_harm, hyperparams.max_harm)
             state = state.replace(recent_harms=remember(state.recent_harms, harm))
             if is_harmful:
                 # It may be honest, from a client whose data have changed: its own reply follows what it sent.
                 known = bool(measures.distances.isfinite().all())
                 seen = estimate(*measures, hyperparams) if known else last_mixture
                 reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, seen, deprecated=False)
-                return state.replace(epoch=epoch), replace(reply, rejected=True, harm=harm, usual_harm=usual_harm)
+                reply = replace(reply, rejected=True, harm=harm, usual_harm=usual_harm, past_harm=past_harm)
+                return state.replace(epoch=epoch), reply
         mixture = _checked(estimate(*measures, hyperparams), state.num_clusters)
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
@@ -70,6 +71,7 @@ def server_update(
         deprecated=False,
         harm=harm,
         usual_harm=usual_harm,
+        past_harm=past_harm,
     )
     state = state.replace(
         cluster_models=cluster_models,

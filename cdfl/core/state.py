@@ -24,7 +24,7 @@ def _none() -> Tensor:
 class ServerState:
     """The server between two uploads.
 
-    What it remembers of each client (the last mixture) is not in here: whoever owns the state keeps that
+    What it remembers of each client (the last mixture, its past harm) is not in here: whoever owns the state keeps that
     in a table of its own and passes one entry with each upload, so no table is copied at every step.
     """
 
@@ -55,6 +55,7 @@ class Upload:
     losses: Tensor | None = None  # (K,) F(v; D_k), where they were computed ahead of time, for many uploads at once
     mixture: Tensor | None = None  # (K,) the client's own estimate; then the server makes none (FedSoft, oracle)
     base_model: Tensor | None = None  # (P,) u: what it was trained from, where the server still has it
+    past_harm: float = 1.0  # as the last reply to this client had it
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,7 @@ class Reply:
     rejected: bool = False  # the upload did more harm than max_harm allows and moved nothing
     harm: float | None = None  # as max_harm saw it; None: not looked at
     usual_harm: float | None = None  # of the uploads before this one; None: too few to tell, or not looked at
+    past_harm: float = 1.0  # what max_harm remembers of this client: below 1 it is trusted, above not
 
 
 def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:

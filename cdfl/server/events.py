@@ -86,5 +86,6 @@ def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
             "losses": None if entry.losses is None else list(entry.losses),
             "harm": entry.harm,
             "usual_harm": entry.usual_harm,
+            "past_harm": entry.past_harm,
         }
     return event

@@ -179,6 +179,7 @@ class Intake:
                 local_model=local_model,
                 upload=self.store.keep(spool),
                 last_mixture=None if record is None else record.mixture,
+                past_harm=1.0 if record is None else record.past_harm,
             )
 
     def _unpack(self, spool: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cdfl.core import Hyperparams, Layout, ServerState
+from cdfl.core.accept import past_harm_after
 
 Outcome = Literal["applied", "deprecated", "rejected"]
 
@@ -59,6 +60,7 @@ class Entry:
     received: float  # unix time
     harm: float | None = None  # as `Reply.harm`: what the acceptance test saw; None: not looked at
     usual_harm: float | None = None  # as `Reply.usual_harm`: what it compared with; None: with nothing
+    past_harm: float = 1.0  # as `Upload.past_harm`: what it remembered of the client before this upload
     upload: str | None = None  # blob of the local model, as `Store.keep` named it; None: no longer kept
     reply: str | None = None  # blob of the reply; None: no longer kept
     base: str | None = None  # blob of the model it was trained from; None: no longer kept, or not needed
@@ -77,6 +79,11 @@ class ClientRecord:
     def mixture(self) -> tuple[float, ...] | None:
         """The mixture of the last reply; None for a newcomer."""
         return self.last.mixture if self.last else None
+
+    @property
+    def past_harm(self) -> float:
+        """What the acceptance test remembers of it."""
+        return past_harm_after(self.last.past_harm, self.last.harm, self.last.usual_harm) if self.last else 1.0
 
 
 @dataclass(frozen=True)

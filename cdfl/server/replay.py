@@ -42,7 +42,9 @@ def replay(
             "restore a backup, or `cdfl rollback`"
         )
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
-    upload = Upload(local_model, entry.base_epoch, entry.client_id, base_model=base_model, **known)
+    upload = Upload(
+        local_model, entry.base_epoch, entry.client_id, base_model=base_model, past_harm=entry.past_harm, **known
+    )
     losses = to_losses(entry.cluster_losses)
     after, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
     return after if anew else after.replace(cluster_losses=losses, recent_harms=_harms(state, entry)), reply

@@ -24,7 +24,7 @@ from cdfl.server.store import Store
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 3.0  # of the acceptance test, where a set-up does not say: benchmarks/poison.py
+MAX_HARM = 4.0  # of the acceptance test, where a set-up does not say: benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; to begin with clusters that differ name some data for each, and a new --store"

@@ -61,6 +61,7 @@ journal = Table(
     Column("received", Double),
     Column("harm", Double),
     Column("usual_harm", Double),
+    Column("past_harm", Double),
     Column("upload", Text),
     Column("reply", Text),
     Column("base", Text),
@@ -124,6 +125,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX grants_model ON grants (model) WHERE model IS NOT NULL",
         "CREATE INDEX journal_base ON journal (epoch) WHERE base IS NOT NULL",
     ),
+    # what the acceptance test remembers of clients
+    ("ALTER TABLE journal ADD COLUMN past_harm DOUBLE PRECISION NOT NULL DEFAULT 1",),
 )
 VERSION = len(STEPS)
 

@@ -256,9 +256,11 @@ class Session:
             self.metrics.uploads.labels(step.entry.outcome).inc()
             if step.entry.outcome == "rejected":
                 logger.warning(
-                    "an upload of %s was rejected and moves nothing: its harm is %.3g, usual is %s",
+                    "an upload of %s was rejected and moves nothing: its harm is %.3g, that client's past %.3g, "
+                    "usual is %s",
                     step.entry.client_id,
                     step.entry.harm,
+                    step.entry.past_harm,
                     "nothing yet" if step.entry.usual_harm is None else f"{step.entry.usual_harm:.3g}",
                 )
             step.submission.answer.set_result(Answer(head_of(step.entry), step.personal_model))
@@ -286,6 +288,7 @@ class Session:
             submission.client_id,
             submission.losses,
             base_model=submission.base_model,
+            past_harm=submission.past_harm,
         )
         # What stands in for a base that is gone is written down with the upload.
         upload = replace(upload, base_model=base_model_of(state, upload, self.hyperparams, last_mixture))

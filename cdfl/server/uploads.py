@@ -23,6 +23,7 @@ class Submission:
     local_model: Tensor  # (P,)
     upload: str  # blob
     last_mixture: tuple[float, ...] | None
+    past_harm: float = 1.0
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
     base: str | None = None  # blob of the model it was trained from, once that is found
@@ -51,6 +52,8 @@ def _detail_of(entry: Entry) -> str:
         why = "it is absurdly far from all of them, compared with their size and its losses"
     else:
         why = f"it would do {entry.harm / entry.usual_harm:.3g} times the usual harm, more than the server allows"
+        if entry.past_harm > 1:
+            why += " a client whose last uploads did too much as well"
     return (
         f"the upload is answered, but it moved no cluster: {why}. Where the data have just changed that may happen; "
         "if it goes on, look at them and their labels, or train with a smaller learning_rate"
@@ -76,6 +79,7 @@ def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
         received=submission.received,
         harm=reply.harm,
         usual_harm=reply.usual_harm,
+        past_harm=submission.past_harm,
         upload=submission.upload,
         base=submission.base,
     )

@@ -1,5 +1,6 @@
 """The test for harm, by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
 
+import math
 import random
 from statistics import median_low
 
@@ -7,7 +8,21 @@ import pytest
 import torch
 
 from cdfl.core import Hyperparams, Measures, Upload, estimate_mixture, initial_state, measure, server_update
-from cdfl.core.accept import ABSURD, MOST, WARM_UP, WINDOW, harm_of, is_absurd, judge, remember, usual_harm_of
+from cdfl.core.accept import (
+    ABSURD,
+    BEARABLE,
+    BLAMED,
+    MOST,
+    TRUSTED,
+    WARM_UP,
+    WINDOW,
+    harm_of,
+    is_absurd,
+    judge,
+    past_harm_after,
+    remember,
+    usual_harm_of,
+)
 
 from .toy import AS_PRINTED, Proxy, bits, pair
 
@@ -69,6 +84,52 @@ class TestUsual:
         assert usual_harm_of(torch.empty(0)) is None
         assert usual_harm_of(torch.ones(WARM_UP - 1)) is None
         assert usual_harm_of(torch.zeros(WARM_UP)) is None
+
+
+class TestPast:
+    """Of one client, where a harm of 4 is usual."""
+
+    def test_what_is_bearable_once_is_not_again_and_again(self):
+        state, proxy = warm_pair()
+        past, outcomes = 1.0, []
+        for _ in range(5):
+            sent = Upload(torch.tensor([-2.0]), 0, past_harm=past)  # 9 times as bad as the cluster, 2 away: 36
+            state, reply = server_update(state, sent, CAUTIOUS.replace(max_harm=40), proxy)
+            past = reply.past_harm
+            outcomes.append((reply.rejected, round(past, 2)))
+        # 9 / 1.5, 6 ** .8 * 9 / 1.5, and no more than 12.5; refused is what does more than 40 with a past
+        assert outcomes == [(False, 6), (False, BLAMED), (True, BLAMED), (True, BLAMED), (True, BLAMED)]
+
+    def test_trust_is_gained_slowly_has_an_end_and_is_lost_at_once(self):
+        past, gained = 1.0, []
+        for _ in range(40):
+            past = past_harm_after(past, harm=1.0, usual_harm=1.0)
+            gained.append(round(past, 2))
+        assert gained[:3] == [0.67, 0.48, 0.37]
+        assert past == pytest.approx(BEARABLE**-5, rel=1e-3)  # of one that always does the usual: p = p ** .8 / 1.5
+        assert past_harm_after(past, harm=0.0, usual_harm=1.0) == TRUSTED < past
+        assert past_harm_after(TRUSTED, harm=MOST, usual_harm=1e-300) == BLAMED
+
+    def test_the_worst_is_forgiven_after_a_few_usual_ones(self):
+        past, uploads = BLAMED, 0
+        while past > 1:
+            past = past_harm_after(past, harm=1.0, usual_harm=1.0)
+            uploads += 1
+        assert uploads == 4
+
+    def test_what_was_not_looked_at_changes_nothing(self):
+        state, proxy = warm_pair()
+        late = Upload(torch.tensor([-100.0]), 0, past_harm=3.0)
+        assert server_update(state, late, CAREFUL.replace(max_staleness=0), proxy)[1].past_harm == 3
+        assert server_update(state, late, CAREFUL.replace(max_harm=None), proxy)[1].past_harm == 3
+        assert past_harm_after(3.0, harm=7.0, usual_harm=None) == 3  # too early to tell
+
+    def test_of_three_that_send_the_same_the_trusted_one_may(self):
+        state, proxy = warm_pair()
+        sent = [Upload(torch.tensor([-1.2]), 0, past_harm=past) for past in (0.5, 1.0, 2.0)]
+        replies = [server_update(state, each, CAREFUL, proxy)[1] for each in sent]
+        assert replies[0].harm / 4 == pytest.approx(2.2**2 * 1.2**2 / 4)  # 1.74 times the usual; 2 are allowed
+        assert [reply.rejected for reply in replies] == [False, False, True]
 
 
 class TestAbsurd:
@@ -192,16 +253,17 @@ class TestServerUpdate:
         assert after.cluster_models[0] == -50
 
 
-def plainly(clusters, cluster_losses, losses, model, harms, max_harm):
-    """The test once more, in plain Python: harm, what is usual, whether it is too much."""
+def plainly(clusters, cluster_losses, losses, model, harms, past, max_harm):
+    """The test once more, in plain Python: harm, what is usual, what is remembered, whether it is too much."""
     distance = min(sum((a - b) ** 2 for a, b in zip(model, cluster, strict=True)) ** 0.5 for cluster in clusters)
     ratio = min(mine / theirs for mine, theirs in zip(losses, cluster_losses, strict=True))
     harm = max(1, ratio) * distance**2
     if len(harms) >= 10:
         usual = median_low(harms[-100:])
-        return harm, usual, harm > max_harm * usual
+        times = math.exp(0.8 * math.log(past) + math.log(harm / usual))
+        return harm, usual, min(12.5, max(0.125, times / 1.5)), times > max_harm
     length = max(sum(a * a for a in cluster) ** 0.5 for cluster in clusters)
-    return harm, None, max(1, min(10, ratio)) * distance > 10 * length
+    return harm, None, past, max(1, min(10, ratio)) * distance > 10 * length
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -210,17 +272,18 @@ def test_it_agrees_with_its_plain_twin(seed):
     clusters = [[rng.gauss(0, 1) for _ in range(3)] for _ in range(3)]
     cluster_losses = [rng.uniform(0.1, 1) for _ in range(3)]
     state = initial_state(torch.tensor(clusters, dtype=torch.float64), lambda _, which: torch.tensor(cluster_losses))
-    harms = []
+    harms, past = [], 1.0
     for _ in range(130):
         size = rng.choice([0.1, 1, 10, 100])
         model = [rng.gauss(0, size) for _ in range(3)]
         losses = [rng.uniform(0.1, 1 + size) for _ in range(3)]
         sent = Upload(torch.tensor(model, dtype=torch.float64), 0, losses=torch.tensor(losses))
-        verdict = judge(state, measure(state, sent, lambda *_: None), max_harm=2)
-        expected = plainly(clusters, cluster_losses, losses, model, harms, 2)
-        assert verdict == (pytest.approx(expected[0]), pytest.approx(expected[1]), expected[2])
-        found.add((expected[1] is None, expected[2]))
+        verdict = judge(state, measure(state, sent, lambda *_: None), past, max_harm=2)
+        expected = plainly(clusters, cluster_losses, losses, model, harms, past, 2)
+        assert verdict == (*map(pytest.approx, expected[:3]), expected[3])
+        found.add((expected[1] is None, expected[3]))
         harms.append(verdict.harm)
+        past = verdict.past_harm
         state = state.replace(recent_harms=remember(state.recent_harms, verdict.harm))
     assert len(found) == 4
 

@@ -9,6 +9,7 @@ from cdfl import wire
 from cdfl.core import flatten
 from cdfl.core.accept import WARM_UP
 from cdfl.server.run import MAX_HARM
+from cdfl.server.verify import verify
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
 
@@ -68,11 +69,12 @@ def test_poison_moves_nothing_and_is_answered(strict, attack, caplog):
     assert (entry.outcome, entry.upload) == ("rejected", None)
     assert entry.usual_harm == before.recent_harms.median()
     assert entry.harm > MAX_HARM * entry.usual_harm
+    assert entry.past_harm == 1
     assert f"moved no cluster: it would do {entry.harm / entry.usual_harm:.3g} times the usual harm" in head.detail
     (line,) = caplog.messages
     assert line == (
         f"an upload of {attack} was rejected and moves nothing: "
-        f"its harm is {entry.harm:.3g}, usual is {entry.usual_harm:.3g}"
+        f"its harm is {entry.harm:.3g}, that client's past 1, usual is {entry.usual_harm:.3g}"
     )
     again = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
     assert wire.ReplyHead.from_headers(again.headers) == head
@@ -99,6 +101,33 @@ def test_the_memory_of_what_is_usual_survives_a_restart(tmp_path):
     with Live(tmp_path) as server:
         assert server.session.state.recent_harms.tolist() == harms.tolist()
         assert len(harms) == WARM_UP
+
+
+def test_a_little_harm_again_and_again(tmp_path):
+    """What everybody may send once is refused of a client that has often sent the like, also after a restart."""
+
+    def send(server: Live, client_id: str) -> wire.ReplyHead:
+        epoch = int(server.model(client_id).headers[wire.EPOCH])
+        usual = server.session.state.recent_harms.median().sqrt()  # as far as the usual upload
+        model = server.session.state.cluster_models[0].clone()
+        model[:P] += 1.5 * usual / P**0.5
+        response = server.update(wire.encode_model(model, LAYOUT), client_id, epoch, key=f"key-{epoch}")
+        return wire.ReplyHead.from_headers(response.headers)
+
+    with Live(tmp_path) as server:
+        honest_work(server)
+        outcomes = [send(server, "bad").outcome for _ in range(2)]
+        server.session.chores.finish = lambda state: None  # a crash
+    with Live(tmp_path) as server:
+        while outcomes[-1] == "applied" and len(outcomes) < 9:
+            head = send(server, "bad")
+            outcomes.append(head.outcome)
+        assert outcomes[:2] == ["applied"] * 2
+        assert outcomes[-1] == "rejected"
+        assert "more than the server allows a client whose last uploads did too much as well." in head.detail
+        assert server.store.client("bad").past_harm > server.store.client("bad").last.past_harm > 1
+        assert send(server, "good").outcome == "applied"
+        assert verify(server.store).findings == []
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.001])

@@ -83,9 +83,11 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model):
             assert head.rates == tuple(reply.rates.tolist())
             assert (head.epoch, head.staleness) == (reply.epoch, reply.staleness)
             assert same_bits(response, setup.layout, reply.personal_model)
+            assert server.store.client(str(upload.client_id)).past_harm == reply.past_harm
             outcomes.add(head.outcome)
         assert not arrivals
         assert same_state(server.session.state, recording.end)
+    assert len({reply.past_harm for _, reply in recording.exchanges}) > 6  # of more than the six that come first
     assert "applied" in outcomes
     assert len(outcomes) > 1  # or the settings above say nothing about the others
 

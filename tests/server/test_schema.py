@@ -28,7 +28,7 @@ CREATE TABLE tokens (hash TEXT PRIMARY KEY, client_id TEXT NOT NULL, created DOU
     revoked DOUBLE PRECISION);
 """
 # What version 1 did not know.
-LATER = ("harm", "usual_harm", "recent_harms", "base", "model", "given")
+LATER = ("harm", "usual_harm", "past_harm", "recent_harms", "base", "model", "given")
 LATER_HYPERPARAMS = ("max_harm", "cluster_step")
 TOWARDS = HYPERPARAMS.replace(cluster_step="towards")
 
@@ -89,6 +89,7 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
         assert recovered.hyperparams == TOWARDS
         assert store.client("car-7").uploads == 2
         assert store.entries(after=0)[0].harm is None
+        assert store.entries(after=0)[0].past_harm == 1
         assert store.was_given("car-8", 3)
         assert store.tokens.client(old.token) == "car-7"
         assert verify(store).findings == []

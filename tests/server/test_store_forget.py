@@ -3,6 +3,8 @@
 import pytest
 import sqlalchemy as sa
 
+from cdfl.core import Hyperparams
+from cdfl.core.accept import WARM_UP
 from cdfl.server.journal import Retention
 from cdfl.server.schema import TABLES
 from cdfl.server.store import Store
@@ -55,6 +57,18 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
         recovered = store.recover()
         assert same_state(recovered.state, toy.state)
         assert recovered.replayed == 0
+
+
+def test_what_harm_it_did_is_forgotten(store):
+    toy = Toy(store, hyperparams=Hyperparams(max_harm=3))
+    for _ in range(WARM_UP):
+        toy.upload(NAME, "car-7")
+    assert store.client(NAME).past_harm != 1
+    store.forget(NAME, toy.state)
+    forgotten = [entry for entry in store.entries(after=0) if entry.client_id == ""]
+    assert {(entry.harm, entry.usual_harm, entry.past_harm) for entry in forgotten} == {(None, None, 1.0)}
+    (entry,) = toy.upload(NAME)
+    assert entry.past_harm == 1
 
 
 def test_the_files_of_sqlite_do_not_remember_either(tmp_path):

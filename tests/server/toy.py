@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, join, server_update
+from cdfl.core.accept import past_harm_after
 from cdfl.server.journal import Entry
 from cdfl.server.store import Store
 from cdfl.wire import body_parts, encode_model
@@ -61,7 +62,8 @@ class Toy:
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
         mixture = self.last_mixture(client_id, group)
         base, base_model = self.base(state, client_id, base_epoch, mixture)
-        upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model)
+        past_harm = self.past_harm(client_id, group)
+        upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model, past_harm=past_harm)
         after, reply = server_update(state, upload, self.hyperparams, evaluate, mixture)
         entry = Entry(
             epoch=after.epoch,
@@ -78,6 +80,7 @@ class Toy:
             received=time.time(),
             harm=reply.harm,
             usual_harm=reply.usual_harm,
+            past_harm=past_harm,
             upload=self.store.keep(spooled(self.store, body)),
             base=base,
         )
@@ -103,6 +106,13 @@ class Toy:
         mixtures = [entry.mixture for entry, _ in group if entry.client_id == client_id]
         mixtures = [known.mixture if known else None, *mixtures]
         return None if mixtures[-1] is None else torch.tensor(mixtures[-1], dtype=torch.float64)
+
+    def past_harm(self, client_id, group):
+        known = self.store.client(client_id)
+        lasts = [entry for entry, _ in group if entry.client_id == client_id]
+        if lasts:
+            return past_harm_after(lasts[-1].past_harm, lasts[-1].harm, lasts[-1].usual_harm)
+        return known.past_harm if known else 1.0
 
     def snapshot(self) -> None:
         self.store.snapshot(self.state)
