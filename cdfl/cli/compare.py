@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
+from cdfl.cli.keeping import keeping
 from cdfl.cli.options import (
     Clients,
     DataDir,
@@ -30,6 +31,7 @@ from cdfl.cli.options import (
     parse_settings,
     refuse,
 )
+from cdfl.cli.progress import lines
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
 from cdfl.sim.engines import Precision
 from cdfl.sim.run import RunConfig, compare_events, configure
@@ -83,12 +85,16 @@ def compare(
         results: dict[int, Finished] = {}
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of held-out accuracy"
         bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
-        uploads_done = bar.add_task("", total=sum(config.scenario.num_uploads for config in configs))
+        num_uploads = sum(config.scenario.num_uploads for config in configs)
+        uploads_done = bar.add_task("", total=num_uploads)
         with (
+            keeping(folder, folders, num_uploads),
+            lines(console, num_uploads) as count,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
             for which, event in events:
+                count(event)
                 if isinstance(event, Uploaded | Diverged):
                     bar.advance(uploads_done)
                 if isinstance(event, Finished):

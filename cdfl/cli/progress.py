@@ -1,12 +1,43 @@
-"""A live line about a run: a reader of its events."""
+"""How far a run is, live or in plain lines: readers of its events."""
 
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Event, Started, Uploaded
+from cdfl.record import Clusters, Diverged, Event, Started, Uploaded
+
+SECONDS_BETWEEN_LINES = 20.0
+
+
+@contextmanager
+def lines(console: Console, num_uploads: int) -> Iterator[Callable[[Event], None]]:
+    """Take events, and print a plain line on stderr now and then: for logs, where there is no terminal for a live one.
+
+    A thread prints, so that a run that trains for an hour before it tells anything is not silent either.
+    """
+    done, told, over, begun = 0, False, threading.Event(), time.monotonic()
+
+    def count(event: Event) -> None:
+        nonlocal done, told
+        done, told = done + isinstance(event, Uploaded | Diverged), True
+
+    def talk() -> None:
+        while not over.wait(SECONDS_BETWEEN_LINES):
+            state = f"{done:,} of {num_uploads:,} uploads" if told else "reading data and pre-training"
+            typer.echo(f"{state}, {time.monotonic() - begun:.0f} s", err=True)
+
+    if not console.is_terminal:
+        threading.Thread(target=talk, daemon=True).start()
+    try:
+        yield count
+    finally:
+        over.set()
 
 
 def watch(events: Iterable[Event], console: Console) -> Iterator[Event]:

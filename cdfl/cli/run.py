@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
+from cdfl.cli.keeping import keeping
 from cdfl.cli.options import (
     Clients,
     DataDir,
@@ -25,7 +26,7 @@ from cdfl.cli.options import (
     parse_settings,
     refuse,
 )
-from cdfl.cli.progress import watch
+from cdfl.cli.progress import lines, watch
 from cdfl.record import Clusters, Finished
 from cdfl.sim.engines import Precision
 from cdfl.sim.run import configure, run_events
@@ -65,8 +66,14 @@ def run(
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
         starts, ends = [], []
-        with closing(run_events(config, folder, data_dir, resume=resume)) as events:
+        num_uploads = config.scenario.num_uploads
+        with (
+            keeping(folder, [folder], num_uploads),
+            lines(console, num_uploads) as count,
+            closing(run_events(config, folder, data_dir, resume=resume)) as events,
+        ):
             for event in watch(events, console):
+                count(event)
                 if isinstance(event, Clusters) and event.epoch == 0:
                     starts.append(event)
                 if isinstance(event, Finished):

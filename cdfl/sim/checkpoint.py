@@ -64,6 +64,13 @@ def exists(folder: Path) -> bool:
     return (folder / FILE).exists()
 
 
+def num_told(folder: Path) -> int:
+    """How many events of its run a checkpoint goes on after; those that were told later will be told again."""
+    with safe_open(folder / FILE, framework="pt") as file:
+        told: int = json.loads(file.metadata()["numbers"])["told"]
+    return told
+
+
 def remove(folder: Path) -> None:
     """A run is over: nothing is left to resume."""
     (folder / FILE).unlink(missing_ok=True)

@@ -1,12 +1,13 @@
 import json
 import re
+import sys
 from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
 
 from cdfl.cli.compare import _values
-from cdfl.record import Finished, RunFolder
+from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim.run import configure
 from cdfl.sim.stack import Stack
 
@@ -97,6 +98,14 @@ def test_a_folder_of_runs_is_left_alone(small, tmp_path):
     assert (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes() == before
 
 
+def test_data_that_are_not_there_leave_no_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, output = call("compare", "fashion-mnist-4", "--algorithms", "cdfl,local", "--data-dir", tmp_path / "data")
+    assert code == 2
+    assert "fashion-mnist is not in" in output
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+
+
 def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
     given = ["compare", small, "--algorithms", "cdfl,fedbuff,local", "--seeds", 2]
     assert call(*given, "--out", tmp_path / "whole")[0] == 0
@@ -109,8 +118,18 @@ def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
         return train(self, trainings)
 
     monkeypatch.setattr(Stack, "train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["cdfl", "compare", "a name", "--seeds=2"])
     code, output = call(*given, "--out", tmp_path / "parts")
-    assert (code, output) == (130, "cdfl: stopped")
+    kept, of_all = re.fullmatch(
+        r"cdfl: stopped; (\d+) of (\d+) uploads are kept; go on with: "
+        rf"cdfl compare 'a name' --seeds=2 --out {tmp_path}/parts --resume",
+        output,
+    ).groups()
+    told = [
+        len(only(RunFolder(path.parent).events(), Uploaded)) for path in (tmp_path / "parts").glob("*/events.jsonl")
+    ]
+    assert of_all == "72"
+    assert 0 < int(kept) <= sum(told)
     code, output = call(*given, "--out", tmp_path / "parts", "--resume", "--set", "batch_size=4")
     assert code == 2
     assert "holds a run with other settings" in output

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from cdfl.cli import progress
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
+from cdfl.sim.stack import Stack
 
 from .small import call, scenario_file
 
@@ -115,7 +117,46 @@ def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
     assert (tmp_path / "here" / "events.jsonl").read_bytes() == before
 
 
-def test_ctrl_c_and_resume(tmp_path):
+def test_data_that_are_not_there_leave_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        code, output = call("run", "fashion-mnist-4", "--data-dir", tmp_path / "data")
+        assert code == 2
+        assert "fashion-mnist is not in" in output
+        assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes").write_text("")
+    assert call("run", "fashion-mnist-4", "--data-dir", tmp_path / "data", "--out", mine)[0] == 2
+    assert list(mine.iterdir()) == [mine / "notes"]
+
+
+def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
+    def interrupted(self, trainings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["cdfl", "run", "small.toml", "--resume"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Stack, "train", interrupted)
+        code, output = call("run", small)
+    assert (code, output) == (
+        130,
+        "cdfl: stopped; nothing is kept yet; begin again with: cdfl run small.toml --resume --out runs/small-cdfl-0",
+    )
+    code, output = call("run", small, "--out", "runs/small-cdfl-0", "--resume")
+    assert (code, "seed 0: 12 uploads" in output) == (0, True)
+
+
+def test_lines_of_progress_where_there_is_no_terminal(small, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    code, output = call("run", small)
+    assert code == 0
+    assert re.search(r"reading data and pre-training, \d+ s", output)
+    assert re.search(r"\b\d+ of 12 uploads, \d+ s", output)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_and_resume(tmp_path, stop):
     """A real signal to a real process; then the same bytes as in one go."""
     small = scenario_file(tmp_path, uploads=250)
     parts, whole = RunFolder(tmp_path / "parts"), RunFolder(tmp_path / "whole")
@@ -129,14 +170,15 @@ def test_ctrl_c_and_resume(tmp_path):
         if (parts.path / "events.jsonl").exists() and len(only(parts.events(), Uploaded)) > 5:
             break
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "cdfl: stopped" in output
     assert "Traceback" not in output
     done = len(only(parts.events(), Uploaded))
     assert 5 < done < 250
-    assert checkpoint.exists(parts.path)
+    kept = len(only(parts.events()[: checkpoint.num_told(parts.path)], Uploaded))
+    assert f"cdfl: stopped; {kept} of 250 uploads are kept; go on with:\n" in output
+    assert f"cdfl run {small} --out {parts.path} --resume\n" in output
 
     code, output = call("run", small, "--out", parts.path, "--seed", 1, "--resume")
     assert (code, "holds a run with other settings; give the same ones to resume it" in output) == (2, True)
