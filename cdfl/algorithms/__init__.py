@@ -1,5 +1,8 @@
 """CDFL and its rivals, behind one interface."""
 
+import re
+from typing import TypeVar
+
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView
 from cdfl.algorithms.check import check_algorithm
 from cdfl.algorithms.fedasync import FedAsync
@@ -15,18 +18,48 @@ CDFL = Algorithm
 ALGORITHMS: dict[str, type[Algorithm]] = {
     kind.name: kind for kind in (CDFL, FedSoft, FedAsync, FedBuff, IFCA, Local, LocalRestart, Oracle)
 }
+_LIBRARY = dict(ALGORITHMS)
+_A = TypeVar("_A", bound=Algorithm)
 
 
-def make_algorithm(name: str, hyperparams: Hyperparams) -> Algorithm:
-    """An algorithm by its name.
+def register(kind: type[_A]) -> type[_A]:
+    """Let an algorithm of one's own be called by its name, as on the command line; also a decorator.
+
+    Registered again under its name, as in a notebook, the new one counts.
+    """
+    if isinstance(kind, Algorithm):
+        own = type(kind).__name__
+        raise ValueError(
+            f"algorithm is a {own} object; expected the class, {own}: a run makes its own with its settings"
+        )
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        raise ValueError(f"algorithm is {kind!r}; expected a name, or a class derived from cdfl.algorithms.Algorithm")
+    if kind in _LIBRARY.values():
+        return kind
+    if kind.name in _LIBRARY or not re.fullmatch(r"[\w.-]+", kind.name):
+        raise ValueError(
+            f"{kind.__name__} has the name {kind.name!r}; expected a word of its own, not one of "
+            f"{', '.join(_LIBRARY)}: name = {kind.__name__.lower()!r}"
+        )
+    ALGORITHMS[kind.name] = kind
+    return kind
+
+
+def make_algorithm(algorithm: str | type[Algorithm], hyperparams: Hyperparams) -> Algorithm:
+    """An algorithm by its name, or of a class of one's own, which is then registered.
 
     >>> make_algorithm("fedavg", Hyperparams())
     Traceback (most recent call last):
     ValueError: there is no algorithm 'fedavg'; there are cdfl, fedsoft, fedasync, fedbuff, ifca, ...
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"there is no algorithm {name!r}; there are {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name](hyperparams)
+    if not isinstance(algorithm, str):
+        return register(algorithm)(hyperparams)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(
+            f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}, and those of your own that a "
+            "scenario's .py file registers: cdfl.algorithms.register"
+        )
+    return ALGORITHMS[algorithm](hyperparams)
 
 
 __all__ = [
@@ -44,4 +77,5 @@ __all__ = [
     "Oracle",
     "check_algorithm",
     "make_algorithm",
+    "register",
 ]

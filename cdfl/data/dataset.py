@@ -56,6 +56,10 @@ class Dataset:
             num_classes,
         )
 
+    def to_plain(self) -> str:
+        """What is stored of it with a run."""
+        return self.name
+
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of one image."""

@@ -14,18 +14,28 @@ from cdfl.models.resnet import resnet18
 
 Shape = tuple[int, int, int]  # channels, height, width
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+MakeModel = Callable[[Shape, int], nn.Module]  # (input_shape, num_classes) -> network
+
+MODELS: dict[str, MakeModel] = {
     "cnn": cnn,
     "resnet18": resnet18,
     "small-cnn": small_cnn,
 }
 
 
-def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Make a freshly initialised network; torch's global generator decides the weights."""
-    if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; expected one of {', '.join(MODELS)}")
-    return MODELS[name](input_shape, num_classes)
+def build(model: str | MakeModel, input_shape: Shape, num_classes: int) -> nn.Module:
+    """Make a freshly initialised network, by its name or by somebody's own function.
+
+    torch's global generator decides the weights.
+    """
+    if not callable(model) and model not in MODELS:
+        raise ValueError(f"there is no model {model!r}; expected one of {', '.join(MODELS)}")
+    network = (model if callable(model) else MODELS[model])(input_shape, num_classes)
+    if not isinstance(network, nn.Module):
+        raise ValueError(
+            f"the model {model!r} made {type(network).__name__}; expected (input_shape, num_classes) -> nn.Module"
+        )
+    return network
 
 
-__all__ = ["MODELS", "build"]
+__all__ = ["MODELS", "MakeModel", "build"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from cdfl.data import Clusters, Dataset, Drift, Federation, PaperDrift, Sizes, load_source
-from cdfl.models import MODELS
+from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_source
+from cdfl.models import MODELS, MakeModel
+from cdfl.plain import plain
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Scenario:
     name: str
     summary: str
     clusters: Clusters
-    model: str  # a name of cdfl.models
+    model: str | MakeModel  # a name of cdfl.models, or a function of one's own
     num_clients: int
     num_uploads: int  # of all clients together
     drift: Drift = field(default_factory=PaperDrift)
@@ -26,8 +27,16 @@ class Scenario:
     hyperparams: Mapping[str, object] = field(default_factory=dict)  # overrides on the default preset
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"{self.name}: there is no model {self.model!r}; expected one of {', '.join(MODELS)}")
+        if not callable(self.model) and self.model not in MODELS:
+            raise ValueError(
+                f"{self.name}: there is no model {self.model!r}; expected one of {', '.join(MODELS)}, or in Python a "
+                "function (input_shape, num_classes) -> nn.Module"
+            )
+        if isinstance(self.drift, type) or not callable(getattr(self.drift, "counts", None)):
+            raise ValueError(
+                f"{self.name}: drift is {self.drift!r}; expected an object with "
+                "counts(seed, client, update, size, num_clusters)"
+            )
         if self.num_clients < 1 or self.num_uploads < 1:
             raise ValueError(
                 f"{self.name}: {self.num_clients} clients and {self.num_uploads} uploads; expected at least 1 of each"
@@ -45,16 +54,4 @@ class Scenario:
 
     def to_dict(self) -> dict[str, object]:
         """Everything about it as plain values, to be stored with a run."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Dataset):
-        return value.name
-    if is_dataclass(value):
-        return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    return value if isinstance(value, str | int | float | None) else repr(value)
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}

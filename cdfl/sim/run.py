@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from cdfl.algorithms import make_algorithm
+from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Hyperparams
+from cdfl.plain import plain
 from cdfl.policy import ALWAYS, POLICIES, Policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
@@ -42,8 +43,8 @@ class RunConfig:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "scenario": self.scenario.to_dict(),
             "hyperparams": asdict(self.hyperparams),
-            "time_model": _described(self.time_model),
-            "policy": _described(self.policy),
+            "time_model": plain(self.time_model),
+            "policy": plain(self.policy),
         }
 
 
@@ -68,7 +69,7 @@ class Run:
 def configure(
     scenario: str | Scenario,
     *,
-    algorithm: str = "cdfl",
+    algorithm: str | type[Algorithm] = "cdfl",
     preset: str = "default",
     time_model: str | TimeModel | None = None,
     policy: str | Policy = "always",
@@ -81,8 +82,9 @@ def configure(
 ) -> RunConfig:
     """Turn names into settings; everything that can be wrong is found here, before anything is computed.
 
-    `time_model` is a name, a trace file of waiting times (see `cdfl.sim.clock.Span`), or any object with `turns`; None
-    takes the preset's. `policy` is a name, or any object with `decide`.
+    `algorithm` is a name, or a class of one's own. `time_model` is a name, a trace file of waiting times (see
+    `cdfl.sim.clock.Span`), or any object with `turns`; None takes the preset's. `policy` is a name, or any object with
+    `decide`. docs/extend.md shows one of each.
 
     >>> configure("digits-4", base_rate=0.2).hyperparams.base_rate
     0.2
@@ -106,8 +108,8 @@ def configure(
         precision = "tf32" if device.startswith("cuda") else "float32"
     check_precision(precision)
     hyperparams = preset_for(chosen, preset).replace(**overrides)
-    make_algorithm(algorithm, hyperparams)  # refuses an unknown name
-    return RunConfig(chosen, hyperparams, algorithm, clock, policy, seed, device, precision)
+    name = make_algorithm(algorithm, hyperparams).name  # refuses an unknown one
+    return RunConfig(chosen, hyperparams, name, clock, policy, seed, device, precision)
 
 
 def run(
@@ -165,7 +167,7 @@ def compare_events(
     first = configs[0]
     for config in configs:
         for name in ("scenario", "device", "precision"):
-            if getattr(config, name) != getattr(first, name):
+            if plain(getattr(config, name)) != plain(getattr(first, name)):
                 raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
         for name, value in config.hyperparams.training.items():
             if value != getattr(first.hyperparams, name):
@@ -268,12 +270,6 @@ def _usable(device: str) -> str:
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}, but this machine has no such GPU that torch can use; take 'cpu'")
     return device
-
-
-def _described(setting: Any) -> Any:
-    """A time model or policy as plain values: its kind, and its own settings where it has any."""
-    own = {name: _described(value) for name, value in vars(setting).items()} if is_dataclass(setting) else None
-    return setting if own is None else {"kind": type(setting).__name__} | own
 
 
 def _known(what: str, name: str, names: Mapping[str, object]) -> None:

@@ -1,12 +1,13 @@
 """Runs by name, from Python."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import cdfl
+from cdfl.algorithms import ALGORITHMS, Algorithm
 from cdfl.core import Hyperparams, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
@@ -15,9 +16,31 @@ from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Uniform
 from cdfl.sim.presets import PRESETS, preset_for
 from cdfl.sim.run import configure, run
 
-from .world import SETTINGS, make_scenario
+from .world import SETTINGS, make_scenario, normed
 
 SMALL = make_scenario(hyperparams=asdict(SETTINGS), num_uploads=12, num_clients=5)
+
+
+class Patient(Algorithm):
+    """CDFL that moves its clusters half as far."""
+
+    name = "patient"
+
+    def __init__(self, hyperparams):
+        super().__init__(hyperparams.replace(base_rate=hyperparams.base_rate / 2))
+
+
+class Unnamed(Algorithm):
+    pass
+
+
+class Spaced(Algorithm):
+    name = "two words"
+
+
+@pytest.fixture(autouse=True)
+def _names_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr("cdfl.algorithms.ALGORITHMS", dict(ALGORITHMS))
 
 
 def test_a_run_tells_everything_in_order():
@@ -86,6 +109,10 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     ("options", "message"),
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
+        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class, Patient"),
+        ({"algorithm": Sometimes}, "algorithm is <class .*Sometimes'>; expected a name, or a class derived from"),
+        ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected a word of its own, .*: name = 'unnamed'"),
+        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of its own"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
@@ -143,3 +170,22 @@ def test_a_time_model_may_be_a_trace_file_and_a_policy_an_object(tmp_path: Path)
     stored = json.loads(json.dumps(config.to_json()))
     assert stored["time_model"]["wait"]["trace"] == [[1.0, 2.0], [0.5]]
     assert stored["policy"] == {"kind": "Sometimes", "probability": 0.25}
+
+
+def test_an_algorithm_of_ones_own_runs_and_is_recorded_by_its_name(tmp_path):
+    own = run(SMALL, algorithm=Patient, out=tmp_path / "own")
+    assert own.config.algorithm == own.events[0].algorithm == RunFolder(tmp_path / "own").config()["algorithm"]
+    slow = run(SMALL, base_rate=SETTINGS.base_rate / 2)
+    assert own.uploads == slow.uploads  # its own hyperparameters count
+    assert run(SMALL, algorithm="patient").events == own.events  # now that it has been seen, its name will do
+
+
+def test_a_network_of_ones_own(tmp_path):
+    own = replace(SMALL, model=normed)
+    result = run(own, out=tmp_path / "own")
+    assert result.uploads == run(replace(SMALL, model="normed")).uploads
+    assert RunFolder(tmp_path / "own").config()["scenario"]["model"] == f"{normed.__module__}.normed"
+    with pytest.raises(ValueError, match=r"the model .* made list; expected \(input_shape, num_classes\) -> nn.Module"):
+        run(replace(SMALL, model=lambda input_shape, num_classes: []))
+    with pytest.raises(ValueError, match=r"there is no model 7; expected one of .*, or in Python a function"):
+        replace(SMALL, model=7)
