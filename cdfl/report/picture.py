@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cdfl.record import Event, Started, Uploaded, only
 
-WINDOW = 60  # uploads that a point of a curve is the mean of
-BEFORE, AFTER, OTHER = "#7f8fa6", "#c23616", "#40739e"
+WINDOW = 60  # uploads that a point of a curve is the mean of; fewer in short runs
+BEFORE, AFTER = "#7f8fa6", "#c23616"
+OTHERS = ("#40739e", "#44bd32", "#8c7ae6", "#e1b12c")
+STYLES = ("--", ":", "-.")
 
 
 def picture(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[Event]] | None = None) -> None:
@@ -22,23 +25,40 @@ def picture(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[E
     started = only(events, Started)
     if not uploads or not started:
         raise ValueError("there are no uploads to draw; the run has not got that far")
+    others = {name: only(told, Uploaded) for name, told in (rivals or {}).items()}
+    if empty := [name for name, theirs in others.items() if not theirs]:
+        raise ValueError(f"there are no uploads to draw in {', '.join(empty)}; leave out what has not got that far")
+    window = smoothing(min(map(len, (uploads, *others.values()))))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout="constrained")
-    _curve(left, [upload.after for upload in uploads], f"{started[0].algorithm}: after the reply", AFTER, 2.2)
-    _curve(left, [upload.before for upload in uploads], f"{started[0].algorithm}: before it", BEFORE, 1.4)
-    for (name, others), style in zip((rivals or {}).items(), ("--", ":", "-."), strict=False):
-        _curve(left, [upload.after for upload in only(others, Uploaded)], name, OTHER, 1.4, style)
-    left.set(xlabel="upload", ylabel="accuracy on held-out data", title=f"{started[0].scenario}: all clients")
-    left.legend(frameon=False, fontsize=9)
+    after, before = [upload.after for upload in uploads], [upload.before for upload in uploads]
+    _curve(left, after, window, f"{started[0].algorithm}: after the reply", color=AFTER, linewidth=2.2)
+    _curve(left, before, window, f"{started[0].algorithm}: before it", color=BEFORE, linewidth=1.4)
+    for place, (name, theirs) in enumerate(others.items()):
+        look = {"color": OTHERS[place % len(OTHERS)], "linestyle": STYLES[place % len(STYLES)], "linewidth": 1.4}
+        _curve(left, [upload.after for upload in theirs], window, name, **look)
+    smoothed = f" (each point: mean of the last {window})" if window > 1 else ""
+    left.set(xlabel=f"upload{smoothed}", ylabel="accuracy on held-out data")
+    left.set_title(f"{started[0].scenario}: all clients")
+    left.legend(frameon=False, fontsize=9, ncols=1 + len(others) // 6)
     left.spines[["top", "right"]].set_visible(False)
     _mixtures(right, uploads)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
-def _curve(axes, values: Sequence[float], label: str, color: str, width: float, style: str = "-") -> None:  # type: ignore[no-untyped-def]
-    window = min(WINDOW, len(values))
+def smoothing(num_uploads: int) -> int:
+    """How many uploads a point is the mean of, so that a short run still is a curve.
+
+    >>> [smoothing(uploads) for uploads in (1, 12, 60, 600)]
+    [1, 3, 15, 60]
+    """
+    return max(1, min(WINDOW, num_uploads // 4))
+
+
+def _curve(axes, values: Sequence[float], window: int, label: str, **look: Any) -> None:  # type: ignore[no-untyped-def]
     means = np.convolve(values, np.ones(window) / window, mode="valid")
-    axes.plot(np.arange(window, len(values) + 1), means, style, color=color, label=label, linewidth=width)
+    marker = "o" if len(means) == 1 else None
+    axes.plot(np.arange(window, len(values) + 1), means, marker=marker, label=label, **look)
 
 
 def _mixtures(axes, uploads: Sequence[Uploaded]) -> None:  # type: ignore[no-untyped-def]
