@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -134,6 +135,7 @@ def test_a_python_file_of_ones_own(tmp_path):
         load_scenario(str(path))
 
 
+SHIFTS = '[clusters]\nkind = "shifts"\nsource = "digits"\n'
 WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
 
 
@@ -150,12 +152,30 @@ WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
             WHOLE + '[clusters]\nkind = "rotations"\nsorce = "digits"',
             r"has 'sorce'; expected only source, num_clusters",
         ),
-        (WHOLE + '[clusters]\nkind = "rotations"', r"\[clusters\]: .*missing 2 required"),
+        (WHOLE + '[clusters]\nkind = "rotations"', r"\[clusters\] has no source; expected source = \.\.\., a word"),
+        (
+            WHOLE.replace("num_clients = 1\n", "") + SHIFTS,
+            "the file has no num_clients; expected num_clients = ..., a whole number",
+        ),
+        (
+            WHOLE + SHIFTS + '[drift]\nkind = "sudden"\nevery = "x"',
+            r'\[drift\] has every = "x"; expected a whole number',
+        ),
+        (WHOLE + SHIFTS + '[drift]\nkind = "sudden"\nevery = true', r"\[drift\] has every = true; expected a whole"),
+        (WHOLE + SHIFTS + '[drift]\nkind = "sudden"\nlow = "x"', r'\[drift\] has low = "x"; expected a number'),
+        (WHOLE + SHIFTS + '[drift]\nkind = ["sudden"]', r"\[drift\] has kind \['sudden'\]; expected one of paper"),
+        ("hyperparams = 3\n" + WHOLE + SHIFTS, "the file has hyperparams = 3; expected a table"),
+        (WHOLE.replace('"cnn"', "3") + SHIFTS, "the file has model = 3; expected one of cnn, .*in quotes"),
+        (
+            WHOLE + '[clusters]\nkind = "domains"\nsources = ["a.npz"]\nshape = [32, 32]',
+            r"has shape = \[32, 32\]; expected a list of three whole numbers: channels, height, width",
+        ),
+        (WHOLE + '[clusters]\nkind = "domains"\nsources = [1]', r"sources = \[1\]; expected a list of words in quotes"),
         ("clusters = 3\n" + WHOLE, r"\[clusters\] has kind 3; expected one of rotations"),
         ("sizes = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', r"\[sizes\] is 3; expected a table"),
         (
             WHOLE.replace("1", '"ten"') + '[clusters]\nkind = "shifts"\nsource = "digits"',
-            "the file: '<' not supported between instances of 'str' and 'int'",
+            'the file has num_clients = "ten"; expected a whole number',
         ),
         ("clients = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', "the file has 'clients'"),
         (
@@ -173,6 +193,19 @@ def test_a_bad_file_gets_one_sentence(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         load_scenario(str(path))
+
+
+def test_a_kind_alone_is_a_word(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('drift = "sudden"\n' + WHOLE + SHIFTS)
+    assert load_scenario(str(path)).drift == Sudden()
+
+
+def test_a_drift_must_be_able_to_count():
+    with pytest.raises(ValueError, match=r"drift is 'sudden'; expected an object with counts\(seed, client, update"):
+        replace(load_scenario("digits-4"), drift="sudden")
+    with pytest.raises(ValueError, match=r"drift is <class .*Sudden'>; expected an object"):
+        replace(load_scenario("digits-4"), drift=Sudden)
 
 
 def test_an_unknown_name_and_a_missing_file():

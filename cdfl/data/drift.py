@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
 
 Rest = Literal["even", "uneven"]
@@ -22,6 +23,31 @@ class Drift(Protocol):
     def counts(self, seed: int, client: int, update: int, size: int, num_clusters: int) -> np.ndarray:
         """Samples of each cluster, int64 `(K,)`, summing to `size`."""
         ...
+
+
+def checked_counts(drift: Drift, seed: int, client: int, update: int, size: int, num_clusters: int) -> np.ndarray:
+    """The counts of a drift, which may be somebody's own; ones that are no such counts are refused.
+
+    >>> class Halves:
+    ...     def counts(self, seed, client, update, size, num_clusters):
+    ...         return [size // 2, size // 2]
+    >>> checked_counts(Halves(), seed=0, client=0, update=0, size=4, num_clusters=2)
+    array([2, 2])
+    >>> checked_counts(Halves(), seed=0, client=0, update=0, size=5, num_clusters=2)
+    Traceback (most recent call last):
+    cdfl.data.errors.DataError: Halves.counts gave [2, 2] for client 0, update 0; expected 2 whole numbers of at least 0
+    that sum to size, 5
+    """
+    found = drift.counts(seed, client, update, size, num_clusters)
+    counts = np.asarray(found) if isinstance(found, np.ndarray | list | tuple) else np.empty(0)
+    whole = counts.shape == (num_clusters,) and counts.dtype.kind in "iu"
+    if not (whole and bool((counts >= 0).all()) and int(counts.sum()) == size):
+        given = found.tolist() if isinstance(found, np.ndarray) else found
+        raise DataError(
+            f"{type(drift).__name__}.counts gave {given!r} for client {client}, update {update}; expected "
+            f"{num_clusters} whole numbers of at least 0 that sum to size, {size}"
+        )
+    return counts.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cdfl.data.clusters import Cluster
-from cdfl.data.drift import Drift, apportion
+from cdfl.data.drift import Drift, apportion, checked_counts
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
 from cdfl.data.split import HALF_OF, Sizes, split_dataset
@@ -66,6 +66,7 @@ class Federation:
         self.num_classes = max(cluster.dataset.num_classes for cluster in clusters)
         self.input_shape = clusters[0].dataset.input_shape
         self.device = clusters[0].dataset.train_images.device
+        checked_counts(drift, seed, 0, 0, sizes.high, len(clusters))  # what is wrong with it is said before any work
         self.splits = [split_dataset(cluster.dataset, sizes, seed) for cluster in clusters]
 
     @property
@@ -86,7 +87,7 @@ class Federation:
         """
         rng = generator(self.seed, "draw", client, update)
         size = int(rng.integers(self.sizes.low, self.sizes.high, endpoint=True))
-        counts = self.drift.counts(self.seed, client, update, size, self.num_clusters)
+        counts = checked_counts(self.drift, self.seed, client, update, size, self.num_clusters)
         mixture = counts / size
         return Draw(
             train=self._sample(rng, "train", counts),

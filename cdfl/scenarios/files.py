@@ -21,14 +21,17 @@ high = 80
 ```
 """
 
+import json
 import runpy
 import tomllib
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from cdfl.data import DRIFTS, SOURCES, DataError, Domains, LabelPermutations, Rotations, Shifts, Sizes
+from cdfl.models import MODELS, MakeModel
 from cdfl.scenarios.scenario import Scenario
 
 CLUSTERS: dict[str, type] = {
@@ -37,6 +40,30 @@ CLUSTERS: dict[str, type] = {
     "labels": LabelPermutations,
     "shifts": Shifts,
 }
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _all(kind: Any, value: Any) -> bool:
+    return isinstance(value, list) and all(_is(kind, part) for part in value)
+
+
+# What a setting of a type is in a file: a test, and in words.
+KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (partial(_is, int), "a whole number"),
+    float: (partial(_is, int | float), "a number"),
+    str: (partial(_is, str), "a word in quotes"),
+    str | MakeModel: (partial(_is, str), f"one of {', '.join(MODELS)}, in quotes"),
+    tuple[str, ...]: (partial(_all, str), "a list of words in quotes"),
+    tuple[int, int, int] | None: (
+        lambda value: _all(int, value) and len(value) == 3,
+        "a list of three whole numbers: channels, height, width",
+    ),
+    Mapping[str, object]: (partial(_is, dict), "a table"),
+}
+ANYTHING = (lambda value: True, "a value")
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -71,23 +98,38 @@ def _scenario(path: Path, values: dict[str, Any]) -> Scenario:
 
 
 def _part(path: Path, table: str, kinds: dict[str, type], values: Any) -> Any:
+    if isinstance(values, str):  # a kind whose settings are all left as they are
+        values = {"kind": values}
     kind = values.get("kind") if isinstance(values, dict) else values
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise DataError(f"{path}: [{table}] has kind {kind!r}; expected one of {', '.join(kinds)}")
     return _make(path, f"[{table}]", kinds[kind], {key: value for key, value in values.items() if key != "kind"})
 
 
-def _make(path: Path, where: str, make: Callable[..., Any], values: Any) -> Any:
+def _make(path: Path, where: str, make: type, values: Any) -> Any:
     if not isinstance(values, dict):
         raise DataError(f"{path}: {where} is {values!r}; expected a table")
-    known = [field.name for field in fields(make)] if is_dataclass(make) else []
-    for key in values:
+    known = {field.name: field for field in fields(make)}
+    hints = get_type_hints(make)
+    for key, value in values.items():
         if key not in known:
             raise DataError(f"{path}: {where} has {key!r}; expected only {', '.join(known)}")
+        fits, expected = KINDS.get(hints[key], ANYTHING)
+        if not fits(value):
+            raise DataError(f"{path}: {where} has {key} = {_toml(value)}; expected {expected}")
+    for key, field in known.items():
+        if key not in values and field.default is MISSING and field.default_factory is MISSING:
+            _, expected = KINDS.get(hints[key], ANYTHING)
+            raise DataError(f"{path}: {where} has no {key}; expected {key} = ..., {expected}")
     try:
         return make(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: {where}: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    """A value as its file has it."""
+    return json.dumps(value, default=str)
 
 
 def _beside(path: Path, clusters: Any) -> Any:

@@ -140,3 +140,36 @@ def test_clusters_of_different_sizes_are_refused(make_dataset):
         Federation(Datasets(two).build(lambda name: two[0]), PaperDrift(), SIZES)
     with pytest.raises(DataError, match="at least one cluster"):
         Federation([], PaperDrift(), SIZES)
+
+
+class Own:
+    def __init__(self, counts, update=0):
+        self.wrong, self.update = counts, update
+
+    def counts(self, seed, client, update, size, num_clusters):
+        return self.wrong(size) if update >= self.update else [size, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda size: [size, 0, 0, 1],
+        lambda size: np.array([size, 0, 0]),
+        lambda size: np.array([size + 1, -1, 0, 0]),
+        lambda size: np.array([size / 4] * 4),
+        lambda size: np.zeros((4, 1), int),
+        lambda size: None,
+    ],
+    ids=["another sum", "too few", "negative", "not whole", "another shape", "nothing"],
+)
+def test_a_drift_of_ones_own_must_give_counts(base, wrong):
+    clusters = Rotations("base", 4).build(lambda name: base)
+    message = (
+        r"Own\.counts gave .* for client 0, update {}; expected 4 whole numbers of at least 0 that sum to size, {}"
+    )
+    with pytest.raises(DataError, match=message.format(0, SIZES.high)):
+        Federation(clusters, Own(wrong), SIZES)
+    late = Federation(clusters, Own(wrong, update=1), SIZES)
+    assert late.draw(0, 0).true_mixture.tolist() == [1, 0, 0, 0]
+    with pytest.raises(DataError, match=message.format(1, r"\d+")):
+        late.draw(0, 1)
