@@ -23,7 +23,7 @@ DataDir = Annotated[
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """List the datasets, and where each one comes from."""
+    """List the datasets, whether their files are here, and where each one comes from."""
     root = data_folder(data_dir)
     table = Table("name", "what", "train", "test", "here", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
@@ -47,14 +47,17 @@ def fetch_(name: str, data_dir: DataDir = None) -> None:
 
 @app.command("check")
 def check_(name: str, data_dir: DataDir = None) -> None:
-    """Read a dataset; compare its checksums and numbers of images with the published ones."""
+    """Read a dataset; compare its checksums and numbers of images with the published ones.
+
+    It is ok, or differs from what was published, or is not here; exit code 1 where it is not ok.
+    """
     with refuse(DataError):
         report = check(name, data_dir)
     console = Console()
     for line in report.lines:
         console.print(line, soft_wrap=True)
-    console.print(f"{name}: {'ok' if report.ok else 'not as published'}")
-    if not report.ok:
+    console.print(f"{name}: {report.verdict}")
+    if report.verdict != "ok":
         raise typer.Exit(1)
 
 

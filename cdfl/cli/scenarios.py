@@ -1,16 +1,20 @@
 """`cdfl scenarios`: the experiments that have a name."""
 
+from pathlib import Path
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cdfl.cli.options import DataDir
 from cdfl.data import SOURCES
 from cdfl.data.sources import data_folder, find_folder
 from cdfl.scenarios import Scenario, list_scenarios
 
 
-def scenarios() -> None:
+def scenarios(data_dir: DataDir = None) -> None:
     """List the scenarios: name, clusters (K), clients, uploads, and whether their data are here."""
+    root = data_folder(data_dir)
     table = Table("name", "K", "clients", "uploads", "data", "what", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for scenario in list_scenarios():
@@ -19,7 +23,7 @@ def scenarios() -> None:
             str(scenario.num_clusters),
             str(scenario.num_clients),
             f"{scenario.num_uploads:,}",
-            "here" if all(_is_here(name) for name in sources_of(scenario)) else "-",
+            "here" if all(_is_here(name, root) for name in sources_of(scenario)) else "-",
             scenario.summary,
         )
     console = Console()
@@ -33,6 +37,6 @@ def sources_of(scenario: Scenario) -> list[str]:
     return [name for source in given for name in source.split("+") if name]
 
 
-def _is_here(name: str) -> bool:
+def _is_here(name: str, root: Path) -> bool:
     source = SOURCES.get(name)
-    return source is None or source.bundled or find_folder(source, data_folder()) is not None
+    return source is None or source.bundled or find_folder(source, root) is not None

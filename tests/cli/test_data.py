@@ -1,12 +1,14 @@
 import hashlib
 from dataclasses import replace
 
-import pytest
+import numpy as np
 from typer.testing import CliRunner
 
 from cdfl.cli import data
 from cdfl.cli.scenarios import scenarios, sources_of
+from cdfl.data import Dataset
 from cdfl.data.sources import SOURCES, RemoteFile
+from cdfl.data.sources.packed import write_npz
 from cdfl.scenarios import load_scenario
 
 
@@ -17,10 +19,13 @@ def call(*args: object) -> tuple[int, str]:
 
 def test_list_names_every_dataset(tmp_path):
     (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "data_batch_1.bin").touch()
+    (tmp_path / "usps").mkdir()  # but nothing in it
     code, output = call("list", "--data-dir", tmp_path)
     assert code == 0
     assert all(name in output for name in SOURCES)
     assert "cifar-10 objects in 10 classes, 32x32 colour 50,000 10,000 yes fetch" in output
+    assert "usps handwritten digits of letters, 16x16 grey 7,291 2,007 - fetch" in output
     assert "ccpd digits of Chinese licence plates, cut to 32x32 colour 80,000 20,000 - by hand" in output
 
 
@@ -39,11 +44,30 @@ def test_fetch_and_its_failures(tmp_path, monkeypatch):
     assert call("fetch", "usps", "--data-dir", tmp_path) == (0, f"usps is in {tmp_path / 'usps'}")
 
 
-@pytest.mark.parametrize(("name", "code", "words"), [("digits", 0, "digits: ok"), ("mnist", 1, "mnist is not in")])
-def test_check(tmp_path, name, code, words):
-    found, output = call("check", name, "--data-dir", tmp_path)
-    assert found == code
-    assert words in output
+def test_fetch_without_a_network_leaves_nothing(tmp_path, monkeypatch):
+    files = tuple(replace(file, urls=("http://127.0.0.1:9/usps",)) for file in SOURCES["usps"].files)
+    monkeypatch.setitem(SOURCES, "usps", replace(SOURCES["usps"], files=files))
+    code, output = call("fetch", "usps", "--data-dir", tmp_path / "new" / "data")
+    assert code == 2
+    assert "cannot be read (ConnectionError). Nothing was kept" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_has_three_verdicts(tmp_path):
+    (tmp_path / "mini-imagenet").mkdir()
+    half = np.zeros((100, 8, 8, 3), np.uint8), np.arange(100)
+    write_npz(tmp_path / "mini-imagenet" / "data.npz", Dataset.from_arrays("some", half, half, 100))
+    for name, code, words in [
+        ("digits", 0, "1,297 train images, 126 to 132 in a class"),
+        ("digits", 0, "digits: ok"),
+        ("mini-imagenet", 1, "48,000 train images were published, 100 are here"),
+        ("mini-imagenet", 1, "mini-imagenet: differs from what was published"),
+        ("ccpd", 1, "ccpd is not in"),
+        ("ccpd", 1, "ccpd: not here"),
+    ]:
+        found, output = call("check", name, "--data-dir", tmp_path)
+        assert found == code
+        assert words in output
 
 
 def test_sheet(tmp_path):
@@ -63,4 +87,9 @@ def test_scenarios(capsys, tmp_path, monkeypatch):
     output = " ".join(capsys.readouterr().out.split())
     assert "digits-4 4 40 600 here 8x8 digits in 4 rotations, no download" in output
     assert "digit-recognition 3 100 4,000 - hand, house and licence-plate digits" in output
+    (tmp_path / "elsewhere" / "fashion-mnist").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "fashion-mnist" / "train-images-idx3-ubyte.gz").touch()
+    scenarios(tmp_path / "elsewhere")
+    assert "fashion-mnist-4 4 80 2,000 here" in " ".join(capsys.readouterr().out.split())
+    assert "fashion-mnist-4 4 80 2,000 -" in output
     assert sources_of(load_scenario("digit-recognition")) == ["mnist", "usps", "svhn", "ccpd"]

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,15 +20,21 @@ def download(source: Source, folder: Path, progress: bool = False) -> Iterator[P
     """Bring every file of a source into the folder; those that are there and intact stay."""
     if not source.files:
         raise DataError(f"{source.name} has no address to download from; put {source.by_hand} into {folder}")
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder} cannot be made ({error.strerror}); choose another one with --data-dir") from error
-    for file in source.files:
-        path = folder / file.name
-        if not path.is_file() or md5_of(path) != file.md5:
-            _download(source.name, file, folder, progress)
-        yield path
+    try:
+        for file in source.files:
+            path = folder / file.name
+            if not path.is_file() or md5_of(path) != file.md5:
+                _download(source.name, file, folder, progress)
+            yield path
+    finally:
+        for made in new:
+            with suppress(OSError):  # it holds what came before a failure
+                made.rmdir()
 
 
 def _download(name: str, file: RemoteFile, folder: Path, progress: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -14,6 +15,8 @@ from cdfl.data.sources.folders import read_folder
 from cdfl.data.sources.packed import is_packed, read_npz, read_packed
 from cdfl.data.sources.source import Source
 
+Verdict = Literal["ok", "differs from what was published", "not here"]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -21,7 +24,7 @@ class Report:
 
     name: str
     folder: Path | None
-    ok: bool
+    verdict: Verdict
     lines: tuple[str, ...]
 
 
@@ -67,22 +70,25 @@ def check(name: str, data_dir: Path | str | None = None) -> Report:
     try:
         dataset = _read(source, data_folder(data_dir))
     except DataError as error:
-        return Report(name, folder, False, (str(error),))
+        here = source.bundled or folder is not None
+        return Report(name, folder, "differs from what was published" if here else "not here", (str(error),))
     problems = [] if folder is None else _wrong_checksums(source, folder)
     lines = []
     for half, expected in (("train", source.num_train), ("test", source.num_test)):
         labels = dataset.train_labels if half == "train" else dataset.test_labels
         sizes = torch.bincount(labels, minlength=dataset.num_classes)
-        note = "" if len(labels) == expected else f" (published: {expected:,})"
-        lines.append(f"{len(labels):,} {half} images{note}, {int(sizes.min()):,} to {int(sizes.max()):,} in a class")
+        lines.append(f"{len(labels):,} {half} images, {int(sizes.min()):,} to {int(sizes.max()):,} in a class")
+        if len(labels) != expected:
+            problems.append(f"{expected:,} {half} images were published, {len(labels):,} are here")
         if not sizes.min():
             problems.append(f"class {int(sizes.argmin())} has no {half} image")
-    return Report(name, folder, not problems, (*lines, *problems))
+    return Report(name, folder, "differs from what was published" if problems else "ok", (*lines, *problems))
 
 
 def find_folder(source: Source, root: Path) -> Path | None:
-    """The folder of a dataset, under one of its names."""
-    return next((root / name for name in (source.name, *source.other_folders) if (root / name).is_dir()), None)
+    """The folder of a dataset, under one of its names, with something in it."""
+    folders = (root / name for name in (source.name, *source.other_folders))
+    return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 
 
 def _named(name: str) -> Source:
@@ -98,9 +104,6 @@ def _read(source: Source, root: Path) -> Dataset:
     if folder is None:
         how = f"put {source.by_hand} into" if source.by_hand else f"run `cdfl data fetch {source.name}`, or fill"
         raise DataError(f"{source.name} is not in {root}; {how} {root / source.name}")
-    if not any(folder.iterdir()):
-        needed = source.by_hand or ", ".join(file.name for file in source.files)
-        raise DataError(f"{folder} is empty; expected {needed}")
     if is_packed(folder):
         return read_packed(source.name, folder, source.num_classes)
     return source.read(folder)

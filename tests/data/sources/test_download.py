@@ -1,5 +1,6 @@
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,18 @@ def test_trouble_gets_one_sentence_and_nothing_stays(tmp_path, web, trouble):
     wanted = source(url, md5="0" * 32 if trouble == "wrong checksum" else None)
     message = "did not give the published bytes" if trouble == "wrong checksum" else "cannot be read|did not give"
     with pytest.raises(DataError, match=f"mine: .*({message}).*Nothing was kept; try again, or put data.bin into"):
-        list(download(wanted, tmp_path))
+        list(download(wanted, tmp_path / "new" / "mine"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_came_before_trouble_stays(tmp_path, web):
+    address, files, _ = web
+    files["data.bin"] = BODY
+    good = source(f"{address}data.bin")
+    bad = RemoteFile("more.bin", (f"{address}gone",), "0" * 32)
+    with pytest.raises(DataError, match=r"try again, or put more\.bin into"):
+        list(download(replace(good, files=(*good.files, bad)), tmp_path / "mine"))
+    assert list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "data.bin"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -34,7 +34,7 @@ def test_what_is_missing_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match="there is no dataset 'nmist'; expected one of digits, mnist"):
         load_source("nmist", tmp_path)
     (tmp_path / "svhn").mkdir()
-    with pytest.raises(DataError, match=r"svhn is empty; expected train_32x32.mat, test_32x32.mat"):
+    with pytest.raises(DataError, match=r"svhn is not in .*; run `cdfl data fetch svhn`, or fill"):
         load_source("svhn", tmp_path)
     with pytest.raises(DataError, match="there is no dataset 'x'"):
         fetch("x", tmp_path)
@@ -51,15 +51,16 @@ def test_a_users_own_file(tmp_path, make_dataset):
 def test_check_counts_and_compares(tmp_path, write_idx):
     folder = tmp_path / "mnist"
     folder.mkdir()
-    assert check("digits").ok
+    assert check("digits").verdict == "ok"
     for stem, count in (("train", 20), ("t10k", 9)):
         write_idx(folder / f"{stem}-images-idx3-ubyte.gz", np.zeros((count, 28, 28)))
         write_idx(folder / f"{stem}-labels-idx1-ubyte.gz", np.arange(count) % 10)
     report = check("mnist", tmp_path)
-    assert not report.ok
-    assert report.lines[0] == "20 train images (published: 60,000), 2 to 2 in a class"
+    assert report.verdict == "differs from what was published"
+    assert report.lines[0] == "20 train images, 2 to 2 in a class"
     assert "train-images-idx3-ubyte.gz is readable, but its MD5 is not the published" in report.lines[2]
+    assert "60,000 train images were published, 20 are here" in report.lines
     assert "class 9 has no test image" in report.lines
     report = check("svhn", tmp_path)
-    assert (report.ok, report.folder) == (False, None)
+    assert (report.verdict, report.folder) == ("not here", None)
     assert "svhn is not in" in report.lines[0]

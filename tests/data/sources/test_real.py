@@ -36,5 +36,5 @@ def test_shapes_and_classes(real_data, name, shape, train, test, first):
 
 def test_fashion_mnist_is_the_published_one(real_data):
     report = check("fashion-mnist", real_data)
-    assert report.ok
+    assert report.verdict == "ok"
     assert report.lines[0] == "60,000 train images, 6,000 to 6,000 in a class"
