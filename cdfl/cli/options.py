@@ -32,7 +32,7 @@ TimeModelName = Annotated[
     typer.Option(help=f"Who is there when: {', '.join(TIME_MODELS)}, or a trace file; if not given, the preset's."),
 ]
 PolicyName = Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")]
-PrecisionName = Annotated[str, typer.Option(help="auto, float32, tf32 (GPU), bfloat16: faster, rougher.")]
+PrecisionName = Annotated[str, typer.Option(help="auto, float32, tf32 (only on a GPU), bfloat16: faster, rougher.")]
 Clients = Annotated[int | None, typer.Option(help="Another number of clients.")]
 Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]

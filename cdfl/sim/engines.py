@@ -36,7 +36,7 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     """
     hyperparams = task.hyperparams
     free = hyperparams.replace(proximal_strength=0.0)  # for pre-training: there is no earlier model to stay near to
-    check_precision(precision)
+    check_precision(precision, task.device.type)
 
     def stack(settings: Hyperparams) -> Stack:
         return Stack(task.model, task.loss, settings, task.dtype, width or 64, precision)
@@ -114,7 +114,9 @@ def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
     return algorithm
 
 
-def check_precision(precision: str) -> None:
-    """Refuse a precision that does not exist."""
+def check_precision(precision: str, device: str) -> None:
+    """Refuse a precision that does not exist, or not on this device."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
+    if precision == "tf32" and not device.startswith("cuda"):
+        raise ValueError(f"precision is 'tf32' on {device}; it needs a CUDA GPU, so take float32 or bfloat16 here")

@@ -106,7 +106,7 @@ def configure(
     device = _usable(device)
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"
-    check_precision(precision)
+    check_precision(precision, device)
     hyperparams = preset_for(chosen, preset).replace(**overrides)
     name = make_algorithm(algorithm, hyperparams).name  # refuses an unknown one
     return RunConfig(chosen, hyperparams, name, clock, policy, seed, device, precision)

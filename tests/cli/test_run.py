@@ -87,6 +87,10 @@ def test_options_reach_the_run(small, tmp_path):
         (["--device", "tpu"], "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
         (["--device", "cuda:99"], "device is 'cuda:99', but this machine has no such GPU"),
         (["--precision", "half"], "precision is 'half'; expected one of"),
+        (
+            ["--precision", "tf32", "--device", "cpu"],
+            "precision is 'tf32' on cpu; it needs a CUDA GPU, so take float32",
+        ),
         (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
         (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
