@@ -1,17 +1,22 @@
 """What several commands do alike: reading settings, refusing with one clear sentence."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
+from cdfl.data import SOURCES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
+from cdfl.scenarios import SCENARIOS
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import PRESETS
 
@@ -38,6 +43,16 @@ Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]
 Resume = Annotated[bool, flag("--resume", "Go on with what was interrupted in --out.")]
 DataDir = Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")]
+
+_NAMES: dict[str, Mapping[str, object] | Sequence[str]] = {
+    "algorithm": ALGORITHMS,
+    "dataset": SOURCES,
+    "hyperparameter": [field.name for field in fields(Hyperparams)],
+    "policy": POLICIES,
+    "preset": PRESETS,
+    "scenario": SCENARIOS,
+    "time model": TIME_MODELS,
+}
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -98,6 +113,19 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
+def meant(message: str) -> str:
+    """What to add to an error about a name that does not exist: the one that is most like it, if any is.
+
+    >>> meant("there is no algorithm 'fedsofd'; there are cdfl, fedsoft, ...")
+    '; did you mean fedsoft?'
+    >>> meant("there is no algorithm 'sgd'; there are cdfl, fedsoft, ...")
+    ''
+    """
+    said = re.match(r"there is no ([a-z ]+) '([^']*)'", message)
+    close = get_close_matches(said[2], _NAMES.get(said[1], ()), n=1) if said else []
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 @contextmanager
 def refuse(*kinds: type[Exception], needs: str = "what simulations need", extra: str = "sim") -> Iterator[None]:
     """Turn errors that a user can mend into one line and exit code 2; Ctrl-C into exit code 130."""
@@ -108,7 +136,7 @@ def refuse(*kinds: type[Exception], needs: str = "what simulations need", extra:
         typer.secho(f"cdfl: {error}{remedy}", err=True, fg="red")
         raise typer.Exit(2) from None
     except kinds as error:
-        typer.secho(f"cdfl: {error}", err=True, fg="red")
+        typer.secho(f"cdfl: {error}{meant(str(error))}", err=True, fg="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.secho("cdfl: stopped", err=True)

@@ -65,6 +65,29 @@ def test_refusing_is_one_line(capsys):
         raise TypeError("ours")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "digits4"], "digits-4"),
+        (["run", "digits-4", "--algorithm", "fedsft"], "fedsoft"),
+        (["compare", "digits-4", "--algorithms", "cdfl,localrestart"], "local-restart"),
+        (["run", "digits-4", "--policy", "pagehinkley"], "page-hinkley"),
+        (["run", "digits-4", "--time-model", "session"], "sessions"),
+        (["run", "digits-4", "--preset", "papers"], "paper"),
+        (["run", "digits-4", "--set", "baserate=0.1"], "base_rate"),
+        (["data", "fetch", "fashion_mnist"], "fashion-mnist"),
+    ],
+)
+def test_a_name_that_was_probably_meant(words, meant):
+    code, output = call(*words)
+    assert code == 2
+    assert output.endswith(f"; did you mean {meant}?")
+
+
+def test_nothing_is_guessed_where_nothing_is_near():
+    assert "did you mean" not in call("run", "digits-4", "--algorithm", "xyz")[1]
+
+
 def test_a_missing_package_is_named_with_its_remedy(capsys):
     with pytest.raises(typer.Exit) as stopped, refuse(ValueError):
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
