@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,11 +74,11 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run is over. Client accuracies are means over the last upload of every client."""
+    """A run is over. Client accuracies are means over the last upload of every client; no uploads have none."""
 
     uploads: int
-    before: float
-    after: float
+    before: float | None
+    after: float | None
     cluster: float
     divergence: float | None
     deprecated: float  # share of all uploads
@@ -88,6 +88,7 @@ class Finished:
     bytes_down: int
     client_flops: int
     server_flops: int
+    shortfall: str = ""  # why there are fewer uploads than asked for; written down only where it is so
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished
@@ -101,9 +102,8 @@ def to_json(event: Event) -> str:
     >>> to_json(Clusters(epoch=3, accuracies=[0.5, 0.75]))
     '{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}'
     """
-    values = asdict(event)
-    if values.get("rejected") is False:
-        del values["rejected"]
+    usual = {field.name: field.default for field in fields(event)}
+    values = {name: value for name, value in asdict(event).items() if value != usual[name]}
     return json.dumps({"event": type(event).__name__.lower(), **values})
 
 
@@ -118,7 +118,9 @@ def from_json(line: str) -> Event:
     except (ValueError, TypeError):
         values = {}
     kind = _KINDS.get(values.pop("event", None))
-    if kind is None or {"rejected", *values} != {"rejected", *(field.name for field in fields(kind))}:
+    known = {} if kind is None else {field.name: field.default is MISSING for field in fields(kind)}
+    needed = {name for name, is_needed in known.items() if is_needed}
+    if kind is None or not needed <= values.keys() <= known.keys():
         raise ValueError(f"this line is no event of this version of cdfl: {line[:80]!r}")
     event: Event = kind(**values)
     return event

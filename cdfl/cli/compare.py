@@ -102,6 +102,10 @@ def compare(
                 if _worth_showing(event):
                     live.update(Group(table(title, names, configs, results), bar))
     console.print(table(title, names, configs, results))
+    for which, end in sorted(results.items()):
+        if end.shortfall:
+            told = f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
+            console.print(told, highlight=False, soft_wrap=True)
     summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     console.print(f"kept in {folder.path}/: summary.json and a folder for each run", highlight=False)

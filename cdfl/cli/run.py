@@ -79,6 +79,8 @@ def run(
                 if isinstance(event, Finished):
                     ends.append(event)
     console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
+    if ends[0].shortfall:
+        console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
     console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False)
 
 
@@ -86,8 +88,8 @@ def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finis
     table = Table(title=f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads", title_justify="left")
     table.add_column("held-out accuracy", justify="left")
     table.add_column("", justify="right")
-    table.add_row("clients, before their upload", f"{end.before:.3f}")
-    table.add_row("clients, after the reply", f"{end.after:.3f}")
+    table.add_row("clients, before their upload", "-" if end.before is None else f"{end.before:.3f}")
+    table.add_row("clients, after the reply", "-" if end.after is None else f"{end.after:.3f}")
     table.add_row("clusters, at the start", f"{sum(start.accuracies) / len(start.accuracies):.3f}")
     table.add_row("clusters, at the end", f"{end.cluster:.3f}", end_section=True)
     if end.divergence is not None:

@@ -44,6 +44,8 @@ def digest(
 
 def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]:
     finished = asdict(only(events, Finished)[-1])
+    if not finished["shortfall"]:
+        del finished["shortfall"]
     end = {name: round(value, 6) if isinstance(value, float) else value for name, value in finished.items()}
     rate = fmean(max(upload.rates) for upload in uploads) if uploads else 0.0
     return end | {"rate": round(rate, 6)}  # the furthest a cluster moved to an upload, on average

@@ -10,7 +10,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
-from cdfl.sim.task import Task
+from cdfl.sim.task import LOOKS_PER_UPLOAD, Task
 
 SMOOTHING = 1e-4
 
@@ -95,7 +95,26 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
     )
 
 
-def summarize(events: Iterable[Event], num_clients: int) -> Finished:
+def shortfall(task: Task, events: Iterable[Event], turns: Counter[str]) -> str:
+    """Why a run made fewer uploads than asked for, after so many turns of each kind; nothing if it made them all."""
+    events, asked = list(events), task.scenario.num_uploads
+    made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
+    if made == asked:
+        return ""
+    reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
+    if made + diverged < asked and turns.total() == task.most_turns:
+        said = f"said upload {made + diverged} times" if made + diverged else "never said upload"
+        reasons.append(
+            f"the policy {said} in {turns['look']} looks, and a run ends after about "
+            f"{LOOKS_PER_UPLOAD} looks for each upload asked for"
+        )
+    elif made + diverged < asked:
+        gone = turns["leave"] == turns["join"]
+        reasons.append("all clients have left" if gone else "the time model had no more turns")
+    return f"{made} of {asked} uploads were made: {'; '.join(reasons)}"
+
+
+def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") -> Finished:
     """The end of a run in a few numbers, from its events.
 
     Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
@@ -110,15 +129,16 @@ def summarize(events: Iterable[Event], num_clients: int) -> Finished:
         uploads=len(uploads),
         before=_mean(event.before for event in last),
         after=_mean(event.after for event in last),
-        cluster=_mean(clusters[-1].accuracies) if clusters else 0.0,
-        divergence=_mean(divergences) if divergences else None,
-        deprecated=_mean(float(event.deprecated) for event in uploads),
+        cluster=fmean(clusters[-1].accuracies) if clusters else 0.0,
+        divergence=_mean(divergences),
+        deprecated=_mean(float(event.deprecated) for event in uploads) or 0.0,
         diverged=len(only(events, Diverged)),
         staleness=staleness_histogram((event.staleness for event in uploads), width=max(1, num_clients // 8)),
         bytes_up=sum(event.bytes_up for event in uploads),
         bytes_down=sum(event.bytes_down for event in uploads),
         client_flops=sum(event.client_flops for event in uploads),
         server_flops=sum(event.server_flops for event in uploads),
+        shortfall=shortfall,
     )
 
 
@@ -132,6 +152,6 @@ def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
     return {f"{number * width}-{number * width + width - 1}": bins[number] for number in sorted(bins)}
 
 
-def _mean(values: Iterable[float]) -> float:
+def _mean(values: Iterable[float]) -> float | None:
     values = list(values)
-    return fmean(values) if values else 0.0
+    return fmean(values) if values else None

@@ -3,6 +3,7 @@
 Nothing is batched, cached or overlapped here. Read it beside the paper.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel
-from cdfl.sim.metrics import Job, Scores, describe, started, summarize
+from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Task
 
 
@@ -41,9 +42,11 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0
+    turns: Counter[str] = Counter()
     for time, client, kind in task.turns(time_model):
         if attempts == scenario.num_uploads:
             break
+        turns[kind] += 1
         if kind == "join":
             clients[client] = Client(algorithm.join(state), state)
             continue
@@ -100,4 +103,4 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
     if state.epoch % scenario.num_clients != 0:
         events.append(Clusters(state.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))
         yield events[-1]
-    yield summarize(events, scenario.num_clients)
+    yield summarize(events, scenario.num_clients, shortfall(task, events, turns))

@@ -22,7 +22,7 @@ from cdfl.policy import ALWAYS, Memory, Policy
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel, Turn
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
-from cdfl.sim.metrics import Job, Scores, describe, started, summarize
+from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Drawn, Task
 
 MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
@@ -136,11 +136,13 @@ class Simulation:
             left = Counter(turn.client for turn in planned[place.turns :] if turn.kind == "look")
             turns = iter(planned)
         attempts = place.attempts
+        passed: Counter[str] = Counter()
         for taken, (time, number, kind) in enumerate(turns):
+            if taken >= place.turns and attempts == scenario.num_uploads:
+                break
+            passed[kind] += 1
             if taken < place.turns:
                 continue
-            if attempts == scenario.num_uploads:
-                break
             if kind == "join":
                 self._welcome(number)
                 continue
@@ -176,7 +178,7 @@ class Simulation:
         if self.state.epoch % scenario.num_clients != 0:
             self._score_clusters()
         yield from self._tell()
-        yield summarize(self.told, scenario.num_clients)
+        yield summarize(self.told, scenario.num_clients, shortfall(self.task, self.told, passed))
 
     def _begin(self) -> Steps:
         """Initialization: the server has its clusters, and scores them."""

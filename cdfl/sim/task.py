@@ -105,9 +105,13 @@ class Task:
 
     def turns(self, time_model: TimeModel) -> Iterator[Turn]:
         """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""
-        scenario = self.scenario
-        turns = time_model.turns(scenario.num_clients, generator(self.seed, "turns"))
-        return islice(turns, 2 * scenario.num_clients + LOOKS_PER_UPLOAD * scenario.num_uploads)
+        turns = time_model.turns(self.scenario.num_clients, generator(self.seed, "turns"))
+        return islice(turns, self.most_turns)
+
+    @property
+    def most_turns(self) -> int:
+        """After so many turns a run ends."""
+        return 2 * self.scenario.num_clients + LOOKS_PER_UPLOAD * self.scenario.num_uploads
 
     def noise_seed(self, client: int, look: int) -> int:
         """Where the random numbers of one training (dropout) start, whatever was trained before it."""

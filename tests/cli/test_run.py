@@ -193,3 +193,13 @@ def test_a_signal_and_resume(tmp_path, stop):
     assert call("run", small, "--out", whole.path)[0] == 0
     assert (parts.path / "events.jsonl").read_bytes() == (whole.path / "events.jsonl").read_bytes()
     assert json.loads((parts.path / "config.json").read_text()) == whole.config()
+
+
+def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
+    code, output = call("run", small, "--policy", "adwin", "--uploads", 2)
+    assert code == 0
+    assert re.search(r"clients, after the reply \W+ - ", output)
+    assert "0 of 2 uploads were made: the policy never said upload in 1" in output
+    code, output = call("compare", small, "--algorithms", "cdfl", "--seeds", 1, "--policy", "adwin", "--uploads", 2)
+    assert code == 0
+    assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never said upload in 1" in output

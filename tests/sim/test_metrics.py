@@ -1,13 +1,16 @@
 """Numbers about a run, worked out by hand; costs of every algorithm, for one upload."""
 
-from dataclasses import replace
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import log
 
 import pytest
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.record import Clusters, Diverged, Started, Uploaded, only
-from cdfl.sim.metrics import divergence, staleness_histogram, summarize
+from cdfl.record import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
+from cdfl.sim.clock import Devices, Span, Turn
+from cdfl.sim.metrics import divergence, shortfall, staleness_histogram, summarize
 
 from .world import SETTINGS, SIZES, assert_same_events, make_task, run_fast, run_plain
 
@@ -58,7 +61,67 @@ def test_a_summary_by_hand():
 
 def test_a_summary_of_nothing():
     end = summarize([], num_clients=4)
-    assert (end.uploads, end.before, end.cluster, end.divergence, end.staleness) == (0, 0.0, 0.0, None, {})
+    assert (end.uploads, end.before, end.after, end.divergence, end.staleness) == (0, None, None, None, {})
+
+
+@dataclass(frozen=True)
+class Never:
+    def decide(self, memory, look):
+        return memory, False
+
+
+@dataclass(frozen=True)
+class Rarely:
+    """Two clients upload, once each."""
+
+    def decide(self, memory, look):
+        return (1.0,), not memory and look.chance < 0.2
+
+
+class FewTurns:
+    def turns(self, num_clients, rng):
+        yield Turn(0.0, 0, "join")
+        yield Turn(1.0, 0)
+
+
+LEAVING = Devices(stays=Span("constant", 2.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"policy": Never()},
+            r"0 of 40 uploads were made: the policy never said upload in 2012 looks, and a run ends after about "
+            "50 looks for each upload asked for",
+        ),
+        ({"policy": Rarely()}, r"\d of 40 uploads were made: the policy said upload \d times in 2012 looks"),
+        ({"time_model": LEAVING}, r"\d+ of 40 uploads were made: all clients have left"),
+        ({"time_model": FewTurns()}, "1 of 40 uploads were made: the time model had no more turns"),
+    ],
+    ids=["never", "rarely", "left", "over"],
+)
+def test_a_run_with_fewer_uploads_says_why(options, message):
+    fast, plain = run_fast(make_task(), **options), run_plain(make_task(), **options)
+    end = fast.events[-1]
+    assert re.match(message, end.shortfall), end.shortfall
+    assert from_json(to_json(end)) == end
+    assert (end.after is None) == (end.uploads == 0)
+    assert_same_events(fast.events, plain.events)
+
+
+def test_diverged_uploads_are_missing_ones():
+    told = [Clusters(0, [0.5]), *[UPLOAD] * 37, *[Diverged(3.0, 5)] * 3]
+    end = "37 of 40 uploads were made: trainings that diverged and were refused: 3"
+    assert shortfall(make_task(), told, Counter(join=12, look=40)) == end
+    assert shortfall(make_task(), told[:-1], Counter(join=12, look=39)).endswith("the time model had no more turns")
+    assert shortfall(make_task(), [UPLOAD] * 40, Counter(join=12, look=40)) == ""
+
+
+def test_a_whole_run_says_nothing():
+    end = run_fast(make_task()).events[-1]
+    assert end.shortfall == ""
+    assert "shortfall" not in to_json(end)
 
 
 # tiny: 3 filters of 9 weights at 36 places, then 27 x 10 weights; a multiplication and an addition each
