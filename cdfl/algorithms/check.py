@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView
 from cdfl.core import Reply, Upload
+from cdfl.plain import plain
 
 SIZE, LEARNED = 6, 5  # entries of a model; the last one is a buffer, mixed like the others but never trained
 ROUNDING = 1e-6
@@ -22,10 +23,11 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
 
     - shapes and types are as the simulator expects them, every number is finite, mixtures sum to one;
     - the epoch advances by one per upload, and the reply carries it;
-    - nothing that is passed in is changed, and the same inputs give the same outputs;
+    - nothing that is passed in is changed, nor the algorithm itself, and the same inputs give the same outputs;
     - an upload older than `max_staleness` moves nothing; one equal to a current model does no harm;
     - the proxy sets are looked at only by algorithms that say so (`uses_proxy`);
-    - the state is a dataclass of tensors and numbers, which is what a checkpoint can keep.
+    - the state is a dataclass of tensors and numbers, which is what a checkpoint can keep;
+    - it has a name of its own, by which runs are recorded.
 
     >>> from cdfl.core import Hyperparams
     >>> check_algorithm(Algorithm(Hyperparams()))
@@ -35,6 +37,13 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     _expect(down in ("one", "clusters", "none"), f"models_down is {down!r}; expected 'one', 'clusters' or 'none'")
     for num_clusters in (1, 3):
         _Check(algorithm, num_clusters).run(uploads)
+    own = type(algorithm)
+    parents = [parent.__name__ for parent in own.__mro__[1:] if getattr(parent, "name", None) == name]
+    whose = " and ".join(parents)
+    _expect(
+        not parents,
+        f"{own.__name__} has the name {name!r} of {whose}; expected one of its own: name = {own.__name__.lower()!r}",
+    )
 
 
 class _Check:
@@ -88,7 +97,7 @@ class _Check:
             ahead = Upload(
                 local_model, assignment.base_epoch, number, self.evaluate(*everywhere).double(), assignment.mixture
             )
-            _, same = algorithm.server_update(state, ahead, assignment, evaluate)
+            _, same = _called("server_update", algorithm.server_update, state, ahead, assignment, evaluate)
             _expect(
                 _close(same.personal_model, answered.personal_model),
                 "server_update: an upload that brings its losses along is answered otherwise than the same upload "
@@ -201,13 +210,32 @@ class _Check:
 def _unchanged(step: str, work: Callable[..., Any], *given: Any) -> Any:
     """What a step answers; twice the same, and without a mark on what it was given."""
     before = [(name, tensor, tensor.clone()) for value in given for name, tensor in _tensors(value)]
-    first = work(*given)
+    own = getattr(work, "__self__", None)
+    settings = plain(own)
+    first = _called(step, work, *given)
     for name, tensor, copied in before:
         _expect(_same(tensor, copied), f"{step} changed {name} in place; expected a new one and the old one as it was")
-    second = work(*given)
+    second = _called(step, work, *given)
     for (name, one), (_, other) in zip(_tensors(first), _tensors(second), strict=True):
         _expect(_same(one, other), f"{step} gave another {name} for the same inputs; expected the same, to the bit")
+    after = plain(own)
+    changed = [f"self.{name}" for name in after if name not in settings or after[name] != settings[name]] if own else []
+    _expect(
+        not changed,
+        f"{step} changed {', '.join(changed)}; expected an algorithm to hold its settings only: what it learns from "
+        "uploads belongs into the state, or it is lost in a checkpoint",
+    )
     return first
+
+
+def _called(step: str, work: Callable[..., Any], *given: Any) -> Any:
+    """What a step answers; what it raises is a broken promise, too."""
+    try:
+        return work(*given)
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{step} raised {type(error).__name__}: {error}") from error
 
 
 def _tensors(value: Any, name: str = "a tensor") -> list[tuple[str, Tensor]]:

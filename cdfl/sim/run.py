@@ -18,6 +18,7 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS, TimeModel, make_time_model
 from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
+from cdfl.sim.own import check_policy, check_time_model
 from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
@@ -97,10 +98,12 @@ def configure(
             sized: dict[str, Any] = {name: value}
             chosen = replace(chosen, **sized)
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
-    clock = clock or find_preset(preset).time_model
+    clock = find_preset(preset).time_model if clock is None else clock
     if isinstance(policy, str):
         _known("policy", policy, POLICIES)
         policy = POLICIES[policy]
+    check_time_model(clock, chosen.num_clients)
+    check_policy(policy)
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
     device = _usable(device)

@@ -57,6 +57,31 @@ class Remembers(Algorithm):
         return state, replace(reply, personal_model=reply.personal_model + self.count)
 
 
+class Counts(Algorithm):
+    def __init__(self, hyperparams):
+        super().__init__(hyperparams)
+        self.seen = []
+
+    def server_update(self, state, upload, assignment, evaluate):
+        self.seen.append(upload.client_id)
+        return super().server_update(state, upload, assignment, evaluate)
+
+
+class Averages(Algorithm):
+    def server_update(self, state, upload, assignment, evaluate):
+        self.mean = upload.local_model.clone()
+        return super().server_update(state, upload, assignment, evaluate)
+
+
+class BadEstimate(Algorithm):
+    def __init__(self, hyperparams):
+        super().__init__(hyperparams, lambda losses, gaps, distances, settings: torch.ones_like(losses) * 2)
+
+
+class Unnamed(FedAsync):
+    pass
+
+
 class StandsStill(Algorithm):
     def server_update(self, state, upload, assignment, evaluate):
         after, reply = super().server_update(state, upload, assignment, evaluate)
@@ -143,6 +168,10 @@ class SendsTwo(Algorithm):
         (InPlace, r"server_update changed ServerState\.cluster_models in place; expected a new one"),
         (EatsUploads, r"server_update changed Upload\.local_model in place"),
         (Remembers, r"server_update gave another Reply\.personal_model for the same inputs"),
+        (Counts, r"server_update changed self\.seen; expected an algorithm to hold its settings only"),
+        (Averages, r"server_update changed self\.mean; expected"),
+        (BadEstimate, r"server_update raised ValueError: the mixture is \[2\.0\]; expected shares of at least 0"),
+        (Unnamed, "Unnamed has the name 'fedasync' of FedAsync; expected one of its own: name = 'unnamed'"),
         (StandsStill, "the state is at epoch 0; expected 1, one more per upload"),
         (TakesEverything, r"an upload \d+ epochs old, with max_staleness 1, is not marked as deprecated"),
         (MovesTheOld, r"an upload \d+ epochs old, with max_staleness 1, moved a model; expected every one to stay"),

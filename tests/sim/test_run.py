@@ -12,7 +12,7 @@ from cdfl.core import Hyperparams, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Uniform
+from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Turn, Uniform
 from cdfl.sim.presets import PRESETS, preset_for
 from cdfl.sim.run import configure, run
 
@@ -28,6 +28,19 @@ class Patient(Algorithm):
 
     def __init__(self, hyperparams):
         super().__init__(hyperparams.replace(base_rate=hyperparams.base_rate / 2))
+
+
+class Decides:
+    def __init__(self, decide):
+        self.decide = decide
+
+
+class Turning:
+    def __init__(self, *told):
+        self.told = told
+
+    def turns(self, num_clients, rng):
+        yield from self.told
 
 
 class Unnamed(Algorithm):
@@ -115,6 +128,26 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of its own"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
+        ({"policy": 3}, r"policy is 3; expected a name, or an object with decide\(memory, look\) -> \(memory, bool\)"),
+        ({"policy": Sometimes}, r"policy is the class Sometimes; expected an object .*: Sometimes\(\.\.\.\)"),
+        (
+            {"policy": Decides(lambda memory: True)},
+            r"policy has Decides.decide\(memory\); expected an object with decide",
+        ),
+        ({"policy": Decides(lambda memory, look: True)}, r"Decides.decide gave True; expected two things"),
+        ({"policy": Decides(lambda memory, look: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
+        ({"policy": Decides(lambda memory, look: ((), "no"))}, "Decides.decide says 'no'; expected True"),
+        (
+            {"time_model": 0},
+            r"time_model is 0; expected a name, or an object with turns\(num_clients, rng\) that yields",
+        ),
+        ({"time_model": Uniform}, r"time_model is the class Uniform; expected an object"),
+        ({"time_model": Turning((0.0, 1))}, r"Turning.turns gave \(0.0, 1\); expected cdfl.sim.clock.Turn"),
+        ({"time_model": Turning(Turn(0.0, 1))}, "lets client 1 look while it is not there; expected it to join first"),
+        (
+            {"time_model": Turning(Turn(2.0, 1, "join"), Turn(1.0, 1))},
+            r"Turning.turns goes back from time 2.0 to 1.0; expected times that never decrease",
+        ),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
         ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
