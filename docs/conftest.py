@@ -1,9 +1,10 @@
-"""What the examples of client.md find there: a server on this machine, a network, some data."""
+"""What the examples find there: for client.md a server on this machine, a network, some data."""
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
 from tests.client.test_flower import Digits
 from tests.client.test_transport import Site
@@ -28,3 +29,10 @@ def _client_page(request, doctest_namespace, tmp_path):
     }
     yield
     site.close()
+
+
+@pytest.fixture(autouse=True)
+def _extend_page(request, doctest_namespace, tmp_path, monkeypatch):
+    if "extend.md" in request.node.nodeid:
+        doctest_namespace["folder"] = tmp_path
+        monkeypatch.setattr("cdfl.algorithms.ALGORITHMS", dict(ALGORITHMS))  # what the page registers is its own

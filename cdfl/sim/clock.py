@@ -101,7 +101,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Span:
-    """A random length of time: constant, uniform, exponential or log-normal, or the next line of a trace file.
+    """A random length of time, or the next number on a client's line of a trace file; docs/extend.md tells them all.
 
     >>> Span("constant", 3.0).draw(np.random.default_rng(0), client=0)
     3.0
@@ -143,7 +143,7 @@ class Span:
 
     @classmethod
     def from_file(cls, path: Path) -> "Span":
-        """A trace: one client a line, its lengths of time as numbers with commas between them."""
+        """A trace: one client a line, its lengths of time as numbers with commas between them, read round and round."""
         rows = []
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             try:

@@ -1,6 +1,8 @@
-"""A scenario file with everything of one's own, from the command line: run, interrupted, resumed, compared."""
+"""The scenario file of docs/extend.md from the command line: run, interrupted, resumed, compared."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,53 +14,34 @@ from cdfl.sim.run import configure, run_events
 
 from .test_resume import stop_after
 
-OWN = '''
-from dataclasses import replace
-import numpy as np
-from torch import nn
-from cdfl.algorithms import Algorithm, register
-from cdfl.data import Sizes
-from cdfl.scenarios import load_scenario
-
-@register
-class Calm(Algorithm):
-    name = "calm"
-
-class Back:
-    """All of a client's data from one cluster, from another every few updates."""
-    def __init__(self, every):
-        self.every = every
-    def counts(self, seed, client, update, size, num_clusters):
-        return size * np.eye(num_clusters, dtype=int)[(client + update // self.every) % num_clusters]
-
-def net(input_shape, num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1),
-                         nn.Linear(8, num_classes))
-
-scenario = replace(
-    load_scenario("digits-4"), name="own", model=net, drift=Back(2), num_clients=4, num_uploads=9,
-    sizes=Sizes(low=8, high=12, test=10, pretraining=16, proxy=16),
-    hyperparams={"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1},
-)
-'''
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+OWN = re.search(r"<!-- mine.py: run.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL).group(1)
+QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
+SHORT = [
+    "--uploads",
+    9,
+    "--clients",
+    4,
+    *(word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")),
+]
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     monkeypatch.setattr("cdfl.algorithms.ALGORITHMS", dict(ALGORITHMS))
-    path = tmp_path / "own.py"
+    path = tmp_path / "mine.py"
     path.write_text(OWN)
     return path
 
 
 def cdfl(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(app, [str(word) for word in (*words, *SHORT)])
 
 
 def test_it_is_resumed_with_the_same_settings_only(own, tmp_path):
     whole, parts = RunFolder(tmp_path / "whole"), tmp_path / "parts"
     assert cdfl("run", own, "--algorithm", "calm", "--out", whole.path).exit_code == 0
-    config = configure(str(own), algorithm="calm")
+    config = configure(str(own), algorithm="calm", num_uploads=9, num_clients=4, **QUICK)
     assert config.to_json()["scenario"]["drift"] == {"kind": "Back", "every": 2}
     assert config.to_json()["scenario"]["model"].endswith(".net")
     stop_after(run_events(config, RunFolder.create(parts, config.to_json())), 5)
