@@ -151,7 +151,7 @@ def test_every_policy_ends_even_where_it_never_says_upload():
     never = EverySamples(10**9)
     result = run_fast(task, policy=never)
     assert result.events == run_plain(task, policy=never).events
-    assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, 0.0, {})
+    assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, None, {})
     for policy in POLICIES.values():
         assert run_fast(task, policy=policy).events[-1].uploads <= 3
 
