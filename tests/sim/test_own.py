@@ -42,10 +42,10 @@ def test_it_is_resumed_with_the_same_settings_only(own, tmp_path):
     whole, parts = RunFolder(tmp_path / "whole"), tmp_path / "parts"
     assert cdfl("run", own, "--algorithm", "calm", "--out", whole.path).exit_code == 0
     config = configure(str(own), algorithm="calm", num_uploads=9, num_clients=4, **QUICK)
-    assert config.to_json()["scenario"]["drift"] == {"kind": "Back", "every": 2}
+    assert config.to_json()["scenario"]["drift"] == {"kind": "Moving", "every": 5}
     assert config.to_json()["scenario"]["model"].endswith(".net")
     stop_after(run_events(config, RunFolder.create(parts, config.to_json())), 5)
-    own.write_text(OWN.replace("Back(2)", "Back(3)"))
+    own.write_text(OWN.replace("Moving(5)", "Moving(6)"))
     other = cdfl("run", own, "--algorithm", "calm", "--out", parts, "--resume")
     assert (other.exit_code, "holds a run with other settings" in other.output) == (2, True)
     own.write_text(OWN)
