@@ -157,8 +157,11 @@ def disturbance(found: dict[str, Any]) -> float:
 
 
 def store(part: str, found: dict[str, Any]) -> None:
-    """Put a part into the result file."""
+    """Put a part into the result file; of what stood there the rates stay."""
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if before := stored.get(part):
+        rates = {name: run["rate"] for name, run in before.items() if isinstance(run, dict) and "rate" in run}
+        found["earlier"] = [*before.get("earlier", []), {"began": before["began"], "commit": before["commit"]} | rates]
     stored |= {"machine": machine(), "seed": SEED, part: found}
     RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 

@@ -92,7 +92,10 @@ def exchanges(results: dict[str, Any]) -> str:
         version = f" {row['versions'][package]}" if "versions" in row else ""
         rate = f"{row['rate']:.2f}{_mark(row)}" if "rate" in row else f"did not run: {row['error']}"
         lines.append(f"| {row['contender']}{version}, 4 clients; {row['setting']} | {rate} | | |")
-    return "\n".join([*lines, "", _when(results, "exchanges", "others")]) + "\n"
+    words = _when(results, "exchanges", "others")
+    if earlier := [f"{run['8']:.1f} ({run['commit']})" for run in results["exchanges"].get("earlier", [])]:
+        words += f" Earlier runs with 8 clients: {', '.join(earlier)}; the speed of the machine itself changes as much."
+    return "\n".join([*lines, "", words]) + "\n"
 
 
 def _time(milliseconds: float) -> str:
