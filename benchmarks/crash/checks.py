@@ -133,15 +133,21 @@ def check_models(
     report: Report,
 ) -> dict[tuple[str, str], str]:
     """Decide every upload again, from epoch 0 and what the clients say they sent; returns digests of the replies."""
-    state, last = first, dict[str, Reply]()
-    averages, digests = [join(first, hyperparams).personal_model], {}  # what newcomers are given, by epoch
+    state, last, digests = first, dict[str, Reply](), {}
+    asked = asked_for(entries)
+    states = {0: first}  # of the epochs at which somebody asked for a model
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)
-        base_model = averages[entry.base_epoch] if before is None else before.personal_model
+        if before is not None and before.epoch == entry.base_epoch:
+            base_model = before.personal_model
+        else:
+            mixture = None if before is None else before.mixture
+            base_model = join(states[entry.base_epoch], hyperparams, mixture).personal_model
         state, reply = decide(state, entry, model, hyperparams, base_model, before)
         last[entry.client_id] = reply
-        averages.append(join(state, hyperparams).personal_model)
+        if entry.epoch in asked:
+            states[entry.epoch] = state
         outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
         told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
         now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
@@ -152,6 +158,16 @@ def check_models(
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests
+
+
+def asked_for(entries: list[Entry]) -> set[int]:
+    """The epochs at which clients asked for a model, as newcomers or anew, and trained from that, not from a reply."""
+    asked, replied = set(), dict[str, int]()
+    for entry in entries:
+        if replied.get(entry.client_id) != entry.base_epoch:
+            asked.add(entry.base_epoch)
+        replied[entry.client_id] = entry.epoch
+    return asked
 
 
 def decide(
