@@ -16,9 +16,9 @@ OPTIONS = {
 def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, up to 256 MB a thread; says whether it will.
 
-    Otherwise the activations of every step go back to the system and come again as thousands of pages to be zeroed, which
-    takes a good part of the time of a training. This holds for the whole process, from now on, and only for glibc, the C
-    library of most Linux systems; elsewhere nothing is done.
+    Otherwise the activations of every step go back to the system and come again as thousands of pages to be zeroed,
+    which takes a good part of the time of a training. This holds for the whole process, from now on, and only for
+    glibc, the C library of most Linux systems; elsewhere nothing is done.
     """
     if not sys.platform.startswith("linux"):
         return False
