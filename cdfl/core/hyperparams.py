@@ -32,8 +32,8 @@ class Hyperparams:
     base_rate: float = 0.15  # beta_0: the furthest a cluster moves to one upload
     cluster_step: Literal["towards", "along"] = "along"  # to the upload, or along the change that training made
     rate_floor: Floor = 0.05  # beta_1bar: clusters with a smaller share do not move; a number or the mean share
-    staleness_slope: float = 1 / 80  # a
-    staleness_grace: float = 80.0  # b
+    staleness_slope: float = 1 / 20  # a
+    staleness_grace: float = 20.0  # b
     max_staleness: int | None = None  # tau_0: an upload older than this moves nothing; None: never too old
     staleness_hinge: Literal["paper", "continuous"] = "continuous"  # 1/(a s + 1) from b on, or 1/(a (s - b) + 1)
     cluster_epochs_set: Literal["before", "after"] = "before"  # e_k <- t before or after the staleness test

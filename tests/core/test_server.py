@@ -55,6 +55,27 @@ def test_one_upload():
     assert {reply.mixture.dtype, reply.rates.dtype} == {torch.float64}
 
 
+@pytest.mark.parametrize("num_clients", [10, 100])
+def test_clusters_settle_where_everybody_uploads_once_a_session(num_clients: int):
+    """All uploads are then as old as there are clients: steps along the change must not add up without end."""
+
+    def run(hyperparams: Hyperparams) -> float:
+        proxy = Proxy([[1.0]])
+        state = initial_state(torch.tensor([[0.0]]), proxy)
+        replies = [join(state, hyperparams)] * num_clients
+        for _ in range(12):
+            for client, reply in enumerate(replies):
+                base = reply.personal_model
+                trained = base + 0.2 * (1 - base)  # a training goes a fifth of the way
+                upload = Upload(trained, reply.epoch, base_model=base)
+                state, replies[client] = server_update(state, upload, hyperparams, proxy)
+        return abs(float(state.cluster_models) - 1)
+
+    assert run(Hyperparams()) < 0.05
+    if num_clients > 10:
+        assert run(Hyperparams(staleness_slope=0.0)) > 1  # without the bound: farther off than it began
+
+
 def test_two_clusters_move():
     state, proxy = pair()
     after, reply = server_update(state, UPLOAD, BY_HAND.replace(rate_floor=0.2), proxy)
