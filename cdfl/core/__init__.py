@@ -1,14 +1,14 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.estimate import Estimator, Measures, estimate_mixture, measure, mixture_of
+from cdfl.core.estimate import Estimator, estimate_mixture, measure, mixture_of, relative, remembered
 from cdfl.core.evaluate import ProxySets
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.presets import DEFAULT, PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.server import base_model_of, join, server_update
-from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, initial_state
+from cdfl.core.state import Evaluate, Measures, NotFiniteError, Reply, ServerState, Upload, initial_state
 from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
 __all__ = [
@@ -39,6 +39,8 @@ __all__ = [
     "personalize",
     "pretrain",
     "reading",
+    "relative",
+    "remembered",
     "reply_weights",
     "server_update",
     "staleness_factor",

@@ -35,8 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.estimate import Measures
-from cdfl.core.state import ServerState
+from cdfl.core.state import Measures, ServerState
 
 MOST = sys.float_info.max  # numbers beyond it cannot be written down everywhere
 WINDOW = 100  # uploads that say what is usual

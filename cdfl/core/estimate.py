@@ -1,28 +1,25 @@
 """DistributionEstimation of Algorithm 2: a client's mixture, from one uploaded model."""
 
 import warnings
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cdfl.core.hyperparams import Bar, Hyperparams
-from cdfl.core.state import Evaluate, ServerState, Upload, check_numbers, evaluated
+from cdfl.core.state import Evaluate, Measures, ServerState, Upload, check_numbers, evaluated
 
 # A sum smaller than this part of its terms' sizes is rounding, not information.
 CANCELLED = 1e-6
-
-
-class Measures(NamedTuple):
-    """What the server can see of an upload, one number a cluster; float64, on the CPU."""
-
-    losses: Tensor  # (K,)  l_k  = F(v; D_k)
-    loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|
-    distances: Tensor  # (K,)  d2_k = ||v - w_k||
+# Uploads over which a measure's running mean reaches back.
+RECENT = 50
 
 
 class Estimator(Protocol):
-    """Anything that turns measures into a mixture; `estimate_mixture` is the paper's."""
+    """Anything that turns measures into a mixture; `estimate_mixture` is the paper's.
+
+    It gets the measures as they were taken or, where `hyperparams.measures` is "relative", as `relative` made them.
+    """
 
     def __call__(self, losses: Tensor, loss_gaps: Tensor, distances: Tensor, hyperparams: Hyperparams) -> Tensor:
         """Estimate the mixture (K,); it sums to one."""
@@ -43,6 +40,36 @@ def measure(state: ServerState, upload: Upload, evaluate: Evaluate) -> Measures:
     # One cluster after the other: a tensor of all differences would take longer to write than to add up.
     distances = torch.stack([torch.dist(model, local_model[trained]) for model in models[:, trained]])
     return Measures(losses, (state.cluster_losses - losses).abs(), distances.double().cpu())
+
+
+def relative(measures: Measures, usual: Tensor) -> Measures:
+    """Measures over what is usual for their cluster, times what is usual on average, so that bars keep their scale.
+
+    Deviation: the paper compares measures as they are. But a proxy set that is harder than others makes every upload
+    look far from its cluster, wherever its client is at home.
+
+    >>> hard = Measures(*torch.tensor([[0.3, 1.5], [0.1, 0.4], [2.0, 2.0]]).double())
+    >>> usual = torch.tensor([[0.2, 2.0], [0.1, 0.4], [0.0, 0.0]]).double()
+    >>> relative(hard, usual).losses                                       # 1.5 and .75 times the usual, times 1.1
+    tensor([1.6500, 0.8250], dtype=torch.float64)
+
+    A measure stays as it is where nothing is usual yet, and where its usual value is not above 0 for every cluster:
+    losses may be negative, and parts of those are no comparison. Like `remembered`, this looks at no value.
+    """
+    factors = usual.mean(dim=1, keepdim=True) / usual  # (3, K)
+    sound = ((usual > 0) & factors.isfinite()).all(dim=1, keepdim=True)
+    return Measures(*(torch.stack(measures) * torch.where(sound, factors, 1.0)))
+
+
+def remembered(usual: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
+    """What is usual (3, K) after the upload of an epoch: a mean of all so far, later of about `RECENT` uploads.
+
+    It begins as if an upload had come that is equally far from all clusters.
+    """
+    latest = torch.stack(measures)  # (3, K)
+    usual = torch.where(usual == 0, latest.mean(dim=1, keepdim=True), usual)
+    rate = 1 / torch.as_tensor(epoch + 1, dtype=torch.float64).clamp(max=RECENT)
+    return usual + rate * (latest - usual)
 
 
 def estimate_mixture(losses: Tensor, loss_gaps: Tensor, distances: Tensor, hyperparams: Hyperparams) -> Tensor:

@@ -27,6 +27,7 @@ class Hyperparams:
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
     distance_bar: Bar = "min"  # d2_bar
+    measures: Literal["plain", "relative"] = "relative"  # compared as they are, or with what is usual for each cluster
 
     # -- how far clusters move (Algorithm 2, UpdateRatioCompute)
     base_rate: float = 0.15  # beta_0: the furthest a cluster moves to one upload

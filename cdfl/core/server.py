@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core.accept import judge, remember
-from cdfl.core.estimate import Estimator, estimate_mixture, measure
+from cdfl.core.estimate import Estimator, estimate_mixture, measure, relative, remembered
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated, is_finite
 from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
@@ -33,7 +33,8 @@ def server_update(
     `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
     too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
     An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm, or some again and
-    again, moves nothing; it is answered with its estimate all the same.
+    again, moves nothing; it is answered with its estimate all the same. Relative measures are relative to the uploads
+    before this one, of those that were measured and not rejected.
     """
     _check(state, upload)
     epoch = state.epoch + 1
@@ -42,21 +43,25 @@ def server_update(
         reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, last_mixture, deprecated=True)
         return state.replace(epoch=epoch), replace(reply, past_harm=upload.past_harm)
 
-    harm, usual_harm, past_harm = None, None, upload.past_harm
+    measures, harm, usual_harm, past_harm = None, None, None, upload.past_harm
     if upload.mixture is None:
         state = _look(state, evaluate)
         measures = measure(state, upload, evaluate)
+        is_relative = hyperparams.measures == "relative"
+        compared = relative(measures, state.usual_measures) if is_relative else measures
         if hyperparams.max_harm is not None:
             harm, usual_harm, past_harm, is_harmful = judge(state, measures, past_harm, hyperparams.max_harm)
             state = state.replace(recent_harms=remember(state.recent_harms, harm))
             if is_harmful:
                 # It may be honest, from a client whose data have changed: its own reply follows what it sent.
-                known = bool(measures.distances.isfinite().all())
-                seen = estimate(*measures, hyperparams) if known else last_mixture
+                known = bool(torch.stack(compared).isfinite().all())
+                seen = estimate(*compared, hyperparams) if known else last_mixture
                 reply = _reply_only(state, epoch, upload.base_epoch, hyperparams, seen, deprecated=False)
                 reply = replace(reply, rejected=True, harm=harm, usual_harm=usual_harm, past_harm=past_harm)
-                return state.replace(epoch=epoch), reply
-        mixture = _checked(estimate(*measures, hyperparams), state.num_clusters)
+                return state.replace(epoch=epoch), replace(reply, measures=measures)
+        mixture = _checked(estimate(*compared, hyperparams), state.num_clusters)
+        if is_relative:
+            state = state.replace(usual_measures=remembered(state.usual_measures, measures, epoch))
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)
@@ -72,6 +77,7 @@ def server_update(
         harm=harm,
         usual_harm=usual_harm,
         past_harm=past_harm,
+        measures=measures,
     )
     state = state.replace(
         cluster_models=cluster_models,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ class ServerState:
     epoch: int = 0  # t: one per upload
     num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
     recent_harms: Tensor = field(default_factory=_none)  # of the last uploads, oldest first; where max_harm is set
+    usual_measures: Tensor = field(default_factory=_none)  # (3, K) running means over uploads; 0: no upload yet
+
+    def __post_init__(self) -> None:
+        """Begin with nothing usual."""
+        if self.usual_measures.numel() == 0:
+            nothing = torch.zeros(3, self.num_clusters, dtype=torch.float64, device=self.cluster_losses.device)
+            object.__setattr__(self, "usual_measures", nothing)
 
     @property
     def num_clusters(self) -> int:
@@ -58,6 +65,14 @@ class Upload:
     past_harm: float = 1.0  # as the last reply to this client had it
 
 
+class Measures(NamedTuple):
+    """What the server can see of an upload, one number a cluster; float64, on the CPU."""
+
+    losses: Tensor  # (K,)  l_k  = F(v; D_k)
+    loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|
+    distances: Tensor  # (K,)  d2_k = ||v - w_k||
+
+
 @dataclass(frozen=True, eq=False)
 class Reply:
     """What the client gets back, and what the server decided on the way."""
@@ -72,6 +87,7 @@ class Reply:
     harm: float | None = None  # as max_harm saw it; None: not looked at
     usual_harm: float | None = None  # of the uploads before this one; None: too few to tell, or not looked at
     past_harm: float = 1.0  # what max_harm remembers of this client: below 1 it is trusted, above not
+    measures: Measures | None = None  # of the upload, as they were taken; None: it was not measured
 
 
 def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:

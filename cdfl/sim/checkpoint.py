@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cdfl.algorithms import Assignment
-from cdfl.core import Reply
+from cdfl.core import Measures, Reply
 from cdfl.sim.simulation import Bookmark, Client, Simulation, Trained
 
 FILE = "checkpoint.safetensors"
@@ -52,6 +52,8 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
         held["drawn"] = task.drawn(int(text), held["looks"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
+        measures = held["reply"]["measures"]
+        held["reply"]["measures"] = None if measures is None else Measures(**measures)
         held["reply"] = Reply(**held["reply"])
         held["assignment"] = Assignment(**held["assignment"])
         held["trained"] = None if held["trained"] is None else Trained(**held["trained"])
@@ -93,6 +95,8 @@ def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) 
     """What of a value is numbers; its tensors are put aside under their path."""
     if isinstance(value, Tensor):
         return {"tensor": tensors.add(name, value)}
+    if isinstance(value, Measures):
+        return {own: _split(tensor, f"{name}.{own}", tensors) for own, tensor in value._asdict().items()}
     if is_dataclass(value):
         return {
             field.name: _split(getattr(value, field.name), f"{name}.{field.name}", tensors)

@@ -21,6 +21,8 @@ from cdfl.core import (
     estimate_mixture,
     mixture_of,
     personalize,
+    relative,
+    remembered,
     reply_weights,
     update_clusters,
     update_rates,
@@ -67,6 +69,7 @@ class GraphServer(Algorithm):
             held.models.copy_(state.cluster_models)
             held.losses.copy_(state.cluster_losses)
             held.epochs.copy_(state.cluster_epochs)
+            held.usual.copy_(state.usual_measures)
         held.local_model.copy_(upload.local_model)
         if held.base_model is not None:
             held.base_model.copy_(assignment.personal_model)
@@ -74,9 +77,22 @@ class GraphServer(Algorithm):
         held.epoch.fill_(epoch)
         held.base_epoch.fill_(upload.base_epoch)
         held.graph.replay()
-        reply = Reply(held.reply.clone(), epoch, held.mixture.clone(), held.rates.clone(), staleness, deprecated=False)
+        reply = Reply(
+            held.reply.clone(),
+            epoch,
+            held.mixture.clone(),
+            held.rates.clone(),
+            staleness,
+            deprecated=False,
+            measures=Measures(*held.measures.clone()),
+        )
         self._last = ServerState(
-            held.models.clone(), held.losses.clone(), held.epochs.clone(), epoch, state.num_parameters
+            held.models.clone(),
+            held.losses.clone(),
+            held.epochs.clone(),
+            epoch,
+            state.num_parameters,
+            usual_measures=held.usual.clone(),
         )
         return self._last, reply
 
@@ -91,6 +107,8 @@ class _Held:
         self.models = models.clone()  # (K, P)
         self.losses = state.cluster_losses.double().clone()  # (K,)
         self.epochs = state.cluster_epochs.clone()  # (K,)
+        self.usual = state.usual_measures.to(models.device, copy=True)  # (3, K)
+        self.measures = torch.zeros_like(self.usual)  # (3, K)
         self.local_model = models[0].clone()  # (P,)
         along = server.hyperparams.cluster_step == "along"
         self.base_model = models[0].clone() if along else None  # (P,)
@@ -108,7 +126,12 @@ class _Held:
         trained = slice(0, self.num_parameters)
         distances = (self.models[:, trained] - self.local_model[trained]).norm(dim=1).double()
         measures = Measures(self.upload_losses, (self.losses - self.upload_losses).abs(), distances)
-        mixture = mixture_of(measures, settings)
+        self.measures.copy_(torch.stack(measures))
+        if settings.measures == "relative":
+            mixture = mixture_of(relative(measures, self.usual), settings)
+            self.usual.copy_(remembered(self.usual, measures, self.epoch))
+        else:
+            mixture = mixture_of(measures, settings)
         rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)
         models = update_clusters(self.models, self.local_model, rates, self.base_model, self.num_parameters)
         fresh = self.server.proxies.losses(models, wanted=rates > 0).double()
@@ -121,4 +144,8 @@ class _Held:
 
 
 def _on(device: torch.device, state: ServerState) -> ServerState:
-    return state.replace(cluster_losses=state.cluster_losses.to(device), cluster_epochs=state.cluster_epochs.to(device))
+    return state.replace(
+        cluster_losses=state.cluster_losses.to(device),
+        cluster_epochs=state.cluster_epochs.to(device),
+        usual_measures=state.usual_measures.to(device),
+    )

@@ -16,6 +16,7 @@ class Server:
         self.t = 0
         self.alpha = {}  # client -> last estimate
         self.s = settings
+        self.usual = [[0.0] * len(w) for _ in range(3)]  # running means of l, d1 and d2
         self.below_bar = 0  # how many measures had a value below their numeric bar, in the last upload
 
     def receive(self, m, v, tau, began=None):
@@ -62,6 +63,10 @@ class Server:
             l.append(self.loss(v, k))
             d1.append(abs(self.loss(self.w[k], k) - l[k]))
             d2.append(sqrt(sum((a - b) ** 2 for a, b in zip(v, self.w[k], strict=True))))
+        if self.s["measures"] == "relative":  # not the paper's
+            compared = [self.over_the_usual(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
+            self.usual = [self.remembered(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
+            l, d1, d2 = compared  # noqa: E741
         if K == 1:
             return [1.0]
         parts = []
@@ -78,6 +83,23 @@ class Server:
             powers = [exp((a - max(alpha)) * A) for a in alpha]
             alpha = [power / sum(powers) for power in powers]
         return alpha
+
+    @staticmethod
+    def over_the_usual(values, usual):
+        """How many times the usual of its cluster each value is, in units of what is usual on average."""
+        K = len(values)
+        if min(usual) <= 0:  # nothing is usual yet, or it cannot be divided by
+            return values
+        return [values[k] / usual[k] * (sum(usual) / K) for k in range(K)]
+
+    def remembered(self, values, usual):
+        """The mean of the values so far and of one that is the same for all clusters; later of the recent ones."""
+        rate = max(1 / 50, 1 / (self.t + 1))
+        after = []
+        for k in range(len(values)):
+            before = usual[k] if usual[k] != 0 else sum(values) / len(values)
+            after.append((1 - rate) * before + rate * values[k])
+        return after
 
     @staticmethod
     def shares_of_the_others(values):

@@ -37,6 +37,7 @@ def settings(rng):
         "e_k": rng.choice(["before", "after"]),
         "reply": rng.choice(["all", "moved"]),
         "step": rng.choice(["towards", "along"]),
+        "measures": rng.choice(["plain", "relative"]),
     }
     ours = Hyperparams(
         loss_weight=s["c1"],
@@ -54,6 +55,7 @@ def settings(rng):
         cluster_epochs_set=s["e_k"],
         reply_clusters=s["reply"],
         cluster_step=s["step"],
+        measures=s["measures"],
     )
     return s, ours
 
@@ -110,6 +112,7 @@ def test_the_core_agrees_with_the_naive_server(seed):
             close(reply.personal_model, u)
             close(state.cluster_models, flat(naive.w))
             close(state.cluster_losses, [loss(model, k) for k, model in enumerate(naive.w)])
+            close(state.usual_measures, flat(naive.usual))
             assert state.cluster_epochs.tolist() == naive.e
             assert state.epoch == reply.epoch == naive.t
             assert reply.staleness == naive.t - tau
@@ -117,6 +120,7 @@ def test_the_core_agrees_with_the_naive_server(seed):
             assert len(caught) == naive.below_bar
 
             seen["uploads"] += 1
+            seen["relative"] += not deprecated and naive.usual[0][0] > 0
             seen["deprecated"] += deprecated
             seen["one cluster"] += num_clusters == 1
             seen["below the bar"] += naive.below_bar > 0

@@ -7,7 +7,12 @@ from cdfl.core import Hyperparams, ServerState, initial_state
 
 # The server's rules as the paper has them, without its values: what is worked out by hand begins here.
 AS_PRINTED = Hyperparams(
-    rate_floor="mean", cluster_step="towards", staleness_hinge="paper", staleness_slope=0.0, staleness_grace=5.0
+    measures="plain",
+    rate_floor="mean",
+    cluster_step="towards",
+    staleness_hinge="paper",
+    staleness_slope=0.0,
+    staleness_grace=5.0,
 )
 
 
