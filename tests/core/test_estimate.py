@@ -7,9 +7,20 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cdfl.core import Hyperparams, Upload, estimate_mixture, initial_state, measure
+from cdfl.core import (
+    Hyperparams,
+    Measures,
+    Upload,
+    estimate_mixture,
+    initial_state,
+    measure,
+    mixture_of,
+    relative,
+    remembered,
+)
+from cdfl.core.estimate import RECENT
 
-from .toy import Proxy, forbidden, pair
+from .toy import Proxy, bits, forbidden, pair
 
 NAN, INF = float("nan"), float("inf")
 BARS = {"loss_bar": 0.0, "gap_bar": 0.0, "distance_bar": 0.0}
@@ -264,3 +275,85 @@ def test_min_bars_never_rank_a_cluster_that_is_worse_in_everything_higher(measur
     better = [(i, k) for i, k in pairs if all(values[i] <= values[k] for values in measures)]
     assume(better)
     assert all(mixture[i] >= mixture[k] - 1e-12 for i, k in better)
+
+
+# -- relative measures
+
+
+def measures_of(*rows):
+    return Measures(*torch.tensor(rows, dtype=torch.float64))
+
+
+def test_relative_measures_worked_by_hand():
+    """Each measure over the usual of its cluster, times the mean of the usual: 2, 3 and 1."""
+    usual = torch.tensor([[1, 3], [4, 2], [1, 1]], dtype=torch.float64)
+    found = relative(measures_of([2, 3], [2, 6], [5, 7]), usual)
+    assert torch.stack(found).tolist() == [[4, 2], [1.5, 9], [5, 7]]
+
+
+def test_what_is_usual_worked_by_hand():
+    """It begins with the mean over clusters, here 3; then the mean of that and of all that came."""
+    usual = torch.zeros(3, 2, dtype=torch.float64)
+    for epoch, (value, expected) in enumerate([([2, 4], [2.5, 3.5]), ([4, 8], [3, 5]), ([7, 1], [4, 4])], start=1):
+        usual = remembered(usual, measures_of(value, value, value), epoch)
+        assert usual.tolist() == [pytest.approx(expected)] * 3
+
+
+@pytest.mark.parametrize("epoch", [RECENT - 1, RECENT, 100 * RECENT])
+def test_what_is_usual_follows_recent_uploads(epoch):
+    usual = remembered(torch.ones(3, 2, dtype=torch.float64), measures_of(*[[1, 2]] * 3), epoch)
+    assert usual.tolist() == [pytest.approx([1, 1 + 1 / RECENT])] * 3
+
+
+@pytest.mark.parametrize("epoch", [1, 7, RECENT, 3 * RECENT])
+def test_an_epoch_that_only_the_device_knows_gives_the_same_bits(epoch):
+    usual, measures = torch.rand(3, 4).double(), Measures(*torch.rand(3, 4).double())
+    expected = remembered(usual, measures, epoch)
+    assert bits(remembered(usual, measures, torch.tensor(epoch))) == bits(expected)
+
+
+@settings(deadline=None, derandomize=True)
+@given(measured(), st.tuples(bar, bar, bar))
+def test_where_nothing_is_usual_measures_stay_as_they_are(measures, bars):
+    plain = measures_of(*measures)
+    assert bits(torch.stack(relative(plain, torch.zeros(3, len(measures[0]))))) == bits(torch.stack(plain))
+
+
+@pytest.mark.parametrize("useless", [[-2.0, 1.0], [0.0, 1.0], [NAN, 1.0], [INF, 1.0], [5e-324, 1.0]])
+def test_a_measure_with_a_usual_value_that_cannot_be_divided_by_stays_plain(useless):
+    usual = torch.tensor([useless, [1, 3], [3, 1]], dtype=torch.float64)
+    found = relative(measures_of([-1, 4], [1, 3], [1, 3]), usual)
+    assert torch.stack(found).tolist() == [[-1, 4], [2, 2], [pytest.approx(2 / 3), 6]]
+
+
+def test_negative_losses_are_remembered_and_compared_as_they_are():
+    """Log-likelihoods: -5 is better than -3, and would be worse as a part of the usual -5 and -3."""
+    measures, usual = measures_of([-5, -3], [1, 1], [1, 1]), torch.zeros(3, 2, dtype=torch.float64)
+    for epoch in range(1, 9):
+        usual = remembered(usual, measures, epoch)
+    assert usual[0].tolist() == pytest.approx([-4 - 8 / 9, -4 + 8 / 9])
+    assert relative(measures, usual).losses.tolist() == [-5, -3]
+
+
+def test_clusters_that_are_unequally_hard_are_told_apart_by_relative_measures_alone():
+    """At home a loss of .5, elsewhere 1; on the hard proxy set ten times that: plain, all are at home on the other."""
+    clients = [[0.5, 10.0], [1.0, 5.0]]
+    usual = torch.zeros(3, 2, dtype=torch.float64)
+    for epoch in range(1, 41):
+        measures = measures_of(*[clients[epoch % 2]] * 3)
+        usual = remembered(usual, measures, epoch)
+    for home, values in enumerate(clients):
+        measures = measures_of(values, values, values)
+        assert int(mixture_of(measures, Hyperparams()).argmax()) == 0
+        assert int(mixture_of(relative(measures, usual), Hyperparams()).argmax()) == home
+
+
+@settings(deadline=None, derandomize=True)
+@given(measured(), st.integers(1, 99))
+def test_no_upload_makes_anything_usual_that_is_no_number(values, epoch):
+    usual = torch.zeros(3, len(values[0]), dtype=torch.float64)
+    for turn in range(4):
+        measures = measures_of(*(own[turn % len(own) :] + own[: turn % len(own)] for own in values))
+        assert bool(torch.stack(relative(measures, usual)).isfinite().all())
+        usual = remembered(usual, measures, epoch + turn)
+        assert bool((usual >= 0).all() and usual.isfinite().all())

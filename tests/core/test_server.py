@@ -6,7 +6,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdfl.core import Hyperparams, ServerState, Upload, initial_state, join, server_update
+from cdfl.core import (
+    Hyperparams,
+    ServerState,
+    Upload,
+    estimate_mixture,
+    initial_state,
+    join,
+    measure,
+    paper,
+    reading,
+    relative,
+    remembered,
+    server_update,
+)
 
 from .toy import AS_PRINTED, Proxy, bits, forbidden, pair
 
@@ -304,6 +317,81 @@ def test_buffers_are_mixed_like_parameters_and_do_not_count_in_distances():
     assert read(reply.personal_model) == near(3.25, -2.5)
 
 
+# -- relative measures
+
+RELATIVE = BY_HAND.replace(measures="relative", base_rate=0.0)  # moves nothing: every upload meets the same clusters
+
+
+def test_the_first_relative_estimate_is_the_plain_one():
+    state, proxy = pair()
+    after, reply = server_update(state, UPLOAD, BY_HAND.replace(measures="relative"), proxy)
+    plain, expected = server_update(state, UPLOAD, BY_HAND, proxy)
+    assert bits(reply.mixture) == bits(expected.mixture)
+    assert bits(after.cluster_models) == bits(plain.cluster_models)
+    assert [read(values) for values in reply.measures] == [(1, 49), (0, 48), (2, 8)]  # as they were taken
+
+
+def test_an_upload_is_compared_with_those_before_it_and_then_remembered():
+    """Of 2 and of 4: losses (1, 49) and (9, 25), gaps (0, 48) and (8, 24), distances (2, 8) and (4, 6)."""
+    state, proxy = pair()
+    assert read(state.usual_measures) == (0,) * 6
+    seen = []
+
+    def spy(*measures_and_hyperparams):
+        seen.append([read(values) for values in measures_and_hyperparams[:3]])
+        return estimate_mixture(*measures_and_hyperparams)
+
+    state, _ = server_update(state, UPLOAD, RELATIVE, proxy, estimate=spy)
+    assert read(state.usual_measures) == near(13, 37, 12, 36, 3.5, 6.5)  # half way from 25, 24 and 5
+    state, reply = server_update(state, Upload(torch.tensor([4.0]), 1), RELATIVE, proxy, estimate=spy)
+    assert seen[0] == [(1, 49), (0, 48), (2, 8)]
+    assert seen[1] == [
+        near(9 / 13 * 25, 25 / 37 * 25),
+        near(8 / 12 * 24, 24 / 36 * 24),
+        near(4 / 3.5 * 5, 6 / 6.5 * 5),
+    ]
+    assert [read(values) for values in reply.measures] == [(9, 25), (8, 24), (4, 6)]
+    assert read(state.usual_measures) == near(35 / 3, 33, 32 / 3, 32, 11 / 3, 19 / 3)  # a third of the way to it
+
+
+def test_a_rejected_upload_is_compared_and_not_remembered():
+    careful = RELATIVE.replace(max_harm=2.0)
+    state, proxy = pair()
+    for _ in range(10):
+        state, _ = server_update(state, UPLOAD, careful, proxy)
+    bad = Upload(torch.tensor([-100.0]), 0)
+    after, reply = server_update(state, bad, careful, proxy)
+    measures = measure(state, bad, proxy)
+    assert reply.rejected
+    assert [bits(values) for values in reply.measures] == [bits(values) for values in measures]
+    assert bits(reply.mixture) == bits(estimate_mixture(*relative(measures, state.usual_measures), careful))
+    assert bits(reply.mixture) != bits(estimate_mixture(*measures, careful))
+    assert bits(after.usual_measures) == bits(state.usual_measures)
+
+
+def test_an_upload_that_is_not_measured_is_not_remembered():
+    state, proxy = pair()
+    state, _ = server_update(state, UPLOAD, RELATIVE, proxy)
+    own = Upload(torch.tensor([2.0]), 0, mixture=torch.tensor([0.25, 0.75]))
+    for upload, settings_ in ((own, RELATIVE), (UPLOAD, RELATIVE.replace(max_staleness=0))):
+        after, reply = server_update(state, upload, settings_, proxy)
+        assert reply.measures is None
+        assert bits(after.usual_measures) == bits(state.usual_measures)
+        again, _ = server_update(after, UPLOAD, RELATIVE, proxy)
+        expected = remembered(state.usual_measures, measure(after, UPLOAD, proxy), epoch=3)
+        assert bits(again.usual_measures) == bits(expected)
+
+
+@pytest.mark.parametrize("printed", [paper("digit-recognition"), reading("digit-recognition")])
+def test_the_paper_compares_measures_as_they_are(printed):
+    state, proxy = pair()
+    state = state.replace(usual_measures=torch.tensor([[1.0, 9.0]] * 3).double())
+    after, reply = server_update(state, UPLOAD, printed, proxy)
+    assert bits(reply.mixture) == bits(estimate_mixture(*measure(state, UPLOAD, proxy), printed))
+    assert after.usual_measures is state.usual_measures
+    assert [read(values) for values in reply.measures] == [(1, 49), (0, 48), (2, 8)]
+
+
 # -- what is refused, before anything moves
 
 
@@ -395,7 +483,9 @@ def servers(draw):
     epoch = draw(st.integers(0, 9))
     epochs = draw(st.lists(st.integers(0, epoch), min_size=num_clusters, max_size=num_clusters))
     state = initial_state(matrix(num_clusters), proxy)
-    state = state.replace(epoch=epoch, cluster_epochs=torch.tensor(epochs))
+    row = st.lists(st.integers(0, 9), min_size=num_clusters, max_size=num_clusters)
+    usual = torch.tensor([draw(row) for _ in range(3)], dtype=torch.float64)
+    state = state.replace(epoch=epoch, cluster_epochs=torch.tensor(epochs), usual_measures=usual)
     upload = Upload(matrix(1)[0], base_epoch=draw(st.integers(0, epoch)))
     parts = draw(st.lists(st.integers(1, 9), min_size=num_clusters, max_size=num_clusters))
     return state, upload, proxy, torch.tensor(parts, dtype=torch.float64) / sum(parts)
@@ -403,6 +493,7 @@ def servers(draw):
 
 hyperparams = st.builds(
     Hyperparams,
+    measures=st.sampled_from(["plain", "relative"]),
     rate_floor=st.just("mean") | st.floats(0, 1),
     base_rate=st.floats(0, 1),
     staleness_slope=st.floats(0, 10),
@@ -422,6 +513,7 @@ def test_a_deprecated_upload_moves_nothing_but_the_epoch(server, hyperparams, ma
     assert bits(after.cluster_models) == bits(state.cluster_models)
     assert torch.equal(after.cluster_epochs, state.cluster_epochs)
     assert torch.equal(after.cluster_losses, state.cluster_losses)
+    assert bits(after.usual_measures) == bits(state.usual_measures)
     assert after.epoch == reply.epoch == state.epoch + 1
     assert torch.equal(reply.mixture, last)
 
@@ -465,6 +557,7 @@ def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
         cluster_models=state.cluster_models[order],
         cluster_losses=state.cluster_losses[order],
         cluster_epochs=state.cluster_epochs[order],
+        usual_measures=state.usual_measures[:, order],
     )
     after, reply = server_update(state, upload, hyperparams, proxy)
     after_shuffled, reply_shuffled = server_update(shuffled, upload, hyperparams, Proxy(proxy.centres[order]))
@@ -477,6 +570,7 @@ def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
     same(reply_shuffled.personal_model, reply.personal_model)
     same(after_shuffled.cluster_models, after.cluster_models[order])
     assert torch.equal(after_shuffled.cluster_epochs, after.cluster_epochs[order])
+    torch.testing.assert_close(after_shuffled.usual_measures, after.usual_measures[:, order])
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)

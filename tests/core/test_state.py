@@ -17,6 +17,8 @@ def test_a_server_starts_at_epoch_zero_with_the_losses_of_its_clusters():
     assert state.cluster_losses.dtype == torch.float64
     assert state.cluster_epochs.tolist() == [0, 0, 0]
     assert (state.epoch, state.num_clusters, state.num_parameters) == (0, 3, 1)
+    assert state.usual_measures.tolist() == [[0, 0, 0]] * 3
+    assert state.usual_measures.dtype == torch.float64
     assert proxy.calls == [[0, 1, 2]]
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cdfl.algorithms import make_algorithm
-from cdfl.core import Layout, client_update, flatten
+from cdfl.algorithms import Assignment, make_algorithm
+from cdfl.core import Layout, Upload, client_update, flatten
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import Uniform
@@ -73,6 +73,7 @@ def test_a_space_grows_with_the_stacks(device: str) -> None:
         {},
         {"max_staleness": 8, "staleness_slope": 1.0, "reply_clusters": "moved"},
         {"cluster_step": "towards", "rate_floor": "mean"},
+        {"measures": "plain"},
     ],
 )
 def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:
@@ -95,6 +96,37 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
         assert ours.rates == pytest.approx(theirs.rates, abs=1e-9)
         assert ours.deprecated == theirs.deprecated
         assert (ours.before, ours.after) == (theirs.before, theirs.after)
+
+
+@DEVICES
+@pytest.mark.parametrize("measures", ["plain", "relative"])
+def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measures: str) -> None:
+    task = make_task(device, torch.float64, measures=measures)
+    looker = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, precision="float32")
+    plain = make_algorithm("cdfl", task.hyperparams)
+    graph = GraphServer(plain, looker, task.proxy_sets)
+    start = task.pretrain()
+    states = [own.initial(start, task.evaluate, task.layout.num_parameters) for own in (plain, graph)]
+    random = torch.Generator().manual_seed(0)
+    seen = []
+    for step in range(5):
+        seen.append(states)
+        states = seen[2] if step == 4 else states  # not the state that the graph holds
+        noise = 0.01 * torch.randn(start.shape[1], generator=random, dtype=torch.float64).to(device)
+        local_model, clusters = start[step % len(start)] + noise, torch.arange(len(start))
+        losses = task.evaluate(local_model.expand_as(start), clusters).double().cpu()
+        upload = Upload(local_model, 0, losses=losses, base_model=start[0])
+        assignment = Assignment(start[0], 0)
+        answers = [
+            own.server_update(state, upload, assignment, task.evaluate)
+            for own, state in zip((plain, graph), states, strict=True)
+        ]
+        states = [state for state, _ in answers]
+        (expected, reply), (found, answer) = answers
+        assert (found.usual_measures.cpu() - expected.usual_measures).abs().max() < 1e-9
+        assert (torch.stack(answer.measures).cpu() - torch.stack(reply.measures)).abs().max() < 1e-9
+        assert (answer.mixture.cpu() - reply.mixture).abs().max() < 1e-9
+        assert bool(expected.usual_measures.any()) == (measures == "relative")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -318,6 +318,26 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
     assert only(rest, Finished)
 
 
+def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
+    task = make_task(num_uploads=25)
+    simulation = Simulation(task, make_algorithm("cdfl", SETTINGS), UNIFORM, make_engines(task, width=64))
+    for _ in zip(range(18), simulation.events(), strict=False):
+        pass
+    place = simulation.bookmark
+    checkpoint.save(tmp_path, place, task.start)
+    twin = Simulation(task, make_algorithm("cdfl", SETTINGS), UNIFORM, make_engines(task, width=64))
+    found = checkpoint.load(tmp_path, twin)
+    assert bool(place.state.usual_measures.all())
+    assert torch.equal(found.state.usual_measures, place.state.usual_measures)
+    replies = [
+        (client.reply.measures, found.clients[number].reply.measures) for number, client in place.clients.items()
+    ]
+    assert any(ours is not None for ours, _ in replies)
+    for ours, theirs in replies:
+        assert (ours is None) == (theirs is None)
+        assert ours is None or all(map(torch.equal, ours, theirs))
+
+
 def test_a_checkpoint_holds_what_clients_share_once(tmp_path):
     task = make_task(num_uploads=5)
     simulation = Simulation(task, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(task, width=64))
