@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 
 Bar = float | Literal["min"]
 Floor = float | Literal["mean"]
+# What was done before there was a setting, where that is not its default now: for what was written down then.
+BEFORE: dict[str, Any] = {"cluster_step": "towards"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Hyperparams:
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
     distance_bar: Bar = "min"  # d2_bar
-    measures: Literal["plain", "relative"] = "relative"  # compared as they are, or with what is usual for each cluster
+    measures: Literal["plain", "relative"] = "plain"  # compared as they are, or with what is usual for each cluster
 
     # -- how far clusters move (Algorithm 2, UpdateRatioCompute)
     base_rate: float = 0.15  # beta_0: the furthest a cluster moves to one upload

@@ -21,8 +21,6 @@ used unchanged for all rows. A reading also says who is there when: `cdfl.sim.pr
 - proximal_strength=.01 and Adam at 1e-3, not .1 and 1e-2, which keep clients from fitting their data (this and the two
   points above: from single runs of an earlier prototype);
 - bars "min", which never turn the ranking of clusters upside down;
-- measures="relative": where some clusters are harder than others, how hard they are says more in plain measures than
-  where a client is at home;
 - batch_size=128 as printed; local_epochs=5, which the paper does not print.
 """
 
@@ -58,7 +56,6 @@ def _paper(
         loss_bar=bars[0],
         gap_bar=bars[1],
         distance_bar=bars[2],
-        measures="plain",
         rate_floor="mean",  # printed as "ave" in all 13 rows
         # section 5.1, Setup: beta_0 = .025, a = 10, b = 5, rho = .1, tau_0 = number of clients
         base_rate=0.025,

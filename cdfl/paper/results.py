@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
+from cdfl.core.hyperparams import BEFORE
 from cdfl.paper.cells import Cell
 from cdfl.sim.run import RunConfig
 
@@ -30,8 +31,9 @@ class Kept:
         return end
 
     def is_of(self, config: RunConfig) -> bool:
-        """Whether it was run with these settings, as far as they existed then."""
+        """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
         told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
+        told["hyperparams"] = asdict(Hyperparams()) | BEFORE | told["hyperparams"]
         if not ALGORITHMS[config.algorithm].uses_proxy:  # whoever does not estimate may be told to estimate otherwise
             for settings in (told, asked):
                 kept = settings["hyperparams"].items()
@@ -138,7 +140,7 @@ def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cel
 
 
 def _agrees(then: Any, now: Any) -> bool:
-    """Whether everything that was stored then is the same now; settings that are newer do not count."""
+    """Whether everything that was told of then is the same now; what is newer does not count."""
     if isinstance(then, dict) and isinstance(now, dict):
         return all(name in now and _agrees(value, now[name]) for name, value in then.items())
     return bool(then == now)

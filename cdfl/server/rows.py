@@ -15,6 +15,7 @@ import torch
 from sqlalchemy import func, select
 
 from cdfl.core import Hyperparams, Layout
+from cdfl.core.hyperparams import BEFORE
 from cdfl.server import schema
 from cdfl.server.database import Database
 from cdfl.server.journal import ClientRecord, Entry, Retention, Snapshot
@@ -349,8 +350,7 @@ def layout_from_json(text: str) -> Layout:
 
 def _snapshot(row: Any) -> Snapshot:
     values = row._asdict()
-    was = {"cluster_step": "towards"}  # where nothing is said of it: there was no other way
-    return Snapshot(**values | {"hyperparams": Hyperparams(**was | values["hyperparams"])})
+    return Snapshot(**values | {"hyperparams": Hyperparams(**BEFORE | values["hyperparams"])})
 
 
 def _entry(row: Any) -> Entry:

@@ -72,6 +72,7 @@ def test_what_all_rows_share(name):
 def test_the_paper_s_rows_read_its_algorithms_literally(name):
     row = paper(name)
     assert (row.staleness_hinge, row.cluster_epochs_set, row.reply_clusters) == ("paper", "before", "all")
+    assert row.measures == reading(name).measures == "plain"
 
 
 @pytest.mark.parametrize("name", PAPER)

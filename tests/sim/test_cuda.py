@@ -73,7 +73,7 @@ def test_a_space_grows_with_the_stacks(device: str) -> None:
         {},
         {"max_staleness": 8, "staleness_slope": 1.0, "reply_clusters": "moved"},
         {"cluster_step": "towards", "rate_floor": "mean"},
-        {"measures": "plain"},
+        {"measures": "relative"},
     ],
 )
 def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:

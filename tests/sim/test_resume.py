@@ -319,13 +319,13 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
 
 
 def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
-    task = make_task(num_uploads=25)
-    simulation = Simulation(task, make_algorithm("cdfl", SETTINGS), UNIFORM, make_engines(task, width=64))
+    task, settings = make_task(num_uploads=25), SETTINGS.replace(measures="relative")
+    simulation = Simulation(task, make_algorithm("cdfl", settings), UNIFORM, make_engines(task, width=64))
     for _ in zip(range(18), simulation.events(), strict=False):
         pass
     place = simulation.bookmark
     checkpoint.save(tmp_path, place, task.start)
-    twin = Simulation(task, make_algorithm("cdfl", SETTINGS), UNIFORM, make_engines(task, width=64))
+    twin = Simulation(task, make_algorithm("cdfl", settings), UNIFORM, make_engines(task, width=64))
     found = checkpoint.load(tmp_path, twin)
     assert bool(place.state.usual_measures.all())
     assert torch.equal(found.state.usual_measures, place.state.usual_measures)
