@@ -154,7 +154,7 @@ def check_models(
         report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
         body = wire.encode_model(reply.personal_model, layout)
         digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
-    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms"):
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures"):
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests

@@ -67,7 +67,8 @@ def remembered(usual: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor
     It begins as if an upload had come that is equally far from all clusters.
     """
     latest = torch.stack(measures)  # (3, K)
-    usual = torch.where(usual == 0, latest.mean(dim=1, keepdim=True), usual)
+    mean = latest.cumsum(dim=1)[:, -1:] / latest.shape[1]  # added in order: a recovered server has the same bits
+    usual = torch.where(usual == 0, mean, usual)
     rate = 1 / torch.as_tensor(epoch + 1, dtype=torch.float64).clamp(max=RECENT)
     return usual + rate * (latest - usual)
 

@@ -84,6 +84,7 @@ def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
             "mixture": list(entry.mixture),
             "rates": list(entry.rates),
             "losses": None if entry.losses is None else list(entry.losses),
+            "distances": None if entry.distances is None else list(entry.distances),
             "harm": entry.harm,
             "usual_harm": entry.usual_harm,
             "past_harm": entry.past_harm,

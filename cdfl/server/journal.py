@@ -47,7 +47,7 @@ class Entry:
     """One upload, as the journal keeps it. Numbers are kept exactly."""
 
     epoch: int  # t, after this upload
-    client_id: str  # "": the client was forgotten, and with it its key, digest, losses, mixture, rates and blobs
+    client_id: str  # "": the client was forgotten, and with it its key, digest, measures, mixture, rates and blobs
     base_epoch: int
     key: str  # the idempotency key
     digest: str  # sha256 of the uploaded safetensors, in hex
@@ -61,6 +61,7 @@ class Entry:
     harm: float | None = None  # as `Reply.harm`: what the acceptance test saw; None: not looked at
     usual_harm: float | None = None  # as `Reply.usual_harm`: what it compared with; None: with nothing
     past_harm: float = 1.0  # as `Upload.past_harm`: what it remembered of the client before this upload
+    distances: tuple[float, ...] | None = None  # ||v - w_k|| as measured; None: not measured, or beyond all numbers
     upload: str | None = None  # blob of the local model, as `Store.keep` named it; None: no longer kept
     reply: str | None = None  # blob of the reply; None: no longer kept
     base: str | None = None  # blob of the model it was trained from; None: no longer kept, or not needed
@@ -105,6 +106,7 @@ class Snapshot:
     cluster_losses: tuple[float | None, ...]
     cluster_epochs: tuple[int, ...]
     recent_harms: tuple[float, ...]
+    usual_measures: tuple[float, ...]  # (3, K), row by row; (): nothing is usual yet
     hyperparams: Hyperparams
     models: tuple[str, ...]  # blobs, one a cluster
     digests: tuple[str, ...]  # their sha256, in hex

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cdfl.core import Hyperparams, Reply, ServerState, Upload, join, server_update
+from cdfl.core import Hyperparams, Measures, Reply, ServerState, Upload, join, remembered, server_update
 from cdfl.core.accept import remember
 from cdfl.server.journal import Entry, StoreDamaged
 from cdfl.server.snapshots import to_losses
@@ -21,8 +21,8 @@ def replay(
 ) -> tuple[ServerState, Reply]:
     """The state after an entry and the reply to it, from the state before: `core.server_update` again.
 
-    Recovery takes what was decided as it is recorded (outcome, mixture, harm), so its bits depend on no machine: the
-    clusters become exactly those that the replies were made of; an entry that moved nothing needs no `local_model`.
+    Recovery takes what was measured and decided as it is recorded, so its bits depend on no machine: the clusters
+    become exactly those that the replies were made of; an entry that moved nothing needs no `local_model`.
     `base_model` is what that was trained from; steps along the change need it.
     `anew=True` decides again from the recorded losses, as the server did; `last_mixture` is that of the client before,
     which answers an upload that was too old.
@@ -41,18 +41,32 @@ def replay(
             f"the model that the upload of entry {entry.epoch} was trained from is missing; "
             "restore a backup, or `cdfl rollback`"
         )
+    if entry.distances is None and entry.losses is not None and hyperparams.measures == "relative":
+        raise StoreDamaged(f"the distances of entry {entry.epoch} are missing; restore a backup, or `cdfl rollback`")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
     upload = Upload(
         local_model, entry.base_epoch, entry.client_id, base_model=base_model, past_harm=entry.past_harm, **known
     )
     losses = to_losses(entry.cluster_losses)
     after, reply = server_update(state, upload, hyperparams, lambda _, clusters: losses[clusters], mixture)
-    return after if anew else after.replace(cluster_losses=losses, recent_harms=_harms(state, entry)), reply
+    if not anew:
+        usual = _usual(state, entry, hyperparams)
+        after = after.replace(cluster_losses=losses, recent_harms=_harms(state, entry), usual_measures=usual)
+    return after, reply
 
 
 def _harms(before: ServerState, entry: Entry) -> Tensor:
     """What the server remembered of harms after this entry."""
     return before.recent_harms if entry.harm is None else remember(before.recent_harms, entry.harm)
+
+
+def _usual(before: ServerState, entry: Entry, hyperparams: Hyperparams) -> Tensor:
+    """What measures were usual after this entry, which was applied."""
+    losses, distances = _tensor(entry.losses), _tensor(entry.distances)
+    if losses is None or distances is None or hyperparams.measures == "plain":
+        return before.usual_measures
+    measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
+    return remembered(before.usual_measures, measures, entry.epoch)
 
 
 def _tensor(values: tuple[float, ...] | None) -> Tensor | None:

@@ -289,7 +289,7 @@ def was_given(connection: sa.Connection, client_id: str, epoch: int) -> bool:
 def erase(connection: sa.Connection, client_id: str) -> bool:
     """Remove a client from all tables; its entries stay, without anything of it. Was there anything?"""
     nothing = {"key": "", "digest": "", "mixture": (), "rates": (), "past_harm": 1.0} | dict.fromkeys(
-        ("client_id", "losses", "harm", "usual_harm", "upload", "base", "reply")
+        ("client_id", "losses", "distances", "harm", "usual_harm", "upload", "base", "reply")
     )
     own = sa.update(journal).where(journal.c.client_id == client_id)
     found = connection.execute(own.values(nothing)).rowcount

@@ -40,6 +40,7 @@ snapshots = Table(
     Column("cluster_losses", Json),
     Column("cluster_epochs", Json),
     Column("recent_harms", Json),
+    Column("usual_measures", Json),
     Column("hyperparams", Json),  # in force after this epoch
     Column("models", Json),  # blobs, one a cluster
     Column("digests", Json),  # their sha256
@@ -62,6 +63,7 @@ journal = Table(
     Column("harm", Double),
     Column("usual_harm", Double),
     Column("past_harm", Double),
+    Column("distances", Json),
     Column("upload", Text),
     Column("reply", Text),
     Column("base", Text),
@@ -127,6 +129,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     # what the acceptance test remembers of clients
     ("ALTER TABLE journal ADD COLUMN past_harm DOUBLE PRECISION NOT NULL DEFAULT 1",),
+    (  # relative measures
+        "ALTER TABLE journal ADD COLUMN distances TEXT",
+        "ALTER TABLE snapshots ADD COLUMN usual_measures TEXT NOT NULL DEFAULT '[]'",
+    ),
 )
 VERSION = len(STEPS)
 

@@ -33,6 +33,7 @@ def save_snapshot(state: ServerState, layout: Layout, hyperparams: Hyperparams, 
         cluster_losses=from_losses(state.cluster_losses),
         cluster_epochs=tuple(state.cluster_epochs.tolist()),
         recent_harms=tuple(state.recent_harms.tolist()),
+        usual_measures=tuple(state.usual_measures.flatten().tolist()),
         hyperparams=hyperparams,
         models=tuple(names),
         digests=tuple(digests),
@@ -52,6 +53,7 @@ def load_state(snapshot: Snapshot, layout: Layout, blobs: Blobs) -> ServerState:
         epoch=snapshot.epoch,
         num_parameters=layout.num_parameters,
         recent_harms=torch.tensor(snapshot.recent_harms, dtype=torch.float64),
+        usual_measures=torch.tensor(snapshot.usual_measures, dtype=torch.float64).reshape(3, -1),
     )
 
 

@@ -60,6 +60,13 @@ def _detail_of(entry: Entry) -> str:
     )
 
 
+def distances_of(reply: Reply) -> tuple[float, ...] | None:
+    """What the journal keeps of them: a rejected upload may be farther away than numbers reach."""
+    if reply.measures is None or not bool(reply.measures.distances.isfinite().all()):
+        return None
+    return tuple(reply.measures.distances.tolist())
+
+
 def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
     """What the journal keeps of an upload; `state` is the one after it."""
     outcome: Outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
@@ -80,6 +87,7 @@ def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
         harm=reply.harm,
         usual_harm=reply.usual_harm,
         past_harm=submission.past_harm,
+        distances=distances_of(reply),
         upload=submission.upload,
         base=submission.base,
     )

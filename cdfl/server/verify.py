@@ -13,6 +13,7 @@ from cdfl.server.journal import Entry, Snapshot, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.snapshots import load_state
 from cdfl.server.store import Store
+from cdfl.server.uploads import distances_of
 from cdfl.wire import DTYPES, UnfitError, encode_model
 
 TRIES = 5  # beside a running server, which may delete what is about to be read
@@ -37,7 +38,8 @@ class _Overtaken(Exception):  # noqa: N818
 def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
     """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
 
-    `tolerance` is for a store whose server ran on other hardware: by so much may mixtures, rates and harms differ.
+    `tolerance` is for a store whose server ran on other hardware: by so much may mixtures, rates, harms and distances
+    differ.
     """
     for _ in range(TRIES):
         try:
@@ -117,6 +119,8 @@ class _Walk:
                 ("staleness", entry.staleness, reply.staleness),
                 ("harm", entry.harm, reply.harm),
             ]
+            if entry.distances is not None:  # an older cdfl did not write them down
+                pairs.append(("distances", entry.distances, distances_of(reply)))
         differs = [(name, was, now) for name, was, now in pairs if not self._same(was, now)]
         for name, was, now in differs:
             self.result.findings.append(f"entry {entry.epoch}: {name} was {was}, a replay gives {now}")
@@ -146,7 +150,7 @@ class _Walk:
         if state is None or stored is None:
             return stored
         self.result.snapshots += 1
-        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms")
+        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures")
         for name in parts:
             if not _same_bits(getattr(state, name), getattr(stored, name)):
                 self.result.findings.append(f"snapshot {snapshot.epoch}: {name} are not what a replay gives")

@@ -46,8 +46,10 @@ class Recording(Algorithm):
         return self.end, reply
 
 
-@pytest.mark.parametrize("time_model", ["uniform", "sessions"])
-def test_a_recorded_simulation_over_http(tmp_path, time_model):
+@pytest.mark.parametrize(
+    ("time_model", "measures"), [("uniform", "plain"), ("sessions", "plain"), ("sessions", "relative")]
+)
+def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     config = configure(
         "digits-4",
         num_uploads=24,
@@ -57,6 +59,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model):
         shared_epochs=2,
         max_staleness=8,
         max_harm=1.5,
+        measures=measures,
     )
     task = Task(config.scenario, config.scenario.federation(0, None), config.hyperparams)
     recording = Recording(config.hyperparams)
@@ -87,6 +90,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model):
             outcomes.add(head.outcome)
         assert not arrivals
         assert same_state(server.session.state, recording.end)
+    assert bool(recording.end.usual_measures.any()) == (measures == "relative")
     assert len({reply.past_harm for _, reply in recording.exchanges}) > 6  # of more than the six that come first
     assert "applied" in outcomes
     assert len(outcomes) > 1  # or the settings above say nothing about the others
@@ -96,9 +100,10 @@ def same_bits(response, layout: Layout, vector: torch.Tensor) -> bool:
     return wire.decode_model(response.content, layout).numpy().tobytes() == vector.numpy().tobytes()
 
 
-def test_concurrent_uploads_and_the_journal_run_again(tmp_path):
+@pytest.mark.parametrize("measures", ["plain", "relative"])
+def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
     """Six clients at once, honest and not, stale and fresh: whatever order came about is the journal's."""
-    setup = tiny_setup().with_hyperparams(max_staleness=9, base_rate=0.5)
+    setup = tiny_setup().with_hyperparams(max_staleness=9, base_rate=0.5, measures=measures)
     with Live(tmp_path, setup, snapshot_every=7, retention=KEEP_ALL) as server:
         start = server.session.state
         layout, hyperparams = server.session.layout, server.session.hyperparams
@@ -148,9 +153,10 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path):
         assert same_state(server.session.state, end)
 
 
-def test_recovery_without_a_snapshot_at_the_end(tmp_path):
+@pytest.mark.parametrize("measures", ["plain", "relative"])
+def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
     """The journal alone, as after a crash."""
-    with Live(tmp_path, snapshot_every=1000) as server:
+    with Live(tmp_path, tiny_setup().with_hyperparams(measures=measures), snapshot_every=1000) as server:
         server.model()
         for epoch in range(5):
             server.update(near(server, epoch % 3, seed=epoch), base_epoch=epoch, key=f"key-{epoch}")
@@ -161,5 +167,6 @@ def test_recovery_without_a_snapshot_at_the_end(tmp_path):
         recovered = store.recover()
         assert recovered.replayed == 5
         assert same_state(recovered.state, end)
+        assert bool(end.usual_measures.any()) == (measures == "relative")
         assert replace(recovered.hyperparams) == server.session.hyperparams
     assert recovered.layout == LAYOUT

@@ -1,12 +1,14 @@
 """The journal run again, against what the server had computed; and what `verify` notices."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from cdfl.core import Hyperparams
+from cdfl.core import Hyperparams, Measures, remembered
 from cdfl.server.journal import Retention, StoreDamaged, StoreError
 from cdfl.server.replay import replay
-from cdfl.server.schema import journal
+from cdfl.server.schema import journal, snapshots
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
@@ -14,6 +16,8 @@ from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, 
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 PICKY = Hyperparams(max_staleness=6, max_harm=1.2)
+RELATIVE = PICKY.replace(measures="relative")
+both = pytest.mark.parametrize("hyperparams", [PICKY, RELATIVE], ids=["plain", "relative"])
 
 
 @pytest.fixture
@@ -33,9 +37,10 @@ def lively(store, hyperparams=PICKY) -> Toy:
     return toy
 
 
-def test_each_entry_leads_from_one_state_to_the_next(store):
+@both
+def test_each_entry_leads_from_one_state_to_the_next(store, hyperparams):
     """Through `core` once more, with what was recorded and with everything decided anew: the same bits."""
-    toy = Toy(store, hyperparams=PICKY)
+    toy = Toy(store, hyperparams=hyperparams)
     recorded = anew = toy.state
     mixtures = {}
     for place in range(25):
@@ -47,14 +52,29 @@ def test_each_entry_leads_from_one_state_to_the_next(store):
         model = store.read_upload(entry, LAYOUT)
         base = store.read_base(entry, LAYOUT)
         moved = entry.outcome == "applied"
-        recorded, _ = replay(recorded, entry, model if moved else None, PICKY, base_model=base if moved else None)
-        anew, again = replay(anew, entry, model, PICKY, mixtures.get(client_id), base_model=base, anew=True)
+        recorded, _ = replay(recorded, entry, model if moved else None, hyperparams, base_model=base if moved else None)
+        anew, again = replay(anew, entry, model, hyperparams, mixtures.get(client_id), base_model=base, anew=True)
         mixtures[client_id] = entry.mixture
         assert same_state(recorded, state)
         assert same_state(anew, state)
         assert torch.equal(again.mixture, reply.mixture)
         assert torch.equal(again.personal_model, reply.personal_model)
     assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
+    assert bool(toy.state.usual_measures.any()) == (hyperparams is RELATIVE)
+
+
+def test_recovery_measures_nothing_again(store):
+    """Distances are sums of many numbers, which another machine adds up in another order."""
+    toy = Toy(store, hyperparams=RELATIVE)
+    before = toy.state
+    (entry,) = toy.upload("car-7")
+    told = replace(entry, losses=(0.25, 0.5, 1.0), distances=(1.0, 2.0, 3.0))
+    models = store.read_upload(entry, LAYOUT), RELATIVE
+    after, _ = replay(before, told, *models, base_model=store.read_base(entry, LAYOUT))
+    losses, distances = (torch.tensor(values).double() for values in (told.losses, told.distances))
+    measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
+    assert torch.equal(after.usual_measures, remembered(before.usual_measures, measures, epoch=1))
+    assert torch.equal(after.cluster_models, toy.state.cluster_models)
 
 
 def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
@@ -80,17 +100,24 @@ def test_what_cannot_be_replayed(store):
         replay(first_state(), some_entry(epoch=2), None, HYPERPARAMS)
     with pytest.raises(StoreDamaged, match="the upload of entry 1 is missing"):
         replay(first_state(), some_entry(epoch=1, outcome="applied"), None, HYPERPARAMS)
+    model = torch.zeros(LAYOUT.size)
     with pytest.raises(StoreDamaged, match="the model that the upload of entry 1 was trained from is missing"):
-        replay(first_state(), some_entry(epoch=1, outcome="applied"), torch.zeros(LAYOUT.size), HYPERPARAMS)
+        replay(first_state(), some_entry(epoch=1, outcome="applied"), model, HYPERPARAMS)
+    for anew in (False, True):
+        measured = some_entry(epoch=1, outcome="applied", losses=(1.0, 2.0, 3.0))
+        with pytest.raises(StoreDamaged, match="the distances of entry 1 are missing; restore a backup"):
+            replay(first_state(), measured, model, RELATIVE, base_model=model, anew=anew)
 
 
-def test_everything_is_as_it_should_be(store):
-    lively(store)
+@both
+def test_everything_is_as_it_should_be(store, hyperparams):
+    lively(store, hyperparams)
     done = []
     result = verify(store, lambda *told: done.append(told))
     assert result.findings == []
     assert (result.first, result.last, result.entries, result.snapshots) == (0, 30, 30, 2)
     assert result.replies == 4
+    assert verify(store, tolerance=1e-9).findings == []
     assert done == [(epoch, 30) for epoch in range(1, 31)]
 
 
@@ -101,11 +128,33 @@ def test_by_default_the_newest_snapshot_is_as_far_back_as_it_goes(where):
         assert (result.first, result.entries, result.findings) == (24, 6, [])
 
 
-def test_hyperparameters_that_changed(store):
-    toy = lively(store)
-    toy.hyperparams = Hyperparams(base_rate=0.05)
-    store.snapshot(toy.state, toy.hyperparams)
+@both
+def test_hyperparameters_that_changed(store, hyperparams):
+    toy = lively(store, hyperparams)
+    slow = Hyperparams(base_rate=0.05)
+    for changed in (slow, slow.replace(measures="relative"), PICKY, slow.replace(measures="relative")):
+        usual, toy.hyperparams = toy.state.usual_measures, changed
+        store.snapshot(toy.state, changed)
+        toy.upload("car-1", "car-2")
+        toy.upload("car-1")
+        assert torch.equal(toy.state.usual_measures, usual) == (changed.measures == "plain")
+        assert same_state(store.recover().state, toy.state)
+    assert verify(store).findings == []
+
+
+@both
+def test_a_rollback_brings_everything_back(store, hyperparams):
+    toy = Toy(store, hyperparams=hyperparams)
+    toy.upload("car-1", "car-2", "car-3")
+    toy.snapshot()
+    there = toy.state
     toy.upload("car-1", "car-2")
+    assert not same_state(toy.state, there)
+    store.rollback(3)
+    assert same_state(store.recover().state, there)
+    toy.state = there
+    toy.upload("car-3", "car-1")
+    assert same_state(store.recover().state, toy.state)
     assert verify(store).findings == []
 
 
@@ -132,16 +181,26 @@ def test_a_flipped_bit_in_any_blob_is_found(store, kind):
         ("losses", (9.0, 9.0, 8.0), 7, "entry 7: mixture was"),
         ("staleness", 5, 7, "entry 7: staleness was 5, a replay gives "),
         ("harm", 0.5, 7, "entry 7: harm was 0.5, a replay gives "),
+        ("distances", (1.0, 2.0, 3.0), 7, "entry 7: distances was (1.0, 2.0, 3.0), a replay gives ("),
+        ("distances", None, 7, "entry 7: the distances of entry 7 are missing; restore a backup"),
         ("outcome", "rejected", 7, "entry 7: outcome was rejected, a replay gives applied"),
         ("cluster_losses", (0.5, 0.5, 0.5), 12, "snapshot 12: cluster_losses are not what a replay gives"),
     ],
 )
 def test_a_changed_row_is_found(store, column, value, epoch, words):
-    lively(store)
+    lively(store, RELATIVE)
     assert store.entries(after=epoch - 1)[0].outcome == "applied"
     with store.writing() as connection:
         connection.execute(journal.update().where(journal.c.epoch == epoch).values({column: value}))
     assert any(finding.startswith(words) for finding in verify(store).findings)
+
+
+def test_a_changed_snapshot_is_found(store):
+    lively(store, RELATIVE)
+    with store.writing() as connection:
+        changed = snapshots.update().where(snapshots.c.epoch == 12)
+        connection.execute(changed.values(usual_measures=(1.0,) * 9))
+    assert "snapshot 12: usual_measures are not what a replay gives" in verify(store).findings
 
 
 def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):

@@ -28,8 +28,8 @@ CREATE TABLE tokens (hash TEXT PRIMARY KEY, client_id TEXT NOT NULL, created DOU
     revoked DOUBLE PRECISION);
 """
 # What version 1 did not know.
-LATER = ("harm", "usual_harm", "past_harm", "recent_harms", "base", "model", "given")
-LATER_HYPERPARAMS = ("max_harm", "cluster_step")
+LATER = ("harm", "usual_harm", "past_harm", "recent_harms", "base", "model", "given", "distances", "usual_measures")
+LATER_HYPERPARAMS = ("max_harm", "cluster_step", "measures")
 TOWARDS = HYPERPARAMS.replace(cluster_step="towards")
 
 
@@ -90,6 +90,7 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
         assert store.client("car-7").uploads == 2
         assert store.entries(after=0)[0].harm is None
         assert store.entries(after=0)[0].past_harm == 1
+        assert store.entries(after=0)[0].distances is None
         assert store.was_given("car-8", 3)
         assert store.tokens.client(old.token) == "car-7"
         assert verify(store).findings == []
@@ -104,6 +105,36 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
         store.ask_to_forget("car-7")
     assert Database.version(where[0]) == schema.VERSION
     assert columns_of(engine) == columns_of_ours()
+
+
+def test_relative_measures_begin_in_a_store_of_version_5(where, engine):
+    relative = HYPERPARAMS.replace(measures="relative")
+    with Store.open(*where) as store:
+        toy = Toy(store)
+        toy.upload("car-7", "car-8")
+        toy.snapshot()
+        toy.upload("car-7")
+    with engine.begin() as connection:
+        for table, column in (("journal", "distances"), ("snapshots", "usual_measures")):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+        for epoch, text in connection.execute(sa.text("SELECT epoch, hyperparams FROM snapshots")).all():
+            known = {name: value for name, value in json.loads(text).items() if name != "measures"}
+            changed = sa.text("UPDATE snapshots SET hyperparams = :known WHERE epoch = :epoch")
+            connection.execute(changed, {"known": json.dumps(known), "epoch": epoch})
+        connection.execute(sa.text("UPDATE meta SET value = '5' WHERE name = 'schema_version'"))
+    with Store.open(*where) as store:
+        assert columns_of(engine) == columns_of_ours()
+        recovered = store.recover()
+        assert same_state(recovered.state, toy.state)
+        assert recovered.state.usual_measures.tolist() == [[0.0] * 3] * 3
+        assert recovered.hyperparams == HYPERPARAMS
+        assert verify(store).findings == []
+        toy = Toy(store, hyperparams=relative)
+        store.snapshot(toy.state, relative)
+        toy.upload("car-7", "car-8")
+        assert bool(toy.state.usual_measures.all())
+        assert same_state(store.recover().state, toy.state)
+        assert verify(store).findings == []
 
 
 def test_a_command_brings_an_old_store_up_to_date_as_well(old, where):

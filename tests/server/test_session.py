@@ -199,6 +199,18 @@ class TestRefusals:
         assert session.metrics.uploads.labels("rejected")._value.get() == 1
         assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is absurdly far")
 
+    def test_an_upload_farther_away_than_numbers_reach_is_written_down_without_distances(
+        self, make_session, store, eyes
+    ):
+        session = make_session(HYPERPARAMS.replace(max_harm=2.0, measures="relative"))
+        eyes.of_each = lambda vectors: torch.ones(len(vectors), 3, dtype=torch.float64)  # its losses are fine
+        answer = session.submit(submission(store, vector=torch.full((LAYOUT.size,), 1e30))).result(10)
+        assert answer.head.outcome == "rejected"
+        session.submit(submission(store, base_epoch=1, key="k2")).result(10)
+        far, near = store.entries(0)
+        assert (far.losses, far.distances) == ((1.0, 1.0, 1.0), None)
+        assert len(near.distances) == 3
+
 
 class TestBases:
     """Steps along the change begin at what the client was sent, wherever the server still has that."""

@@ -12,6 +12,8 @@ from cdfl.server.verify import verify
 from .disk import AtOnce, Crash, Disk
 from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, stored_blobs
 
+RELATIVE = HYPERPARAMS.replace(measures="relative")  # then there is more to remember
+
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
@@ -94,7 +96,7 @@ def test_a_file_is_synced_before_it_gets_its_name(disk, store, monkeypatch):
 
 
 ACTIONS = {
-    "begin": (0, lambda toy: toy.store.begin(toy.state, LAYOUT, HYPERPARAMS)),
+    "begin": (0, lambda toy: toy.store.begin(toy.state, LAYOUT, RELATIVE)),
     "upload": (7, lambda toy: toy.upload("car-7", "car-8")),
     "join": (5, lambda toy: toy.join("car-1")),
     "refresh": (5, lambda toy: toy.join("car-8")),
@@ -154,7 +156,7 @@ def empty(store):
 
 def filled(store):
     """Five uploads, and a snapshot of epoch 3; all states by their epochs."""
-    toy = Toy(store)
+    toy = Toy(store, hyperparams=RELATIVE)
     states = {}
     for client_id in ("car-7", "car-8", "car-7", "car-9", "car-7"):
         toy.upload(client_id)

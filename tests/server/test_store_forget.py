@@ -32,7 +32,10 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
         assert last.outcome == "deprecated"
         if snapshot_first:
             toy.snapshot()
-        numbers = [str(entry.mixture) for entry in store.entries(after=0) if entry.client_id == NAME]
+        own = [entry for entry in store.entries(after=0) if entry.client_id == NAME]
+        numbers = [str(values) for entry in own for values in (entry.mixture, entry.losses, entry.distances) if values]
+        assert len(numbers) == 3 * 8 + 1
+        assert all(number in everything(store) for number in numbers)
         store.ask_to_forget(NAME)
         assert store.asked_to_forget() == [NAME]
         assert store.knows(NAME)
@@ -46,7 +49,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
         assert not store.was_given(NAME, 0)
         left = everything(store)
         assert NAME not in left
-        assert not [mixture for mixture in numbers if mixture in left]
+        assert not [number for number in numbers if number in left]
         assert store.num_clients() == 1
         kept = [entry for entry in store.entries(after=0) if entry.upload]
         assert len(stored_blobs(store, "upload")) == len(kept)

@@ -17,7 +17,7 @@ from cdfl.server.verify import verify
 from cdfl.wire import encode_model
 
 from .disk import AtOnce, Crash, Disk
-from .toy import LAYOUT, Toy, same_state
+from .toy import HYPERPARAMS, LAYOUT, Toy, same_state
 
 CLIENTS = ("car-1", "car-2", "car-3")
 FAULTS = ("crash before", "crash after", "error before", "error after")
@@ -40,8 +40,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.disk.install(self.patched)
         self.url = type(self).new_url(self.folder)
 
-    @initialize(keep_uploads=st.booleans())
-    def begin(self, keep_uploads: bool) -> None:
+    @initialize(keep_uploads=st.booleans(), measures=st.sampled_from(["plain", "relative"]))
+    def begin(self, keep_uploads: bool, measures: str) -> None:
+        self.hyperparams = HYPERPARAMS.replace(measures=measures)
         self.retention = Retention(keep_snapshots=2, keep_uploads=keep_uploads)
         self.open()
         self.states = [self.toy.state]  # by epoch
@@ -53,7 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store.open(self.url, self.folder / "blobs", self.retention)
         self.store._writers = self.store._cleaner = AtOnce()
         self.disk.watch(self.store)
-        self.toy = Toy(self.store)
+        self.toy = Toy(self.store, hyperparams=self.hyperparams)
 
     # -- what a server does
 

@@ -13,6 +13,7 @@ from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, j
 from cdfl.core.accept import past_harm_after
 from cdfl.server.journal import Entry
 from cdfl.server.store import Store
+from cdfl.server.uploads import distances_of
 from cdfl.wire import body_parts, encode_model
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics
@@ -81,6 +82,7 @@ class Toy:
             harm=reply.harm,
             usual_harm=reply.usual_harm,
             past_harm=past_harm,
+            distances=distances_of(reply),
             upload=self.store.keep(spooled(self.store, body)),
             base=base,
         )
@@ -144,7 +146,7 @@ def spooled(store: Store, body: bytes) -> Path:
 
 
 def same_state(one: ServerState, other: ServerState) -> bool:
-    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms")
+    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures")
     return one.epoch == other.epoch and all(
         getattr(one, part).numpy().tobytes() == getattr(other, part).numpy().tobytes() for part in parts
     )
