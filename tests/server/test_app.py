@@ -271,6 +271,7 @@ class TestEvents:
         assert [event["epoch"] for _, event in events] == [2, 3]
         assert events[0][1]["client_id"] == "car-7"
         assert sum(events[0][1]["mixture"]) == pytest.approx(1)
+        assert len(events[0][1]["losses"]) == len(events[0][1]["distances"]) == 3
 
     def test_as_they_come(self, server):
         server.model()
