@@ -2,8 +2,7 @@
 
 Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) alone, CDFL, FedSoft-Async and Local
 give the figures of Table 1; with settings of our own, CDFL gives better ones.
-Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms; `paper`, the printed values literally, CDFL
-alone.
+Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms; `paper`, the printed values, CDFL alone.
 Machine: one H200 for full runs; seconds stand beside the results. Cost: 60 runs a row; 12 with `--trials 1`.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5

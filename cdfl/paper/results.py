@@ -9,10 +9,10 @@ from typing import Any
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
 from cdfl.core.hyperparams import BEFORE
-from cdfl.paper.cells import Cell
+from cdfl.paper.cells import Cell, resolve
 from cdfl.sim.run import RunConfig
 
-ESTIMATION = frozenset(Hyperparams().estimation)
+EVERYTHING = frozenset(asdict(Hyperparams()))
 NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
 
 
@@ -34,11 +34,15 @@ class Kept:
         """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
         told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
         told["hyperparams"] = asdict(Hyperparams()) | BEFORE | told["hyperparams"]
-        if not ALGORITHMS[config.algorithm].uses_proxy:  # whoever does not estimate may be told to estimate otherwise
-            for settings in (told, asked):
-                kept = settings["hyperparams"].items()
-                settings["hyperparams"] = {name: value for name, value in kept if name not in ESTIMATION}
+        idle = _without_influence(config.algorithm)
+        for settings in (told, asked):
+            settings["hyperparams"] = {k: value for k, value in settings["hyperparams"].items() if k not in idle}
         return _agrees(told, asked)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its names still stand for the settings it was run with."""
+        return self.is_of(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
 
 
 class Results:
@@ -133,6 +137,14 @@ def stored(config: RunConfig) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
     scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "hyperparams")}
     return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
+
+
+def _without_influence(algorithm: str) -> frozenset[str]:
+    """The hyperparameters that an algorithm does not look at."""
+    kind = ALGORITHMS[algorithm]
+    if kind.models_down == "none":  # there is no server
+        return EVERYTHING - set(Hyperparams().training)
+    return frozenset() if kind.uses_proxy else frozenset(Hyperparams().estimation)
 
 
 def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:

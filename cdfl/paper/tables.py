@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from cdfl.paper.figures import LABELS
 from cdfl.paper.results import Kept
 from cdfl.paper.rows import Figure
 
@@ -65,7 +66,8 @@ def signed(value: float | None) -> str:
 
 
 def provenance(kept: Iterable[Kept]) -> str:
-    """A line about the machines, versions, commits and seconds behind some cells."""
+    """A line about the machines, versions, commits and seconds behind some cells, and one about those to run again."""
+    kept = list(kept)
     runs = {id(one.record): one.record for one in kept}.values()
     if not runs:
         return "Nothing of it has been run yet.\n"
@@ -75,7 +77,22 @@ def provenance(kept: Iterable[Kept]) -> str:
     # Processes share the device, and cells of one group are run at once: each took its part of the time.
     seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] / run["processes"] for run in runs)
     smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
-    return f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
+    line = f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
+    return line + _earlier([one for one in kept if not one.is_current])
+
+
+def _earlier(kept: Sequence[Kept]) -> str:
+    """A line about cells whose settings have changed since."""
+    if not kept:
+        return ""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for one in kept:
+        groups.setdefault((one.cell.scenario, one.cell.preset), set()).add(LABELS[one.cell.algorithm])
+    rows: dict[str, list[str]] = {}
+    for (scenario, preset), names in groups.items():
+        rows.setdefault(f"`{preset}`, {', '.join(sorted(names))}", []).append(scenario)
+    listed = "; ".join(f"{what} ({', '.join(sorted(where))})" for what, where in rows.items())
+    return f"\n**Run with earlier settings than today's, to be run again:** {listed}.\n"
 
 
 def _machine(run: Mapping[str, Any]) -> str:
