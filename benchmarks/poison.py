@@ -6,7 +6,7 @@ python benchmarks/poison.py          run the groups that are missing, or measure
 python benchmarks/poison.py --docs   write the tables in docs/algorithm.md from benchmarks/results/poison.json
 
 What harm is and what is refused before anything is usual were chosen on seeds 10 to 14, `max_harm` and what is
-remembered of a client on seeds 100 to 103; the seeds here are others. Attackers attack from the first upload on, so
+remembered of a client on seeds 100 to 106; the seeds here are others. Attackers attack from the first upload on, so
 what the warm-up costs is in all numbers.
 """
 

@@ -41,7 +41,7 @@ MOST = sys.float_info.max  # numbers beyond it cannot be written down everywhere
 WINDOW = 100  # uploads that say what is usual
 WARM_UP = 10  # uploads before anything is usual
 MEMORY = 0.8  # the power to which the past of a client still counts
-BEARABLE = 1.5  # times the usual harm: who does less gains trust
+BEARABLE = 1.2  # times the usual harm: who does less gains trust
 TRUSTED, BLAMED = 0.125, 12.5  # the least and the most that a past can come to
 ABSURD = 10.0  # times as far as a cluster is long: refused even where nothing is usual yet
 
@@ -71,10 +71,10 @@ def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: fl
 def past_harm_after(before: float, harm: float | None, usual_harm: float | None) -> float:
     """What is remembered of a client after an upload, from what was remembered before it.
 
-    >>> past_harm_after(1.0, harm=6.0, usual_harm=2.0)                     # 3 / 1.5
-    2.0
-    >>> round(past_harm_after(2.0, harm=6.0, usual_harm=2.0), 4)           # 2 ** .8 * 3 / 1.5
-    3.4822
+    >>> past_harm_after(1.0, harm=6.0, usual_harm=2.0)                     # 3 / 1.2
+    2.5
+    >>> round(past_harm_after(2.0, harm=6.0, usual_harm=2.0), 4)           # 2 ** .8 * 3 / 1.2
+    4.3528
     >>> past_harm_after(2.0, harm=None, usual_harm=None)                   # not looked at, or nothing was usual
     2.0
     """

@@ -97,16 +97,16 @@ class TestPast:
             state, reply = server_update(state, sent, CAUTIOUS.replace(max_harm=40), proxy)
             past = reply.past_harm
             outcomes.append((reply.rejected, round(past, 2)))
-        # 9 / 1.5, 6 ** .8 * 9 / 1.5, and no more than 12.5; refused is what does more than 40 with a past
-        assert outcomes == [(False, 6), (False, BLAMED), (True, BLAMED), (True, BLAMED), (True, BLAMED)]
+        # 9 / 1.2, 7.5 ** .8 * 9 / 1.2, and no more than 12.5; refused is what does more than 40 with a past
+        assert outcomes == [(False, 7.5), (True, BLAMED), (True, BLAMED), (True, BLAMED), (True, BLAMED)]
 
     def test_trust_is_gained_slowly_has_an_end_and_is_lost_at_once(self):
         past, gained = 1.0, []
         for _ in range(40):
             past = past_harm_after(past, harm=1.0, usual_harm=1.0)
             gained.append(round(past, 2))
-        assert gained[:3] == [0.67, 0.48, 0.37]
-        assert past == pytest.approx(BEARABLE**-5, rel=1e-3)  # of one that always does the usual: p = p ** .8 / 1.5
+        assert gained[:3] == [0.83, 0.72, 0.64]
+        assert past == pytest.approx(BEARABLE**-5, rel=1e-3)  # of one that always does the usual: p = p ** .8 / 1.2
         assert past_harm_after(past, harm=0.0, usual_harm=1.0) == TRUSTED < past
         assert past_harm_after(TRUSTED, harm=MOST, usual_harm=1e-300) == BLAMED
 
@@ -115,7 +115,7 @@ class TestPast:
         while past > 1:
             past = past_harm_after(past, harm=1.0, usual_harm=1.0)
             uploads += 1
-        assert uploads == 4
+        assert uploads == 6
 
     def test_what_was_not_looked_at_changes_nothing(self):
         state, proxy = warm_pair()
@@ -261,7 +261,7 @@ def plainly(clusters, cluster_losses, losses, model, harms, past, max_harm):
     if len(harms) >= 10:
         usual = median_low(harms[-100:])
         times = math.exp(0.8 * math.log(past) + math.log(harm / usual))
-        return harm, usual, min(12.5, max(0.125, times / 1.5)), times > max_harm
+        return harm, usual, min(12.5, max(0.125, times / 1.2)), times > max_harm
     length = max(sum(a * a for a in cluster) ** 0.5 for cluster in clusters)
     return harm, None, past, max(1, min(10, ratio)) * distance > 10 * length
 
