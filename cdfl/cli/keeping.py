@@ -20,9 +20,9 @@ def keeping(folder: RunFolder, runs: Sequence[RunFolder], num_uploads: int) -> I
     Ctrl-C and SIGTERM (Slurm, docker stop) end it with exit code 130, and tell what is kept and how to go on. An error
     before anything is told, such as data that are not there, leaves no folder behind.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with stoppable():
+            yield
     except KeyboardInterrupt:
         kept = [num_kept(run) for run in runs]
         known = [uploads for uploads in kept if uploads is not None]
@@ -34,6 +34,14 @@ def keeping(folder: RunFolder, runs: Sequence[RunFolder], num_uploads: int) -> I
         for made in (*runs, folder):
             _remove_unused(made.path)
         raise
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -5,6 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
+from cdfl.cli.keeping import stoppable
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
 from cdfl.paper.command import Only, overview, perform
 from cdfl.paper.pages import write_pages
@@ -38,7 +39,12 @@ def paper(
         else:
             how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
             only = Only(_names(rows), _names(presets), _names(algorithms))
-            perform(name, how, out, trials, only, typer.echo)
+            try:
+                with stoppable():
+                    perform(name, how, out, trials, only, typer.echo)
+            except KeyboardInterrupt:
+                typer.secho("cdfl: stopped; what was done is kept: the same command goes on", err=True)
+                raise typer.Exit(130) from None
 
 
 def _names(text: str) -> list[str]:

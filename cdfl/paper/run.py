@@ -3,11 +3,11 @@
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,12 +46,13 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
     tell(f"{len(configs)} cells, {len(configs) - len(missing)} of them are there")
     together = len(missing) if how.smoke else how.together
     groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], together))
-    for number, (kept, header) in enumerate(_outcomes(groups, how, tell), start=1):
-        results.add(kept, header)
-        tell(f"{number} of {len(groups)}: {_name(kept)}, {header['seconds']:.0f} s")
+    with closing(_outcomes(groups, how, tell)) as outcomes:
+        for number, (kept, header) in enumerate(outcomes, start=1):
+            results.add(kept, header)
+            tell(f"{number} of {len(groups)}: {_name(kept)}, {header['seconds']:.0f} s")
 
 
-def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Iterator[Outcome]:
+def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcome]:
     """What comes of every group, as it is done."""
     if how.processes == 1:
         for group in groups:
@@ -59,8 +60,14 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Iterator[Outcome
             yield _run_group(group, how, tell)
         return
     with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(_run_group, group, how, _silent) for group in groups]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(_run_group, group, how, _silent) for group in groups]):
+                yield done.result()
+        except BaseException:  # else the pool would wait until every group is done
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            raise
 
 
 def _name(cells: Sequence[tuple[Any, ...]]) -> str:

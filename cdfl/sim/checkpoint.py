@@ -52,7 +52,7 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
         held["drawn"] = task.drawn(int(text), held["looks"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
-        measures = held["reply"]["measures"]
+        measures = held["reply"].get("measures")  # an older checkpoint has none
         held["reply"]["measures"] = None if measures is None else Measures(**measures)
         held["reply"] = Reply(**held["reply"])
         held["assignment"] = Assignment(**held["assignment"])

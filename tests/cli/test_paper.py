@@ -1,5 +1,13 @@
 """`cdfl paper`."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
 from cdfl.paper import __main__ as module
 from cdfl.paper.experiment import list_experiments
 
@@ -36,3 +44,36 @@ def test_the_module_does_the_same_without_a_command_line_library(tmp_path, capsy
     module.main(["overhead", "--smoke", "--rows", "fashion-mnist-2", "--out", str(tmp_path), "--device", "cpu"])
     assert "wrote" in capsys.readouterr().out
     assert (tmp_path / "overhead.png").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_ends_it_at_once(tmp_path, processes):
+    """A run of a minute, told to stop in its first seconds; no process of it goes on."""
+    given = ["paper", "adaptation", "--rows", "digits-4-sudden", "--algorithms", "cdfl", "--trials", "2"]
+    given += ["--together", "1", "--processes", str(processes), "--out", str(tmp_path), "--device", "cpu"]
+    command = [sys.executable, "-c", "from cdfl.cli import app; app()", *given]
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "2 cells, 0 of them are there\n"
+    time.sleep(4)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    assert output.endswith("cdfl: stopped; what was done is kept: the same command goes on\n")
+    assert "Traceback" not in output
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError("a process of it was still there")
