@@ -1,7 +1,6 @@
 """What is left of a run that does not reach its end: something to go on with, or nothing at all."""
 
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ import typer
 
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
+from cdfl.stop import stoppable
 
 
 @contextmanager
@@ -34,16 +34,6 @@ def keeping(folder: RunFolder, runs: Sequence[RunFolder], num_uploads: int) -> I
         for made in (*runs, folder):
             _remove_unused(made.path)
         raise
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def num_kept(run: RunFolder) -> int | None:

@@ -5,12 +5,12 @@ from typing import Annotated, cast
 
 import typer
 
-from cdfl.cli.keeping import stoppable
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
 from cdfl.paper.command import Only, overview, perform
 from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
 from cdfl.sim.engines import Precision
+from cdfl.stop import stoppable
 
 Names = Annotated[str, typer.Option(help="Names with commas between them; all if not given.")]
 
@@ -39,12 +39,8 @@ def paper(
         else:
             how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
             only = Only(_names(rows), _names(presets), _names(algorithms))
-            try:
-                with stoppable():
-                    perform(name, how, out, trials, only, typer.echo)
-            except KeyboardInterrupt:
-                typer.secho("cdfl: stopped; what was done is kept: the same command goes on", err=True)
-                raise typer.Exit(130) from None
+            with stoppable():
+                perform(name, how, out, trials, only, typer.echo)
 
 
 def _names(text: str) -> list[str]:

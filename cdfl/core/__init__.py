@@ -1,7 +1,7 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.estimate import Estimator, estimate_mixture, measure, mixture_of, relative, remembered
+from cdfl.core.estimate import Estimator, estimate_mixture, measure, mixture_of, relative, usual_after
 from cdfl.core.evaluate import ProxySets
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.hyperparams import Hyperparams
@@ -40,10 +40,10 @@ __all__ = [
     "pretrain",
     "reading",
     "relative",
-    "remembered",
     "reply_weights",
     "server_update",
     "staleness_factor",
     "update_clusters",
     "update_rates",
+    "usual_after",
 ]

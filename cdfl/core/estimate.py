@@ -54,17 +54,18 @@ def relative(measures: Measures, usual: Tensor) -> Measures:
     tensor([1.6500, 0.8250], dtype=torch.float64)
 
     A measure stays as it is where nothing is usual yet, and where its usual value is not above 0 for every cluster:
-    losses may be negative, and parts of those are no comparison. Like `remembered`, this looks at no value.
+    losses may be negative, and parts of those are no comparison. Like `usual_after`, this looks at no value.
     """
     factors = usual.mean(dim=1, keepdim=True) / usual  # (3, K)
     sound = ((usual > 0) & factors.isfinite()).all(dim=1, keepdim=True)
     return Measures(*(torch.stack(measures) * torch.where(sound, factors, 1.0)))
 
 
-def remembered(usual: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
+def usual_after(usual: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
     """What is usual (3, K) after the upload of an epoch: a mean of all so far, later of about `RECENT` uploads.
 
-    It begins as if an upload had come that is equally far from all clusters.
+    It begins as if an upload had come that is equally far from all clusters. A server that has lived without it, and
+    begins now, needs about `RECENT` uploads until that beginning no longer counts.
     """
     latest = torch.stack(measures)  # (3, K)
     mean = latest.cumsum(dim=1)[:, -1:] / latest.shape[1]  # added in order: a recovered server has the same bits

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core.accept import judge, remember
-from cdfl.core.estimate import Estimator, estimate_mixture, measure, relative, remembered
+from cdfl.core.estimate import Estimator, estimate_mixture, measure, relative, usual_after
 from cdfl.core.hyperparams import Hyperparams
 from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated, is_finite
 from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
@@ -61,7 +61,7 @@ def server_update(
                 return state.replace(epoch=epoch), replace(reply, measures=measures)
         mixture = _checked(estimate(*compared, hyperparams), state.num_clusters)
         if is_relative:
-            state = state.replace(usual_measures=remembered(state.usual_measures, measures, epoch))
+            state = state.replace(usual_measures=usual_after(state.usual_measures, measures, epoch))
     else:
         mixture = _checked(upload.mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, hyperparams)

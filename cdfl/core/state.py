@@ -66,7 +66,7 @@ class Upload:
 
 
 class Measures(NamedTuple):
-    """What the server can see of an upload, one number a cluster; float64, on the CPU."""
+    """What the server can see of an upload, one number a cluster; float64."""
 
     losses: Tensor  # (K,)  l_k  = F(v; D_k)
     loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|

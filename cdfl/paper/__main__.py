@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cdfl.paper.command import Only, overview, perform
 from cdfl.paper.run import How
+from cdfl.stop import stoppable
 
 
 def main(given: list[str] | None = None) -> None:
@@ -30,7 +31,11 @@ def main(given: list[str] | None = None) -> None:
         return
     how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
     only = Only(args.rows, args.presets, args.algorithms)
-    perform(args.name, how, args.out, args.trials, only, lambda line: print(line, flush=True))  # noqa: T201
+    try:
+        with stoppable():
+            perform(args.name, how, args.out, args.trials, only, lambda line: print(line, flush=True))  # noqa: T201
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _names(text: str) -> list[str]:

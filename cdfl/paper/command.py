@@ -52,7 +52,11 @@ def perform(
     if how.smoke and not only.rows:
         only = replace(only, rows=experiment.smoke_rows)
     results = Results(folder)
-    run_missing(only.of(cells), results, how, tell)
+    try:
+        run_missing(only.of(cells), results, how, tell)
+    except KeyboardInterrupt:
+        tell("what is done is kept; the same command goes on")
+        raise
     write_report(experiment, results, tell)
     return folder
 

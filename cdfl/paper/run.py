@@ -59,13 +59,14 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcom
             tell(f"next: {_name(group)}")
             yield _run_group(group, how, tell)
         return
+    others = active_children()
     with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
         try:
             for done in as_completed([pool.submit(_run_group, group, how, _silent) for group in groups]):
                 yield done.result()
         except BaseException:  # else the pool would wait until every group is done
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in active_children():
+            for process in set(active_children()).difference(others):
                 process.terminate()
             raise
 

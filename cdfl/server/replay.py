@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cdfl.core import Hyperparams, Measures, Reply, ServerState, Upload, join, remembered, server_update
+from cdfl.core import Hyperparams, Measures, Reply, ServerState, Upload, join, server_update, usual_after
 from cdfl.core.accept import remember
 from cdfl.server.journal import Entry, StoreDamaged
 from cdfl.server.snapshots import to_losses
@@ -41,7 +41,8 @@ def replay(
             f"the model that the upload of entry {entry.epoch} was trained from is missing; "
             "restore a backup, or `cdfl rollback`"
         )
-    if entry.distances is None and entry.losses is not None and hyperparams.measures == "relative":
+    measured = entry.outcome == "applied" and entry.losses is not None  # a rejected one may be beyond all numbers
+    if measured and entry.distances is None and hyperparams.measures == "relative":
         raise StoreDamaged(f"the distances of entry {entry.epoch} are missing; restore a backup, or `cdfl rollback`")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
     upload = Upload(
@@ -66,7 +67,7 @@ def _usual(before: ServerState, entry: Entry, hyperparams: Hyperparams) -> Tenso
     if losses is None or distances is None or hyperparams.measures == "plain":
         return before.usual_measures
     measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
-    return remembered(before.usual_measures, measures, entry.epoch)
+    return usual_after(before.usual_measures, measures, entry.epoch)
 
 
 def _tensor(values: tuple[float, ...] | None) -> Tensor | None:

@@ -38,8 +38,8 @@ class _Overtaken(Exception):  # noqa: N818
 def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
     """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
 
-    `tolerance` is for a store whose server ran on other hardware: by so much may mixtures, rates, harms and distances
-    differ.
+    `tolerance` is for a store whose server ran on other hardware: by so much, and by that part of themselves, may
+    mixtures, rates, harms and distances differ.
     """
     for _ in range(TRIES):
         try:
@@ -129,8 +129,8 @@ class _Walk:
     def _same(self, was: object, now: object) -> bool:
         if self.tolerance == 0 or not isinstance(was, tuple | float) or not isinstance(now, tuple | float):
             return was == now
-        pair = [torch.tensor(value, dtype=torch.float64) for value in (was, now)]
-        return pair[0].shape == pair[1].shape and bool((pair[0] - pair[1]).abs().le(self.tolerance).all())
+        then, today = torch.tensor(was, dtype=torch.float64), torch.tensor(now, dtype=torch.float64)
+        return then.shape == today.shape and torch.allclose(then, today, rtol=self.tolerance, atol=self.tolerance)
 
     def _same_reply(self, entry: Entry, reply: Reply) -> bool:
         stored = self.store.read_reply(entry) if self.tolerance == 0 else None

@@ -22,10 +22,10 @@ from cdfl.core import (
     mixture_of,
     personalize,
     relative,
-    remembered,
     reply_weights,
     update_clusters,
     update_rates,
+    usual_after,
 )
 from cdfl.sim.cuda import Eager, GraphStack, ProxyLosses, captured
 from cdfl.sim.engine import DataSet
@@ -129,7 +129,7 @@ class _Held:
         self.measures.copy_(torch.stack(measures))
         if settings.measures == "relative":
             mixture = mixture_of(relative(measures, self.usual), settings)
-            self.usual.copy_(remembered(self.usual, measures, self.epoch))
+            self.usual.copy_(usual_after(self.usual, measures, self.epoch))
         else:
             mixture = mixture_of(measures, settings)
         rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)

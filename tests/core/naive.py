@@ -65,7 +65,7 @@ class Server:
             d2.append(sqrt(sum((a - b) ** 2 for a, b in zip(v, self.w[k], strict=True))))
         if self.s["measures"] == "relative":  # not the paper's
             compared = [self.over_the_usual(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
-            self.usual = [self.remembered(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
+            self.usual = [self.usual_after(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
             l, d1, d2 = compared  # noqa: E741
         if K == 1:
             return [1.0]
@@ -92,7 +92,7 @@ class Server:
             return values
         return [values[k] / usual[k] * (sum(usual) / K) for k in range(K)]
 
-    def remembered(self, values, usual):
+    def usual_after(self, values, usual):
         """The mean of the values so far and of one that is the same for all clusters; later of the recent ones."""
         rate = max(1 / 50, 1 / (self.t + 1))
         after = []

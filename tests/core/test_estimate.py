@@ -16,7 +16,7 @@ from cdfl.core import (
     measure,
     mixture_of,
     relative,
-    remembered,
+    usual_after,
 )
 from cdfl.core.estimate import RECENT
 
@@ -295,21 +295,21 @@ def test_what_is_usual_worked_by_hand():
     """It begins with the mean over clusters, here 3; then the mean of that and of all that came."""
     usual = torch.zeros(3, 2, dtype=torch.float64)
     for epoch, (value, expected) in enumerate([([2, 4], [2.5, 3.5]), ([4, 8], [3, 5]), ([7, 1], [4, 4])], start=1):
-        usual = remembered(usual, measures_of(value, value, value), epoch)
+        usual = usual_after(usual, measures_of(value, value, value), epoch)
         assert usual.tolist() == [pytest.approx(expected)] * 3
 
 
 @pytest.mark.parametrize("epoch", [RECENT - 1, RECENT, 100 * RECENT])
 def test_what_is_usual_follows_recent_uploads(epoch):
-    usual = remembered(torch.ones(3, 2, dtype=torch.float64), measures_of(*[[1, 2]] * 3), epoch)
+    usual = usual_after(torch.ones(3, 2, dtype=torch.float64), measures_of(*[[1, 2]] * 3), epoch)
     assert usual.tolist() == [pytest.approx([1, 1 + 1 / RECENT])] * 3
 
 
 @pytest.mark.parametrize("epoch", [1, 7, RECENT, 3 * RECENT])
 def test_an_epoch_that_only_the_device_knows_gives_the_same_bits(epoch):
     usual, measures = torch.rand(3, 4).double(), Measures(*torch.rand(3, 4).double())
-    expected = remembered(usual, measures, epoch)
-    assert bits(remembered(usual, measures, torch.tensor(epoch))) == bits(expected)
+    expected = usual_after(usual, measures, epoch)
+    assert bits(usual_after(usual, measures, torch.tensor(epoch))) == bits(expected)
 
 
 @settings(deadline=None, derandomize=True)
@@ -330,7 +330,7 @@ def test_negative_losses_are_remembered_and_compared_as_they_are():
     """Log-likelihoods: -5 is better than -3, and would be worse as a part of the usual -5 and -3."""
     measures, usual = measures_of([-5, -3], [1, 1], [1, 1]), torch.zeros(3, 2, dtype=torch.float64)
     for epoch in range(1, 9):
-        usual = remembered(usual, measures, epoch)
+        usual = usual_after(usual, measures, epoch)
     assert usual[0].tolist() == pytest.approx([-4 - 8 / 9, -4 + 8 / 9])
     assert relative(measures, usual).losses.tolist() == [-5, -3]
 
@@ -341,7 +341,7 @@ def test_clusters_that_are_unequally_hard_are_told_apart_by_relative_measures_al
     usual = torch.zeros(3, 2, dtype=torch.float64)
     for epoch in range(1, 41):
         measures = measures_of(*[clients[epoch % 2]] * 3)
-        usual = remembered(usual, measures, epoch)
+        usual = usual_after(usual, measures, epoch)
     for home, values in enumerate(clients):
         measures = measures_of(values, values, values)
         assert int(mixture_of(measures, Hyperparams()).argmax()) == 0
@@ -355,5 +355,5 @@ def test_no_upload_makes_anything_usual_that_is_no_number(values, epoch):
     for turn in range(4):
         measures = measures_of(*(own[turn % len(own) :] + own[: turn % len(own)] for own in values))
         assert bool(torch.stack(relative(measures, usual)).isfinite().all())
-        usual = remembered(usual, measures, epoch + turn)
+        usual = usual_after(usual, measures, epoch + turn)
         assert bool((usual >= 0).all() and usual.isfinite().all())

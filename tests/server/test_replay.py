@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cdfl.core import Hyperparams, Measures, remembered
+from cdfl.core import Hyperparams, Measures, usual_after
 from cdfl.server.journal import Retention, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.schema import journal, snapshots
@@ -73,7 +73,7 @@ def test_recovery_measures_nothing_again(store):
     after, _ = replay(before, told, *models, base_model=store.read_base(entry, LAYOUT))
     losses, distances = (torch.tensor(values).double() for values in (told.losses, told.distances))
     measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
-    assert torch.equal(after.usual_measures, remembered(before.usual_measures, measures, epoch=1))
+    assert torch.equal(after.usual_measures, usual_after(before.usual_measures, measures, epoch=1))
     assert torch.equal(after.cluster_models, toy.state.cluster_models)
 
 
@@ -107,6 +107,14 @@ def test_what_cannot_be_replayed(store):
         measured = some_entry(epoch=1, outcome="applied", losses=(1.0, 2.0, 3.0))
         with pytest.raises(StoreDamaged, match="the distances of entry 1 are missing; restore a backup"):
             replay(first_state(), measured, model, RELATIVE, base_model=model, anew=anew)
+
+
+def test_a_rejected_upload_beyond_all_numbers_is_decided_again():
+    entry = some_entry(epoch=1, outcome="rejected", losses=(1.0, 1.0, 1.0), distances=None)
+    far = torch.full((LAYOUT.size,), 1e30)
+    _, reply = replay(first_state(), entry, far, RELATIVE.replace(max_harm=2.0), base_model=far, anew=True)
+    assert reply.rejected
+    assert reply.measures.distances.isinf().all()
 
 
 @both
@@ -214,6 +222,17 @@ def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
         connection.execute(journal.update().where(journal.c.epoch == 7).values(mixture=nearly))
     assert len(verify(store).findings) >= 1
     assert not [finding for finding in verify(store, tolerance=1e-9).findings if finding.startswith("entry")]
+
+
+def test_distances_of_other_hardware_may_be_tolerated(store):
+    lively(store)
+    (entry,) = store.entries(after=6, limit=1)
+    rounded = tuple(distance * (1 + 1e-6) for distance in entry.distances)
+    with store.writing() as connection:
+        connection.execute(journal.update().where(journal.c.epoch == 7).values(distances=rounded))
+    (finding,) = verify(store).findings
+    assert finding.startswith("entry 7: distances was")
+    assert verify(store, tolerance=1e-5).findings == []
 
 
 def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(store):
