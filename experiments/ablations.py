@@ -1,7 +1,8 @@
 """Ablations: one setting changed at a time, 4 clusters and 100 clients.
 
-Claim: proxy sets of 500 images are enough, more clients change little, and a small rho serves clusters. What the paper
-does not vary: one cluster, no drift, who is there when, and a fixed tau_0 while clients grow.
+Claim: the paper's: proxy sets of 500 images are enough, more clients change little (here each of many uploads less
+often, as uploads are 2,000 in all), and a small rho serves clusters. What the paper does not vary: one cluster, no
+drift, who is there when, and a fixed tau_0 while clients grow.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. 2,000 uploads on FashionMNIST, 1,000
 on CIFAR-10, which stands in for CIFAR-100.
 Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 3 runs for each of the two rows.

@@ -1,7 +1,7 @@
 """Adaptation: what a client goes through when the main cluster of its data jumps.
 
-Claim: one reply brings a client back to where it was; alone it takes longer. The paper says so of CDFL, has no figure
-of it, and does not ask whether rivals do as well.
+Claim: the paper's: one reply brings a client back to where it was; alone it takes longer. It has no figure of it, and
+does not ask whether rivals do as well.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 10
 (FashionMNIST) or 5 (8x8 digits) uploads of a client.
 Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of

@@ -1,6 +1,7 @@
 """Distribution estimation: how near the estimated mixtures are to the true ones.
 
-Claim: the server's estimate from one uploaded model is nearer to the truth than the client's own, made from K models.
+Claim: the paper's: the server's estimate from one uploaded model is nearer to the truth than the client's own, made
+from K models.
 Settings: `paper-reading` and `default`, CDFL and FedSoft-Async; the runs of Table 1. KL(true || estimated), the
 estimate smoothed by 1e-4, mean over the last upload of every client.
 Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1.

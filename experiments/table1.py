@@ -42,7 +42,8 @@ def report(results: Results) -> str:
     for preset, algorithms in (("default", ["cdfl", "fedsoft", *RIVALS]), ("paper", ["cdfl"])):
         ours = _ours(results, preset, algorithms)
         if ours is not None:
-            parts += [f"**What the paper does not have**, `{preset}`; the last column has the trials of each\n", ours]
+            title = "CDFL with the printed values" if preset == "paper" else "What the paper does not have"
+            parts += [f"**{title}**, `{preset}`; the last column has the trials of each\n", ours]
     there = [row for row in EVERY_ROW if any(kept.cell.scenario == row.scenario for kept in mine)]
     parts += [*footnote(there), verdict(results), provenance(mine)]
     return "\n".join(parts)
@@ -95,8 +96,8 @@ def verdict(results: Results) -> str:
         for column in COLUMNS
         if (values := results.values(column, row.scenario, "default")) and (figure := _figure(row, "cdfl", column))
     ]
-    for rival in ("local", "fedasync", "fedbuff"):
-        counts[f"rows with `default` in which CDFL is above {RIVALS[rival]} after the reply"] = [
+    for rival, title in {"local": RIVALS["local"], "fedsoft": "FedSoft-Async", **RIVALS}.items():
+        counts[f"rows with `default` in which CDFL is above {title} after the reply"] = [
             fmean(ours) > fmean(theirs)
             for row in EVERY_ROW
             if (ours := results.values("after", row.scenario, "default"))

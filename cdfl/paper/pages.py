@@ -9,12 +9,13 @@ from cdfl.paper.experiment import Experiment, list_experiments
 from cdfl.paper.folder import experiments_folder
 from cdfl.paper.results import Results
 from cdfl.paper.run import Tell
+from cdfl.paper.tables import earlier
 
 INTRODUCTION = """\
 # The paper, table by table
 
-Written by `cdfl paper readme` from the files in [results](results); do not edit. What held up and what did not, in ten
-sentences: [docs/paper.md](../docs/paper.md).
+Written by `cdfl paper readme` from the files in [results](results); do not edit. What held up and what did not, in
+short: [docs/paper.md](../docs/paper.md).
 
 Each result of the paper is one file here, with its claim, settings, machine and cost in its header.
 `cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures;
@@ -39,7 +40,8 @@ def with_blocks(page: str, results: Results) -> str:
     found = {experiment.name: experiment for experiment in list_experiments()}
 
     def block(match: re.Match[str]) -> str:
-        return match[1] + found[match[2]].verdict(results) + match[3]
+        experiment = found[match[2]]
+        return match[1] + "\n".join([experiment.verdict(results), *_earlier(experiment, results)]) + match[3]
 
     return BLOCK.sub(block, page)
 
@@ -68,7 +70,15 @@ def _section(experiment: Experiment, results: Results) -> str:
         f"## {head.rstrip('.')}\n",
         f"`cdfl paper {experiment.name}` ([{experiment.name}.py]({experiment.name}.py))\n",
     ]
-    return "\n".join([*parts, *(f"- {line}" for line in _sentences(about)), "", experiment.report(results), *pictures])
+    parts += [*(f"- {line}" for line in _sentences(about)), ""]
+    return "\n".join([*parts, experiment.report(results), *_earlier(experiment, results), *pictures])
+
+
+def _earlier(experiment: Experiment, results: Results) -> list[str]:
+    """A paragraph about what has to be run again, if anything has."""
+    cells = experiment.cells(experiment.trials)
+    line = earlier(kept for cell in cells if (kept := results.find(cell)) is not None)
+    return [line] if line else []
 
 
 def _sentences(about: str) -> list[str]:

@@ -32,17 +32,21 @@ class Kept:
 
     def is_of(self, config: RunConfig) -> bool:
         """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
-        told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
-        told["hyperparams"] = asdict(Hyperparams()) | BEFORE | told["hyperparams"]
-        idle = _without_influence(config.algorithm)
-        for settings in (told, asked):
-            settings["hyperparams"] = {k: value for k, value in settings["hyperparams"].items() if k not in idle}
-        return _agrees(told, asked)
+        return not self._differences(config)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether its names still stand for the settings it was run with."""
-        return self.is_of(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
+    def changes_since(self) -> list[tuple[str, Any, Any]]:
+        """The settings that its names stood for then and no longer do: (name, then, now)."""
+        return self._differences(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
+
+    def _differences(self, config: RunConfig) -> list[tuple[str, Any, Any]]:
+        told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
+        then = asdict(Hyperparams()) | BEFORE | told.pop("hyperparams")
+        now = asked.pop("hyperparams")
+        names = sorted(then.keys() - _without_influence(config.algorithm))
+        found = [(name, then[name], now.get(name)) for name in names if not _agrees(then[name], now.get(name))]
+        return found + [
+            (name, then, asked.get(name)) for name, then in told.items() if not _agrees(then, asked.get(name))
+        ]
 
 
 class Results:

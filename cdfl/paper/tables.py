@@ -66,8 +66,7 @@ def signed(value: float | None) -> str:
 
 
 def provenance(kept: Iterable[Kept]) -> str:
-    """A line about the machines, versions, commits and seconds behind some cells, and one about those to run again."""
-    kept = list(kept)
+    """A line about the machines, versions, commits and seconds behind some cells."""
     runs = {id(one.record): one.record for one in kept}.values()
     if not runs:
         return "Nothing of it has been run yet.\n"
@@ -77,22 +76,22 @@ def provenance(kept: Iterable[Kept]) -> str:
     # Processes share the device, and cells of one group are run at once: each took its part of the time.
     seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] / run["processes"] for run in runs)
     smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
-    line = f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
-    return line + _earlier([one for one in kept if not one.is_current])
+    return f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
 
 
-def _earlier(kept: Sequence[Kept]) -> str:
-    """A line about cells whose settings have changed since."""
-    if not kept:
-        return ""
-    groups: dict[tuple[str, str], set[str]] = {}
+def earlier(kept: Iterable[Kept]) -> str:
+    """A line about cells whose settings have changed since they were run, if there are any."""
+    changes: dict[str, None] = {}
+    cells: dict[tuple[str, str], set[str]] = {}
     for one in kept:
-        groups.setdefault((one.cell.scenario, one.cell.preset), set()).add(LABELS[one.cell.algorithm])
+        for name, then, now in one.changes_since():
+            changes[f"{name} {then}, now {now}"] = None
+            cells.setdefault((one.cell.preset, one.cell.scenario), set()).add(LABELS[one.cell.algorithm])
     rows: dict[str, list[str]] = {}
-    for (scenario, preset), names in groups.items():
+    for (preset, scenario), names in sorted(cells.items()):
         rows.setdefault(f"`{preset}`, {', '.join(sorted(names))}", []).append(scenario)
-    listed = "; ".join(f"{what} ({', '.join(sorted(where))})" for what, where in rows.items())
-    return f"\n**Run with earlier settings than today's, to be run again:** {listed}.\n"
+    listed = "; ".join(f"{what} ({', '.join(where)})" for what, where in rows.items())
+    return f"Run with earlier settings ({'; '.join(changes)}), to be run again: {listed}.\n" if listed else ""
 
 
 def _machine(run: Mapping[str, Any]) -> str:
