@@ -31,5 +31,11 @@ loss = cross_entropy
 proxy_sets = [turned(cluster, torch.arange(60)) for cluster in range(NUM_CLUSTERS)]
 pretraining_sets = [turned(cluster, torch.arange(60, 160)) for cluster in range(NUM_CLUSTERS)]
 hyperparams = Hyperparams(
-    batch_size=16, learning_rate=0.003, local_epochs=1, shared_epochs=1, separate_epochs=3, max_staleness=12
+    measures="relative",  # then more is to be recovered
+    max_staleness=12,
+    batch_size=16,
+    learning_rate=0.003,
+    local_epochs=1,
+    shared_epochs=1,
+    separate_epochs=3,
 )
