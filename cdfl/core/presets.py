@@ -12,7 +12,7 @@ on 8x8 digits:
   that no table shows;
 - staleness_grace=20, staleness_slope=1/20, continuous: an upload's rate times its age stays below .15 * 20. Where that
   product is large, steps along the change overshoot, most of all where everybody uploads once a session: 80 instead of
-  20 broke down there (FashionMNIST with 100 clients, digits-4 with 50), 40 on digits-4. 30 is better by .001 to .003 on
+  20 broke down there (FashionMNIST with 100 clients, digits-4 with 40), 40 on digits-4. 30 is better by .001 to .003 on
   FashionMNIST, and nearer to that;
 - main_share=.65, the mean of the paper's drift, with the weights of the paper's row: a factor of 12 suits four
   clusters, but blurs six and takes one of two for all (digits in 2, 3 and 6 rotations, one or two runs each);
