@@ -1,14 +1,9 @@
-import warnings
 from math import log
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cdfl.core import (
-    Hyperparams,
-    ServerState,
     Upload,
     estimate_mixture,
     initial_state,
@@ -21,7 +16,7 @@ from cdfl.core import (
     usual_after,
 )
 
-from .toy import AS_PRINTED, Proxy, bits, forbidden, pair
+from .toy import AS_PRINTED, bits, forbidden, fresh_losses, pair
 
 NAN, INF = float("nan"), float("inf")
 # Of an upload of 2 to `pair`: measures (1, 49), (0, 48), (2, 8), above bars of 0; shares of the other cluster
@@ -47,10 +42,6 @@ def read(tensor):
     return tuple(tensor.flatten().tolist())
 
 
-def fresh_losses(state: ServerState, proxy: Proxy):
-    return proxy(state.cluster_models, torch.arange(state.num_clusters)).double()
-
-
 # -- one upload, worked by hand
 
 
@@ -66,25 +57,6 @@ def test_one_upload():
     assert read(after.cluster_epochs) == (1, 0)
     assert read(after.cluster_losses) == near(0, 1)  # (1 - 1)^2, (10 - 9)^2
     assert {reply.mixture.dtype, reply.rates.dtype} == {torch.float64}
-
-
-def test_clusters_settle_where_everybody_uploads_once_a_session():
-    """All uploads are then as old as there are clients: steps along the change must not add up without end."""
-
-    def run(hyperparams: Hyperparams) -> float:
-        proxy = Proxy([[1.0]])
-        state = initial_state(torch.tensor([[0.0]]), proxy)
-        replies = [join(state, hyperparams)] * 100
-        for _ in range(12):
-            for client, reply in enumerate(replies):
-                base = reply.personal_model
-                trained = base + 0.2 * (1 - base)  # a training goes a fifth of the way
-                upload = Upload(trained, reply.epoch, base_model=base)
-                state, replies[client] = server_update(state, upload, hyperparams, proxy)
-        return abs(float(state.cluster_models) - 1)
-
-    assert run(Hyperparams()) < 0.05
-    assert run(Hyperparams(staleness_slope=1 / 80, staleness_grace=80.0)) > 1  # farther off than it began
 
 
 def test_two_clusters_move():
@@ -463,154 +435,3 @@ def test_the_paper_s_own_bar_warns_and_goes_on():
     gap = 0.5 * 48 / 34 + 0.4
     assert read(reply.mixture) == near(1 / (1 + 3 ** (-gap / 0.88)), 1 / (1 + 3 ** (gap / 0.88)))
     assert bool(torch.isfinite(after.cluster_models).all())
-
-
-# -- properties, over servers that have lived a little
-
-
-@st.composite
-def servers(draw):
-    """A server of 1 to 4 clusters at some epoch, an upload and a last mixture; whole numbers, to keep sums exact."""
-    num_clusters, size = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-
-    def matrix(rows):
-        row = st.lists(st.integers(-9, 9).map(float), min_size=size, max_size=size)
-        return torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows)), dtype=torch.float64)
-
-    proxy = Proxy(matrix(num_clusters))
-    epoch = draw(st.integers(0, 9))
-    epochs = draw(st.lists(st.integers(0, epoch), min_size=num_clusters, max_size=num_clusters))
-    state = initial_state(matrix(num_clusters), proxy)
-    row = st.lists(st.integers(0, 9), min_size=num_clusters, max_size=num_clusters)
-    usual = torch.tensor([draw(row) for _ in range(3)], dtype=torch.float64)
-    state = state.replace(epoch=epoch, cluster_epochs=torch.tensor(epochs), usual_measures=usual)
-    upload = Upload(matrix(1)[0], base_epoch=draw(st.integers(0, epoch)))
-    parts = draw(st.lists(st.integers(1, 9), min_size=num_clusters, max_size=num_clusters))
-    return state, upload, proxy, torch.tensor(parts, dtype=torch.float64) / sum(parts)
-
-
-hyperparams = st.builds(
-    Hyperparams,
-    measures=st.sampled_from(["plain", "relative"]),
-    rate_floor=st.just("mean") | st.floats(0, 1),
-    base_rate=st.floats(0, 1),
-    staleness_slope=st.floats(0, 10),
-    staleness_hinge=st.sampled_from(["paper", "continuous"]),
-    cluster_epochs_set=st.sampled_from(["before", "after"]),
-    reply_clusters=st.sampled_from(["all", "moved"]),
-)
-
-
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.integers(0, 9))
-def test_a_deprecated_upload_moves_nothing_but_the_epoch(server, hyperparams, max_staleness):
-    state, upload, _, last = server
-    state = state.replace(epoch=upload.base_epoch + max_staleness)  # one epoch on, it is one too old
-    after, reply = server_update(state, upload, hyperparams.replace(max_staleness=max_staleness), forbidden, last)
-    assert reply.deprecated
-    assert bits(after.cluster_models) == bits(state.cluster_models)
-    assert torch.equal(after.cluster_epochs, state.cluster_epochs)
-    assert torch.equal(after.cluster_losses, state.cluster_losses)
-    assert bits(after.usual_measures) == bits(state.usual_measures)
-    assert after.epoch == reply.epoch == state.epoch + 1
-    assert torch.equal(reply.mixture, last)
-
-
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.booleans(), st.booleans())
-def test_inputs_are_untouched(server, hyperparams, own_mixture, deprecated):
-    state, upload, proxy, last = server
-    losses = proxy(upload.local_model.expand_as(state.cluster_models), torch.arange(state.num_clusters))
-    upload = Upload(upload.local_model, upload.base_epoch, losses=losses, mixture=last.clone() if own_mixture else None)
-    given = [state.cluster_models, state.cluster_losses, state.cluster_epochs, upload.local_model, losses, last]
-    given += [upload.mixture] if upload.mixture is not None else []
-    before = [bits(tensor) for tensor in given]
-    epoch = state.epoch
-    server_update(state, upload, hyperparams.replace(max_staleness=0 if deprecated else None), proxy, last)
-    join(state, hyperparams, last)
-    assert [bits(tensor) for tensor in given] == before
-    assert state.epoch == epoch
-
-
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams)
-def test_what_a_step_keeps_true(server, hyperparams):
-    state, upload, proxy, _ = server
-    after, reply = server_update(state, upload, hyperparams, proxy)
-    assert reply.mixture.sum().item() == pytest.approx(1)
-    assert bool(torch.isfinite(reply.personal_model).all())
-    assert torch.equal(after.cluster_losses, fresh_losses(after, proxy))
-    for k, rate in enumerate(reply.rates):
-        if rate == 0:
-            assert bits(after.cluster_models[k]) == bits(state.cluster_models[k])
-
-
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.randoms())
-def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
-    state, upload, proxy, _ = server
-    order = list(range(state.num_clusters))
-    random.shuffle(order)
-    shuffled = state.replace(
-        cluster_models=state.cluster_models[order],
-        cluster_losses=state.cluster_losses[order],
-        cluster_epochs=state.cluster_epochs[order],
-        usual_measures=state.usual_measures[:, order],
-    )
-    after, reply = server_update(state, upload, hyperparams, proxy)
-    after_shuffled, reply_shuffled = server_update(shuffled, upload, hyperparams, Proxy(proxy.centres[order]))
-
-    def same(found, expected):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-    same(reply_shuffled.mixture, reply.mixture[order])
-    same(reply_shuffled.rates, reply.rates[order])
-    same(reply_shuffled.personal_model, reply.personal_model)
-    same(after_shuffled.cluster_models, after.cluster_models[order])
-    assert torch.equal(after_shuffled.cluster_epochs, after.cluster_epochs[order])
-    torch.testing.assert_close(after_shuffled.usual_measures, after.usual_measures[:, order])
-
-
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(
-    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),
-    st.sampled_from(["min", 0.0, 8.0]),
-    st.sampled_from([None, [0.3, 0.7]]),
-)
-def test_never_a_nan_in_a_model(numbers, bar, mixture):
-    """Any finite upload to any finite clusters, in float32, where squares may overflow: an error or a finite answer."""
-    proxy = Proxy([[0.0], [1.0]])
-    mixture = None if mixture is None else torch.tensor(mixture)
-    hyperparams = Hyperparams(loss_bar=bar, gap_bar=bar, distance_bar=bar)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        try:
-            state = initial_state(torch.tensor([numbers[:1], numbers[1:2]]), proxy)
-            state, reply = server_update(
-                state, Upload(torch.tensor(numbers[2:]), 0, mixture=mixture), hyperparams, proxy
-            )
-        except ValueError as refusal:
-            assert "expected finite numbers" in str(refusal)  # noqa: PT017
-            return
-    assert bool(torch.isfinite(state.cluster_models).all())
-    assert bool(torch.isfinite(reply.personal_model).all())
-
-
-@pytest.mark.parametrize("cluster_step", ["towards", "along"])
-def test_the_number_of_threads_changes_no_bit(cluster_step):
-    """A journal that was written with some cores is replayed with others."""
-    random = torch.Generator().manual_seed(0)
-    clusters = torch.randn(4, 100_000, generator=random)
-    upload = Upload(clusters.mean(dim=0), base_epoch=0, losses=torch.tensor([1.0, 1.1, 1.2, 1.3]))
-    hyperparams = Hyperparams(max_harm=2.0, cluster_step=cluster_step)
-    look = lambda models, which: torch.ones(len(which))  # noqa: E731
-    before, found = torch.get_num_threads(), set()
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
-            state, reply = server_update(initial_state(clusters, look), upload, hyperparams, look)
-            parts = (state.cluster_models, state.recent_harms, reply.personal_model, reply.mixture, reply.rates)
-            found.add(tuple(part.numpy().tobytes() for part in parts))
-    finally:
-        torch.set_num_threads(before)
-    assert len(found) == 1

@@ -29,6 +29,11 @@ class Proxy:
         return ((models - self.centres[clusters]) ** 2).sum(dim=1)
 
 
+def fresh_losses(state: ServerState, proxy: Proxy) -> Tensor:
+    """F(w_k; D_k) of every cluster, computed now."""
+    return proxy(state.cluster_models, torch.arange(state.num_clusters)).double()
+
+
 def forbidden(models: Tensor, clusters: Tensor) -> Tensor:
     """An `evaluate` that nobody may call."""
     raise AssertionError("evaluate was called")

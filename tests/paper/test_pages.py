@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdfl.paper import Cell, Results, resolve
+from cdfl.paper.figures import LABELS
 from cdfl.paper.folder import experiments_folder
 from cdfl.paper.pages import readme, with_blocks
 
@@ -32,6 +33,14 @@ def test_a_result_file_names_settings_that_load(path: Path):
             assert not kept.record["smoke"]
             assert kept.record["machine"]["torch"]
             assert kept.record["commit"]
+
+
+def test_every_result_of_earlier_settings_is_named_in_the_readme():
+    lines = [line for line in readme(RESULTS).splitlines() if line.startswith("Run with earlier settings")]
+    for kept in RESULTS:
+        names = (f"`{kept.cell.preset}`", LABELS[kept.cell.algorithm], kept.cell.scenario)
+        named = any(all(name in line for name in names) for line in lines)
+        assert named or not kept.changes_since(), f"{kept.cell}: run it again"
 
 
 def test_what_was_run_with_earlier_settings_is_named(tmp_path):
