@@ -31,12 +31,13 @@ def main() -> None:
     """Measure what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", default="cifar-10-4")
+    parser.add_argument("--clients", type=int, default=80)
     parser.add_argument("--uploads", type=int, default=40)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     args = parser.parse_args()
-    config = configure(args.scenario, num_uploads=args.uploads)
+    config = configure(args.scenario, num_clients=args.clients, num_uploads=args.uploads)
     task = Task(config.scenario, config.scenario.federation(0, args.data_dir), config.hyperparams)
     steps, looks = counts(task, args.uploads)
     found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.uploads, "steps": steps, "looks": looks}

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cdfl.scenarios import load_scenario
+
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs" / "simulator.md"
 RESULTS = HERE / "results"
@@ -119,4 +121,8 @@ def _seconds(run: dict[str, Any], uploads: int) -> float:
 
 
 def _changed(case: dict[str, Any]) -> str:
-    return f" ({', '.join(case['settings'])})" if case.get("settings") else ""
+    """What a case has that its scenario has not."""
+    changed = list(case.get("settings", []))
+    if "clients" in case and case["clients"] != load_scenario(case["scenario"]).num_clients:
+        changed.insert(0, f"{case['clients']} clients")
+    return f" ({', '.join(changed)})" if changed else ""
