@@ -1,16 +1,18 @@
 """Theorem 1: the gradient over S_k updates of a cluster, against the bound with measured constants.
 
 Claim: the bound is vacuous (Assumption 3 alone grants more), and the condition on rho that it rests on is never met by
-local training; the gradient falls all the same where rho leaves clients room.
+local training. Where the gradient goes, and where F_k rises, is measured beside it.
 Settings: softmax regression with a quadratic term on 8x8 digits in 4 rotations, 20 clients of which 4 are active at a
 time, 5 to 10 full gradient steps of 1 / (L + rho), beta_0, a and b as printed, `min` bars; several rho.
-Machine: two CPU cores. Cost: about two minutes.
+Machine: one CPU core, float64. Cost: about three minutes.
 
     cdfl paper theorem1
 """
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.core import paper
+from cdfl.core import Hyperparams, paper
+from cdfl.core.hyperparams import BEFORE
 from cdfl.paper import Results
 from cdfl.paper.convex import Regression
 from cdfl.paper.figures import COLORS, PAGE, figure
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.tables import table
-from cdfl.paper.theorem import Constants, Steps, Trace, bound, needed_rho, trace_run
+from cdfl.paper.theorem import TIME_MODEL, Steps, needed_rho, summarize, trace_run
+from cdfl.plain import plain
+from cdfl.record import versions
 from cdfl.scenarios import load_scenario
 
 NUMBER = 6
+SCENARIO, DATA_SEED = "digits-4", 0
 RHOS = (0.01, 0.1, 0.5, 1.0, 10.0)
 PENALTY = 0.01
 FEWEST, MOST = 5, 10  # local steps: H_min, H_max
 CLIENTS, UPLOADS, SEEDS = 20, 600, 3
+SMOKE_UPLOADS, SMOKE_SEEDS, SMOKE_RHOS = 60, 1, 2
 EPSILON = 1.0  # the theorem wants it small; the bound falls as it grows, so this is kind to it
 HYPERPARAMS = paper("fashion-mnist-4").replace(
     loss_bar="min",
@@ -42,112 +49,129 @@ HYPERPARAMS = paper("fashion-mnist-4").replace(
     rate_floor="mean",
     staleness_hinge="paper",
 )
-POINTS = 40
+CLEARLY = 0.05
+FILE = "theorem1.json"
 
 
-def measure(folder: Path, smoke: bool) -> None:
-    """Run all rho; a result file that is there is kept."""
-    path = folder / "theorem1.json"
-    if path.exists():
-        return
-    begun = time.monotonic()
-    uploads, seeds, rhos = (60, 1, RHOS[:2]) if smoke else (UPLOADS, SEEDS, RHOS)
-    problem = Regression(load_scenario("digits-4").federation(seed=0), PENALTY)
-    optima = torch.stack([problem.optimum(k) for k in range(problem.num_clusters)])
-    measured = {str(rho): _measure(problem, optima, rho, uploads, seeds) for rho in rhos}
-    settings = {"penalty": PENALTY, "fewest": FEWEST, "most": MOST, "clients": CLIENTS, "uploads": uploads}
-    stored = {
-        "experiment": "theorem1",
-        "settings": settings | {"seeds": seeds, "epsilon": EPSILON},
-        "machine": machine(),
-        "commit": commit(),
-        "seconds": round(time.monotonic() - begun, 1),
+def settings(smoke: bool) -> dict[str, Any]:
+    """Everything that decides what is measured for a rho, as it is stored."""
+    scenario = load_scenario(SCENARIO).to_dict()
+    return {
         "smoke": smoke,
-        "rho": measured,
-    }
-    path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-
-
-def _measure(problem: Regression, optima: Tensor, rho: float, uploads: int, seeds: int) -> dict[str, Any]:
-    smooth = [problem.smoothness(k) for k in range(problem.num_clusters)]
-    steps = Steps(FEWEST, MOST, 1 / (max(smooth) + rho), rho)
-    traces = [trace_run(problem, steps, HYPERPARAMS, CLIENTS, uploads, seed) for seed in range(seeds)]
-    delta = float(torch.cdist(optima, optima).max())
-    longest = [max(trace.longest[k] for trace in traces) for k in range(problem.num_clusters)]
-    lengths = tuple(max(seen, float(best.norm())) / delta for seen, best in zip(longest, optima, strict=True))
-    v1, v2 = max(trace.v1 for trace in traces), max(trace.v2 for trace in traces)
-    constants = Constants(steps, v1, v2, lengths, delta, HYPERPARAMS.base_rate, EPSILON)
-    distances = np.array([distance for trace in traces for distance in trace.distances])
-    alignments = np.array([alignment for trace in traces for alignment in trace.alignments])
-    middle, largest = float(np.median(distances[distances > 0])), float(distances.max())
-    return {
-        "v1": v1,
-        "v2": v2,
-        "delta": delta,
-        "lengths": lengths,
-        "step": steps.size,
-        "clusters": [_cluster(k, traces, constants, smooth[k]) for k in range(problem.num_clusters)],
-        "largest_distance": largest,
-        "limit": v1**0.5 / rho,  # no distance can be larger
-        "needed_at_largest": needed_rho(largest, v1, EPSILON),
-        "needed_at_median": needed_rho(middle, v1, EPSILON),
-        "at_start": float((distances == 0).mean()),  # steps at v = u, where no rho is enough
-        "aligned": float((alignments >= 0).mean()),
-        "least_alignment": float(alignments.min()),
+        "scenario": {name: scenario[name] for name in ("name", "clusters", "drift", "sizes")},
+        "data_seed": DATA_SEED,
+        "penalty": PENALTY,
+        "fewest": FEWEST,
+        "most": MOST,
+        "clients": CLIENTS,
+        "time_model": plain(TIME_MODEL),
+        "uploads": SMOKE_UPLOADS if smoke else UPLOADS,
+        "seeds": SMOKE_SEEDS if smoke else SEEDS,
+        "epsilon": EPSILON,
+        "hyperparams": plain(asdict(HYPERPARAMS)),
+        "device": "cpu",
+        "dtype": "float64",
     }
 
 
-def _cluster(k: int, traces: list[Trace], constants: Constants, smoothness: float) -> dict[str, Any]:
-    """What was measured for one cluster, and its bound."""
-    updates = float(np.mean([trace.updates[k] for trace in traces]))
-    fall = float(np.mean([trace.falls[k] for trace in traces]))
-    seen = np.array([pair for trace in traces for pair in trace.gradients[k]])
-    places = np.digitize(seen[:, 0], np.linspace(0, seen[:, 0].max(), POINTS + 1)[1:-1], right=True)
-    curve = [float(seen[places == place, 1].mean()) for place in range(POINTS) if (places == place).any()]
-    return {
-        "smoothness": smoothness,
-        "updates": updates,
-        "fall": fall,
-        "measured": float(seen[:, 1].mean()),
-        "terms": bound(constants, k, smoothness, fall, updates),
-        "curve": [float(f"{value:.4g}") for value in curve],
-    }
+def measure(folder: Path, smoke: bool, tell: Callable[[str], None] = print) -> None:
+    """Run every rho that is not there with these settings; each is on disk before the next begins."""
+    path, asked = folder / FILE, settings(smoke)
+    rhos = RHOS[:SMOKE_RHOS] if smoke else RHOS
+    done = _found(path, asked)
+    missing = [rho for rho in rhos if str(rho) not in done]
+    tell(f"{len(rhos)} rho, {len(rhos) - len(missing)} of them are there")
+    if not missing:
+        return
+    problem = Regression(load_scenario(SCENARIO).federation(seed=DATA_SEED), PENALTY)
+    optima = torch.stack([problem.optimum(k) for k in range(problem.num_clusters)])
+    for number, rho in enumerate(missing, start=1):
+        begun = time.monotonic()
+        measured = _measure(problem, optima, rho, asked, tell)
+        seconds = round(time.monotonic() - begun, 1)
+        header = {"machine": machine() | versions(), "commit": commit(), "seconds": seconds}
+        done[str(rho)] = header | measured
+        in_order = {str(one): done[str(one)] for one in rhos if str(one) in done}
+        _write(path, {"experiment": "theorem1", "settings": asked, "rho": in_order})
+        tell(f"{number} of {len(missing)}: rho {rho:g}, {seconds:.0f} s")
+
+
+def _found(path: Path, *asked: dict[str, Any]) -> dict[str, Any]:
+    """What a file holds of each rho, if it is of settings that are asked for."""
+    stored = _read(path)
+    return stored["rho"] if stored is not None and any(_is_of(stored, one) for one in asked) else {}
+
+
+def _is_of(stored: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
+    then = stored.get("settings", {})
+    hyperparams = plain(asdict(Hyperparams())) | BEFORE | then.get("hyperparams", {})
+    return {**then, "hyperparams": hyperparams} == asked
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _write(path: Path, stored: dict[str, Any]) -> None:
+    begun = path.with_suffix(".json.new")
+    begun.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    begun.replace(path)
+
+
+def _measure(
+    problem: Regression, optima: Tensor, rho: float, asked: dict[str, Any], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    steepest = max(problem.smoothness(k) for k in range(problem.num_clusters))
+    steps = Steps(FEWEST, MOST, 1 / (steepest + rho), rho)
+    traces = []
+    for seed in range(asked["seeds"]):
+        tell(f"  rho {rho:g}: {asked['uploads']} uploads with seed {seed}")
+        traces.append(trace_run(problem, steps, HYPERPARAMS, CLIENTS, asked["uploads"], seed))
+    return summarize(problem, optima, steps, traces, HYPERPARAMS.base_rate, EPSILON)
 
 
 def report(results: Results) -> str:
     """The bound beside what was measured, and the condition on rho beside the distances that occur."""
-    stored = _stored(results)
-    if stored is None:
+    found = _results(results)
+    if not found:
         return "Nothing of it has been run yet.\n"
     bounds, conditions = [], []
-    for rho, found in stored["rho"].items():
-        own = found["clusters"]
-        first, last = (_mean(one["curve"][place] for one in own) for place in (0, -1))
-        terms = {name: _mean(one["terms"][name] for one in own) for name in own[0]["terms"]}
-        total = sum(terms.values())
-        numbers = (first, last, _mean(one["measured"] for one in own), found["v1"], total, *terms.values())
-        updates = f"{_mean(one['updates'] for one in own):.0f}"
-        bounds.append([rho, updates, *(f"{value:.2g}" for value in numbers), f"{total / found['v1']:,.0f}"])
+    for rho, one in found.items():
+        own = one["clusters"]
+        terms = _terms(one)
+        numbers = (*_ends(one), _mean(cluster["measured"] for cluster in own), one["v1"], sum(terms.values()))
+        updates = f"{_mean(cluster['updates'] for cluster in own):.0f}"
+        shown = [f"{value:.2g}" for value in (*numbers, *terms.values())]
+        bounds.append([f"{rho:g}", updates, *shown, f"{_excess(one):,.0f}"])
         needs = ("largest_distance", "limit", "needed_at_largest", "needed_at_median")
-        shares = [f"{found[name]:.0%}" for name in ("at_start", "aligned")]
-        conditions.append([rho, *(f"{found[name]:.2g}" for name in needs), *shares, f"{found['least_alignment']:.2f}"])
+        shares = [f"{one[name]:.0%}" for name in ("at_start", "aligned")]
+        words = [*(f"{one[name]:.2g}" for name in needs), *shares, f"{one['least_alignment']:.2f}"]
+        conditions.append([f"{rho:g}", *words])
     header = ["rho", "S_k", "gradient, first", "last", "mean", "V_1", "bound", *(f"term: {name}" for name in terms)]
     asked = ["rho", "largest distance", "sqrt(V_1) / rho", "rho needed there", "at the median distance"]
     asked += ["steps at v = u", "steps aligned", "least alignment"]
-    return "\n".join([MEANING, table([*header, "bound / V_1"], bounds), table(asked, conditions), WORDS, _line(stored)])
+    tables = [table([*header, "bound / V_1"], bounds), table(asked, conditions)]
+    return "\n".join([MEANING, *tables, _words(found), _line(found, results)])
 
 
 MEANING = """\
 *Gradient*: squared norm of the gradient of F_k at the models of clients in training, mean over clusters; over the first
-and the last fortieth of S_k updates, and over all. *V_1*: the largest squared gradient seen. *Aligned*: steps at which
+and the last quarter of S_k updates, and over all. *V_1*: the largest squared gradient seen. *Aligned*: steps at which
 the gradients of J_k and J_m do not point apart.
 """
 
-WORDS = f"""\
+
+def _words(found: dict[float, dict[str, Any]]) -> str:
+    """What follows from the tables, and what is wrong with the theorem whatever they say."""
+    least = min(_excess(one) for one in found.values())
+    most = min(_terms(one)["distances"] / sum(_terms(one).values()) for one in found.values())
+    apart = [1 - one["aligned"] for one in found.values()]
+    return f"""\
 - **The bound is vacuous.** Assumption 3 grants that no squared gradient of a client is above V_1; F_k is the loss of a
-  client of cluster k alone, so its gradient is below V_1 without any theorem. The bound is above V_1 for every rho,
-  although epsilon, which the theorem wants small, is {EPSILON:g} here and the bound grows as 1 / epsilon. Nearly all
-  of it is the term of squared distances between clusters, which does not fall with S_k: only the first term does.
+  client of cluster k alone, so its gradient is below V_1 without any theorem. The bound is {least:,.0f} times V_1 or
+  more, although epsilon, which the theorem wants small, is {EPSILON:g} here and the bound grows as 1 / epsilon. Its
+  term of squared distances between clusters is {most:.0%} of it or more; of the four, only the first falls with S_k.
 - **The condition on rho is never met.** It asks for rho >= V_1 / d^2 + 1/4 + sqrt((1 + V_1) epsilon) / d at the
   distance d = ||v - u|| of every local step. At the first step d = 0, where no rho is enough. Later, with steps
   gamma <= 1 / rho, d stays below sqrt(V_1) / rho: each step shortens v - u by a part gamma rho of it and adds at most
@@ -155,37 +179,115 @@ WORDS = f"""\
 - **Two steps of the proof do not follow.** It replaces (||grad F_k||^2 + ||grad f_m||^2) / 2 by epsilon, which needs
   V_1 <= epsilon; and its quadratic inequality in rho has a larger root than the one that is printed.
 - **What the condition is for does not hold either.** The proof needs it to keep the gradients of J_k and J_m from
-  pointing apart at any step; here they do at most steps after the first, the more so the larger rho is.
-- **The gradient itself** falls with the updates of a cluster where rho is small, and stays where a large rho lets
-  clients hardly move.
+  pointing apart at any step; here they do at {min(apart):.0%} to {max(apart):.0%} of the steps, depending on rho.
+- **The gradient itself** {_gradient(found)}
+- **F_k**, the loss of a cluster's model on all data of its cluster, {_falls(found)}
 """
+
+
+def _gradient(found: dict[float, dict[str, Any]]) -> str:
+    """Where it goes, and how that compares with clients that hardly move."""
+    ends = {rho: _ends(one) for rho, one in found.items()}
+    moves = _listed(f"{last / first - 1:+.0%} with rho {rho:g}" for rho, (first, last) in ends.items())
+    told = f"changes from the first to the last quarter of updates by {moves}."
+    stiff = max(ends)
+    _, level = ends.pop(stiff)
+    if ends:
+        over = {rho: last / level - 1 for rho, (_, last) in ends.items()}
+        below = [f"{rho:g}" for rho, part in over.items() if part < -CLEARLY]
+        told += (
+            f" Clients with rho {stiff:g} never go further than {found[stiff]['largest_distance']:.2g} from what they"
+        )
+        told += f" received, and see {level:.4f} in the last quarter. Others see, compared with that, "
+        told += _listed(f"{part:+.0%} with rho {rho:g}" for rho, part in over.items())
+        told += f"; clearly (by {CLEARLY:.0%}) less with {f'rho {_listed(below)}' if below else 'none'}."
+    return told
+
+
+def _falls(found: dict[float, dict[str, Any]]) -> str:
+    """With which rho clusters end better than they began, and with which worse."""
+    parts = []
+    for sign, word in ((1, "falls"), (-1, "rises")):
+        which = []
+        for rho, one in found.items():
+            falls = _all_falls(one)
+            if sign * _mean(falls) > 0:
+                count = sum(sign * fall > 0 for fall in falls)
+                which.append(f"rho {rho:g} (by {abs(_mean(falls)):.3f}; in {count} of {len(falls)} clusters and seeds)")
+        if which:
+            parts.append(f"{word} with {_listed(which)}")
+    told = "; it ".join(parts) + "."
+    return told + (" Where it rises, clusters end worse than they began." if "rises" in told else "")
 
 
 def verdict(results: Results) -> str:
     """How far the bound and the condition are from what happens."""
-    stored = _stored(results)
-    if stored is None:
+    found = _results(results)
+    if not found:
         return "Theorem 1 has not been looked at yet.\n"
-    found = {float(rho): one for rho, one in stored["rho"].items()}
-    least = min(_mean(sum(own["terms"].values()) for own in one["clusters"]) / one["v1"] for one in found.values())
+    least = min(_excess(one) for one in found.values())
     short = min(one["needed_at_largest"] / rho for rho, one in found.items())
-    return (
-        f"The bound of Theorem 1 is at least {least:,.0f} times what its own Assumption 3 grants, and the rho that it "
-        f"asks for is at least {short:.1f} times the one used at every distance that occurs, for every rho tried.\n"
+    rising = [f"{rho:g}" for rho, one in found.items() if _mean(_all_falls(one)) < 0]
+    words = f"The bound of Theorem 1 is at least {least:,.0f} times what its own Assumption 3 grants, and the rho that "
+    words += (
+        f"it asks for is at least {short:.1f} times the one used at every distance that occurs, for every rho tried."
     )
+    return words + (f" The loss it is about rises over the run with rho {_listed(rising)}." if rising else "") + "\n"
 
 
-def _line(stored: dict[str, Any]) -> str:
-    on, settings = stored["machine"], stored["settings"]
-    words = f"{settings['seeds']} seeds of {settings['uploads']:,} uploads for each rho in {stored['seconds']:,.0f} s; "
-    words += f"{on['cores']} cores of {on['cpu']}, torch {on['torch']}, {on['date']}; commit {stored['commit']}."
-    smoke = " **A smoke run: it shows that the code works and nothing else.**" if stored["smoke"] else ""
-    return words + smoke + "\n"
+def _line(found: dict[float, dict[str, Any]], results: Results) -> str:
+    """Where the numbers come from."""
+    told = (_read(results.folder / FILE) or {})["settings"]
+    machines = {
+        f"{one['machine']['cpu']}, torch {one['machine']['torch']}, {one['machine']['date']}" for one in found.values()
+    }
+    commits = {str(one["commit"]) for one in found.values()}
+    missing = [f"{rho:g}" for rho in RHOS if rho not in found and not told["smoke"]]
+    words = f"{told['seeds']} seeds of {told['uploads']:,} uploads for each rho in "
+    words += f"{sum(one['seconds'] for one in found.values()):,.0f} s; {'; '.join(sorted(machines))}; "
+    words += f"commit {', '.join(sorted(commits))}."
+    words += f" Not run yet: rho {_listed(missing)}." if missing else ""
+    return words + (" **A smoke run: it shows that the code works and nothing else.**" if told["smoke"] else "") + "\n"
 
 
-def _stored(results: Results) -> dict[str, Any] | None:
-    path = results.folder / "theorem1.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _results(results: Results) -> dict[float, dict[str, Any]]:
+    """What is known of each rho; a file of other settings is no result."""
+    found = _found(results.folder / FILE, settings(smoke=False), settings(smoke=True))
+    return {float(rho): one for rho, one in found.items()}
+
+
+def _all_falls(one: dict[str, Any]) -> list[float]:
+    """F_k(w_k^0) - F_k(w_k^S) of every cluster and seed."""
+    return [fall for cluster in one["clusters"] for fall in cluster["falls"]]
+
+
+def _terms(one: dict[str, Any]) -> dict[str, float]:
+    names = one["clusters"][0]["terms"]
+    return {name: _mean(cluster["terms"][name] for cluster in one["clusters"]) for name in names}
+
+
+def _excess(one: dict[str, Any]) -> float:
+    """How many times V_1 the bound is."""
+    return sum(_terms(one).values()) / float(one["v1"])
+
+
+def _curve(one: dict[str, Any]) -> np.ndarray:
+    """The squared gradient over the updates of a cluster, mean over clusters."""
+    curves = [cluster["curve"] for cluster in one["clusters"]]
+    length = min(map(len, curves))
+    return np.mean([curve[:length] for curve in curves], axis=0)
+
+
+def _ends(one: dict[str, Any]) -> tuple[float, float]:
+    """The means of the first and of the last quarter of that curve."""
+    curve = _curve(one)
+    quarter = max(1, len(curve) // 4)
+    return float(curve[:quarter].mean()), float(curve[-quarter:].mean())
+
+
+def _listed(words: Any) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _mean(values: Any) -> float:
@@ -194,22 +296,20 @@ def _mean(values: Any) -> float:
 
 def draw(results: Results, folder: Path) -> list[str]:
     """The gradient over updates; the bound above it; the rho that the theorem asks for at each distance."""
-    stored = _stored(results)
-    if stored is None:
+    found = _results(results)
+    if not found:
         return []
     with figure(folder, "theorem1", PAGE, 2.1, ncols=3) as axes:
-        for (rho, found), color in zip(stored["rho"].items(), COLORS.values(), strict=False):
-            own = found["clusters"]
-            length = min(len(one["curve"]) for one in own)
-            curve = np.mean([one["curve"][:length] for one in own], axis=0)
-            updates = np.arange(1, length + 1) / length * _mean(one["updates"] for one in own)
-            axes[0].plot(updates, curve, color=color, label=f"rho = {rho}")
-            total = _mean(sum(one["terms"].values()) for one in own)
-            for value, marker in ((total, "v"), (found["v1"], "_"), (_mean(one["measured"] for one in own), "o")):
-                axes[1].plot(rho, value, marker, color=color)
-            far = np.geomspace(found["largest_distance"] / 100, found["limit"], 60)
-            axes[2].plot(far, [needed_rho(d, found["v1"], EPSILON) for d in far], color=color)
-            axes[2].plot([far[0], far[-1]], [float(rho)] * 2, "--", lw=0.8, color=color)
+        for (rho, one), color in zip(found.items(), COLORS.values(), strict=False):
+            curve, own = _curve(one), one["clusters"]
+            updates = np.arange(1, len(curve) + 1) / len(curve) * _mean(cluster["updates"] for cluster in own)
+            axes[0].plot(updates, curve, color=color, label=f"rho = {rho:g}")
+            seen = _mean(cluster["measured"] for cluster in own)
+            for value, marker in ((sum(_terms(one).values()), "v"), (one["v1"], "_"), (seen, "o")):
+                axes[1].plot(f"{rho:g}", value, marker, color=color)
+            far = np.geomspace(one["largest_distance"] / 100, one["limit"], 60)
+            axes[2].plot(far, [needed_rho(d, one["v1"], EPSILON) for d in far], color=color)
+            axes[2].plot([far[0], far[-1]], [rho] * 2, "--", lw=0.8, color=color)
         axes[0].set(xlabel="updates of a cluster", ylabel="squared gradient")
         axes[0].set_ylim(bottom=0)
         axes[0].legend(handlelength=1)

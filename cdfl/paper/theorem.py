@@ -1,7 +1,9 @@
 """Theorem 1: its bound, its condition, and runs of CDFL in which everything that they name is written down."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +13,9 @@ from cdfl.core import Hyperparams, ServerState, Upload, initial_state, join, ser
 from cdfl.data.randomness import generator
 from cdfl.paper.convex import Regression, Sample
 from cdfl.sim.clock import FewActive
+
+TIME_MODEL = FewActive()  # four at a time: few enough for the printed damping of stale uploads to let clusters move
+POINTS = 40  # of a curve
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Trace:
 def trace_run(
     problem: Regression, steps: Steps, hyperparams: Hyperparams, num_clients: int, uploads: int, seed: int
 ) -> Trace:
-    """CDFL with full gradients, four clients active at a time."""
+    """CDFL with full gradients, clients coming and going as `TIME_MODEL` has it."""
     rng = generator(seed, "theorem")
     state = initial_state(_pretrained(problem, steps), problem.evaluate, problem.size)
     start = _losses(problem, state)
@@ -90,7 +95,7 @@ def trace_run(
     trace = Trace([[] for _ in range(count)], longest=[0.0] * count, updates=[0] * count)
     replies = {client: join(state, hyperparams) for client in range(num_clients)}
     looks = dict.fromkeys(range(num_clients), 0)
-    for turn in FewActive().turns(num_clients, rng):
+    for turn in TIME_MODEL.turns(num_clients, rng):
         if state.epoch == uploads:
             break
         if turn.kind != "look":
@@ -147,3 +152,49 @@ def _note(trace: Trace, problem: Regression, path: Tensor, own: Tensor, rates: T
 def _losses(problem: Regression, state: ServerState) -> Tensor:
     models = zip(state.cluster_models, problem.clusters, strict=True)
     return torch.stack([problem.loss(model, sample) for model, sample in models])
+
+
+def summarize(
+    problem: Regression, optima: Tensor, steps: Steps, traces: Sequence[Trace], base_rate: float, epsilon: float
+) -> dict[str, Any]:
+    """The constants that runs of several seeds show, the bound made of them, and what it bounds; `optima` is (K, P)."""
+    delta = float(torch.cdist(optima, optima).max())
+    longest = [max(trace.longest[k] for trace in traces) for k in range(problem.num_clusters)]
+    lengths = tuple(max(seen, float(best.norm())) / delta for seen, best in zip(longest, optima, strict=True))
+    v1, v2 = max(trace.v1 for trace in traces), max(trace.v2 for trace in traces)
+    constants = Constants(steps, v1, v2, lengths, delta, base_rate, epsilon)
+    distances = np.array([distance for trace in traces for distance in trace.distances])
+    alignments = np.array([alignment for trace in traces for alignment in trace.alignments])
+    middle, largest = float(np.median(distances[distances > 0])), float(distances.max())
+    return {
+        "v1": v1,
+        "v2": v2,
+        "delta": delta,
+        "lengths": lengths,
+        "step": steps.size,
+        "clusters": [_cluster(k, traces, constants, problem.smoothness(k)) for k in range(problem.num_clusters)],
+        "largest_distance": largest,
+        "limit": v1**0.5 / steps.rho,  # no distance can be larger
+        "needed_at_largest": needed_rho(largest, v1, epsilon),
+        "needed_at_median": needed_rho(middle, v1, epsilon),
+        "at_start": float((distances == 0).mean()),  # steps at v = u, where no rho is enough
+        "aligned": float((alignments >= 0).mean()),
+        "least_alignment": float(alignments.min()),
+    }
+
+
+def _cluster(k: int, traces: Sequence[Trace], constants: Constants, smoothness: float) -> dict[str, Any]:
+    """What was measured for one cluster, and its bound."""
+    updates = float(np.mean([trace.updates[k] for trace in traces]))
+    falls = [trace.falls[k] for trace in traces]
+    seen = np.array([pair for trace in traces for pair in trace.gradients[k]])
+    places = np.digitize(seen[:, 0], np.linspace(0, seen[:, 0].max(), POINTS + 1)[1:-1], right=True)
+    curve = [float(seen[places == place, 1].mean()) for place in range(POINTS) if (places == place).any()]
+    return {
+        "smoothness": smoothness,
+        "updates": updates,
+        "falls": falls,
+        "measured": float(seen[:, 1].mean()),
+        "terms": bound(constants, k, smoothness, float(np.mean(falls)), updates),
+        "curve": [float(f"{value:.4g}") for value in curve],
+    }

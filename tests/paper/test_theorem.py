@@ -1,6 +1,9 @@
 """Theorem 1: its problem, its bound and its condition."""
 
+import json
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdfl.core import paper
+from cdfl.paper import Results
 from cdfl.paper.convex import Regression
+from cdfl.paper.experiment import load_experiment
+from cdfl.paper.folder import experiments_folder
 from cdfl.paper.theorem import Constants, Steps, bound, needed_rho, trace_run
 from cdfl.scenarios import load_scenario
 
@@ -71,3 +77,105 @@ def test_a_trace_keeps_to_the_assumptions(problem):
     assert 60 <= len(trace.distances) <= 120
     for k, own in enumerate(trace.gradients):
         assert max((number for number, _ in own), default=0) == trace.updates[k]
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    """The experiment, made small; what it is made of is in `names`."""
+    found = load_experiment("theorem1")
+    names = found.measure.__globals__
+    for name, value in {"UPLOADS": 60, "SEEDS": 1, "RHOS": (0.1, 1.0, 10.0)}.items():
+        monkeypatch.setitem(names, name, value)
+    return SimpleNamespace(measure=found.measure, report=found.report, verdict=found.verdict, names=names)
+
+
+def test_the_stored_result_is_of_the_settings_of_today():
+    found = load_experiment("theorem1")
+    names = found.measure.__globals__
+    stored = json.loads((experiments_folder() / "results" / "theorem1.json").read_text(encoding="utf-8"))
+    assert names["_is_of"](stored, names["settings"](smoke=False)), "run `cdfl paper theorem1` again"
+    assert [float(rho) for rho in stored["rho"]] == list(names["RHOS"])
+    for one in stored["rho"].values():
+        assert re.fullmatch("[0-9a-f]{7,40}", one["commit"])  # no -dirty
+        assert {"cpu", "torch", "numpy", "python"} <= one["machine"].keys()
+
+
+def test_interrupted_it_goes_on_with_the_next_rho(experiment, tmp_path, monkeypatch):
+    run, told = experiment.names["trace_run"], []
+
+    def interrupted(problem, steps, *others):
+        if steps.rho == 1.0:
+            raise KeyboardInterrupt
+        return run(problem, steps, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(experiment.names, "trace_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.measure(tmp_path, False, told.append)
+    assert told[0] == "3 rho, 0 of them are there"
+    assert "Not run yet: rho 1 and 10." in experiment.report(Results(tmp_path))
+    first = json.loads((tmp_path / "theorem1.json").read_text())["rho"]
+    told.clear()
+    experiment.measure(tmp_path, False, told.append)
+    assert told[:2] == ["3 rho, 1 of them are there", "  rho 1: 60 uploads with seed 0"]
+    second = json.loads((tmp_path / "theorem1.json").read_text())["rho"]
+    assert list(second) == ["0.1", "1.0", "10.0"]
+    assert second["0.1"] == first["0.1"]
+    told.clear()
+    experiment.measure(tmp_path, False, told.append)
+    assert told == ["3 rho, 3 of them are there"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PENALTY", 0.7), ("CLIENTS", 7), ("EPSILON", 0.5), ("DATA_SEED", 1), ("SCENARIO", "digits-4-sudden")],
+)
+def test_a_result_of_other_settings_is_none(experiment, tmp_path, monkeypatch, name, value):
+    file = tmp_path / "theorem1.json"
+    settings = experiment.names["settings"](smoke=False)
+    file.write_text(json.dumps({"experiment": "theorem1", "settings": settings, "rho": {"0.1": {}}}))
+    found, asked = experiment.names["_found"], experiment.names["settings"]
+    assert found(file, asked(smoke=False)) == {"0.1": {}}
+    assert found(file, asked(smoke=True)) == {}
+    monkeypatch.setitem(experiment.names, name, value)
+    assert found(file, asked(smoke=False)) == {}
+    assert experiment.report(Results(tmp_path)) == "Nothing of it has been run yet.\n"
+
+
+def test_a_hyperparameter_that_is_another_one_makes_another_result(experiment):
+    asked = experiment.names["settings"](smoke=False)
+    then = {**asked, "hyperparams": {**asked["hyperparams"], "base_rate": 0.3}}
+    assert not experiment.names["_is_of"]({"settings": then}, asked)
+    older = {name: value for name, value in asked["hyperparams"].items() if name != "max_harm"}  # had no such thing
+    assert experiment.names["_is_of"]({"settings": {**asked, "hyperparams": older}}, asked)
+
+
+def test_a_smoke_run_is_not_taken_for_the_result(experiment, tmp_path):
+    experiment.measure(tmp_path, True, lambda line: None)
+    assert "A smoke run" in experiment.report(Results(tmp_path))
+    told: list[str] = []
+    experiment.measure(tmp_path, False, told.append)
+    assert told[0] == "3 rho, 0 of them are there"
+    assert "A smoke run" not in experiment.report(Results(tmp_path))
+
+
+def test_what_is_said_of_gradient_and_loss_is_what_was_measured(experiment, tmp_path):
+    experiment.measure(tmp_path, False, lambda line: None)
+    file = tmp_path / "theorem1.json"
+    stored = json.loads(file.read_text())
+    for rho, ends, fall in (("0.1", (8.0, 6.0), 0.2), ("1.0", (4.0, 3.0), -0.3), ("10.0", (4.0, 4.0), -0.1)):
+        for cluster in stored["rho"][rho]["clusters"]:
+            cluster["curve"] = [ends[0]] * 10 + [100.0] * 20 + [ends[1]] * 10
+            cluster["falls"] = [fall]
+        stored["rho"][rho]["clusters"][0]["falls"] = [0.0]
+    file.write_text(json.dumps(stored))
+    text = " ".join(experiment.report(Results(tmp_path)).split())
+    assert "quarter of updates by -25% with rho 0.1, -25% with rho 1 and +0% with rho 10." in text
+    assert (
+        "see 4.0000 in the last quarter. Others see, compared with that, +50% with rho 0.1 and -25% with rho 1" in text
+    )
+    assert "clearly (by 5%) less with rho 1." in text
+    assert (
+        "falls with rho 0.1 (by 0.150; in 3 of 4 clusters and seeds); it rises with rho 1 (by 0.225; in 3 of 4" in text
+    )
+    assert "rises over the run with rho 1 and 10." in experiment.verdict(Results(tmp_path))
