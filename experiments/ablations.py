@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from cdfl.paper import Cell, Results
+from cdfl.paper.compare import grouped
 from cdfl.paper.figures import COLORS, PAGE, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import number, provenance, spread, table
@@ -33,6 +34,20 @@ SIZE = {
 }
 CLIENTS = (100, 250, 500, 1000)
 PAIRS = ((10, 5), (1, 5), (10, 3), (1, 3), (10, 20))
+LITTLE = 0.01  # of accuracy: a change that is no more is little
+NUMBERS = dict(zip(COLUMNS, COLUMNS, strict=True)) | {
+    "divergence": "KL",
+    "deprecated": "deprecated",
+    "rate": "mean rate",
+}
+WORDS = (
+    "*Deprecated*: share of uploads older than tau_0, which move nothing. *Mean rate*: how far the cluster that moves "
+    "most goes to an upload."
+)
+CHANGES_LITTLE = {  # what the paper says of a value: it gives about what others give
+    "size of proxy set": ("500", "proxy sets of 500 are enough"),
+    "number of clients": ("1000", "more clients change little"),
+}
 
 # Question -> what a line is called -> changes. An empty change is the base of all of them.
 QUESTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -66,23 +81,18 @@ def times(preset: str) -> dict[str, dict[str, Any]]:
 
 
 def cells(trials: int) -> list[Cell]:
-    """Every change, each once; time models in two presets; one cluster instead of four."""
-    found = {}
-    for scenario in SCENARIOS:
-        one = ONE_CLUSTER[scenario]
-        asked = [(scenario, "paper-reading", changes) for lines in QUESTIONS.values() for changes in lines.values()]
-        asked += [(scenario, "default", changes) for changes in times("default").values()]
-        asked += [(scenario, "paper-reading", changes) for changes in times("paper-reading").values()]
-        asked.append((one, "paper-reading", SIZE[one]))
-        for name, preset, changes in asked:
-            for seed in range(trials):
-                cell = Cell(name, preset, "cdfl", seed, changes)
-                found[cell.key] = cell
-    return list(found.values())
+    """Every line of the tables; the base of several questions once."""
+    found = [
+        Cell(where, preset, "cdfl", seed, changes)
+        for scenario in SCENARIOS
+        for _, preset, _, where, changes in _lines(scenario)
+        for seed in range(trials)
+    ]
+    return list({cell.key: cell for cell in found}.values())
 
 
 def report(results: Results) -> str:
-    """A table for each question."""
+    """A table for each scenario, with all questions, and what it comes to."""
     parts, used = [], []
     for scenario, title in SCENARIOS.items():
         lines = []
@@ -90,18 +100,12 @@ def report(results: Results) -> str:
             trials = results.trials(where, preset, "cdfl", changes)
             if trials:
                 used += trials
-                values = [
-                    [kept.end[column] for kept in trials] for column in (*COLUMNS, "divergence", "deprecated", "rate")
-                ]
+                values = [[kept.end[column] for kept in trials] for column in NUMBERS]
                 lines.append([question, name, str(len(trials)), *map(spread, values)])
         if lines:
-            header = ["question", "value", "trials", *COLUMNS, "KL", "deprecated", "mean rate"]
-            parts += [f"**{title}**\n", table(header, lines)]
-    words = (
-        "*Deprecated*: share of uploads older than tau_0, which move nothing. *Mean rate*: how far the cluster that "
-    )
-    words += "moves most goes to an upload. † stands in for CIFAR-100, which is not at hand.\n"
-    return "\n".join([*parts, words, provenance(used)])
+            parts += [f"**{title}**\n", table(["question", "value", "trials", *NUMBERS.values()], lines)]
+    stand_in = " † stands in for CIFAR-100, which is not at hand." if any("†" in part for part in parts) else ""
+    return "\n".join([*parts, WORDS + stand_in + "\n", verdict(results), provenance(used)])
 
 
 def _lines(scenario: str) -> list[tuple[str, str, str, str, Mapping[str, Any]]]:
@@ -120,20 +124,56 @@ def _lines(scenario: str) -> list[tuple[str, str, str, str, Mapping[str, Any]]]:
 
 
 def verdict(results: Results) -> str:
-    """How much the accuracy of replies changes over the values of each question."""
-    scenario = next(iter(SCENARIOS))
-    asked = {question: ("paper-reading", values) for question, values in QUESTIONS.items()}
-    asked |= {f"time model, `{preset}`": (preset, times(preset)) for preset in ("paper-reading", "default")}
-    ranges = []
-    for question, (preset, values) in asked.items():
-        means = [
-            fmean(found) for c in values.values() if (found := results.values("after", scenario, preset, "cdfl", c))
-        ]
-        if len(means) > 1:
-            ranges.append(f"{question} {number(max(means) - min(means))}")
-    if not ranges:
-        return "Ablations have not been run yet.\n"
-    return f"Between the best and the worst value, the accuracy after the reply differs by: {'; '.join(ranges)}.\n"
+    """Whether the paper's three claims hold, and the best and the worst value of each question."""
+    lines = []
+    for scenario, title in SCENARIOS.items():
+        means = _means(results, scenario)
+        lines += [f"- {title}, {told}\n" for told in (*_claims(means), *_extremes(means))]
+    return "".join(lines) or "Ablations have not been run yet.\n"
+
+
+Means = Mapping[str, Mapping[str, Mapping[str, float]]]  # question -> value -> accuracy, mean over trials
+
+
+def _means(results: Results, scenario: str) -> Means:
+    means: dict[str, dict[str, dict[str, float]]] = {}
+    for question, preset, name, where, changes in _lines(scenario):
+        trials = results.trials(where, preset, "cdfl", changes)
+        if trials:
+            own = {column: fmean(kept.end[column] for kept in trials) for column in COLUMNS}
+            means.setdefault(question, {})[name] = own
+    return means
+
+
+def _claims(means: Means) -> list[str]:
+    """What became of the paper's claims, as far as they can be told."""
+    told = []
+    for question, (value, claim) in CHANGES_LITTLE.items():
+        others = dict(means.get(question, {}))
+        own = others.pop(value, None)
+        if own and others:
+            away = {column: max(abs(own[column] - other[column]) for other in others.values()) for column in COLUMNS}
+            ways = {
+                f"{name} ({number(most)})": "holds for" if most <= LITTLE else "not for" for name, most in away.items()
+            }
+            parts = [f"{way} {', '.join(names)}" for way, names in grouped(ways).items()]
+            told.append(f"{claim} ({value} within {number(LITTLE)} of {', '.join(others)}): {', '.join(parts)}")
+    rho = {name: own["cluster"] for name, own in means.get("rho", {}).items()}
+    if len(rho) > 1:
+        way = "holds" if list(rho.values()) == sorted(rho.values(), reverse=True) else "does not hold"
+        listed = ", ".join(f"{name} ({number(cluster)})" for name, cluster in rho.items())
+        told.append(f"a small rho serves clusters: {way}, {listed}")
+    return told
+
+
+def _extremes(means: Means) -> list[str]:
+    told = []
+    for question, values in means.items():
+        after = {name: own["after"] for name, own in values.items()}
+        best, worst = max(after, key=lambda name: after[name]), min(after, key=lambda name: after[name])
+        if len(after) > 1:
+            told.append(f"{question}: {best} {number(after[best])}, {worst} {number(after[worst])}")
+    return [f"best and worst value after the reply: {'; '.join(told)}"] if told else []
 
 
 def draw(results: Results, folder: Path) -> list[str]:

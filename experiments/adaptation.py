@@ -10,6 +10,7 @@ Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand 
     cdfl paper adaptation --rows digits-4-sudden
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import Cell, Kept, Results
+from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
 from cdfl.paper.figures import COLORS, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import LOCAL
 from cdfl.paper.tables import NOTHING, number, provenance, spread, table
@@ -25,6 +27,8 @@ from cdfl.paper.tables import NOTHING, number, provenance, spread, table
 NUMBER, TRIALS = 7, 5
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
 PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", LOCAL]}
+NAMES = LABELS | {"local": "Local (keeps)"}  # in lists, a comma is one too many
+THAN = {"level": "level with"} | {kind: f"{kind} than" for kind in OUTCOMES if "trial" in kind}
 WITHIN = 0.01  # of the level before the jump: recovered
 LEVEL = 3  # uploads whose replies make the level
 
@@ -77,7 +81,7 @@ def report(results: Results) -> str:
                 found = [at for kept in trials if (at := around(kept))]
                 if found:
                     used += trials
-                    lines.append([LABELS[algorithm], str(len(found)), *_numbers(found)])
+                    lines.append([NAMES[algorithm], str(len(found)), *_numbers(found)])
             if lines:
                 header = ["algorithm", "trials", "level before", "old model, new data", "after local training",
                           "after the reply", "lost to the level", "uploads to recover"]  # fmt: skip
@@ -89,32 +93,46 @@ def report(results: Results) -> str:
         f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; > : not in every trial "
     )
     words += "before the next jump.\n"
-    return "\n".join([*parts, words, provenance(used)])
+    return "\n".join([*parts, words, verdict(results), RULE, provenance(used)])
 
 
 def verdict(results: Results) -> str:
-    """What the jump costs, what wins it back, and who recovers first."""
+    """What the jump costs, what wins it back, whose replies are better right after it, and who is slow to recover."""
     lines = []
     for scenario, title in SCENARIOS.items():
-        ours = [at for kept in results.trials(scenario, "default") if (at := around(kept))]
-        if not ours:
-            continue
-        lost, trained, replied = (fmean(at["level"] - at[name] for at in ours) for name in ("held", "before", "after"))
-        waits = {
-            algorithm: fmean(found)
-            for algorithm in ALGORITHMS
-            if (trials := results.trials(scenario, "default", algorithm))
-            and None not in (found := [around(kept).get("uploads") for kept in trials])
-        }
-        order = ", ".join(
-            f"{LABELS[name]} {wait:.1f}" for name, wait in sorted(waits.items(), key=lambda pair: pair[1])
-        )
-        lines.append(
-            f"{title}: a jump costs CDFL's old model {number(lost)}; {number(trained)} are still missing after local "
-            f"training and {number(replied)} after the reply; uploads to recover, where all trials did: "
-            f"{order or 'none'}."
-        )
-    return "\n".join(lines or ["Adaptation has not been run yet."]) + "\n"
+        for preset, algorithms in PRESETS.items():
+            there = {name: trials for name in algorithms if (trials := results.trials(scenario, preset, name))}
+            ours = [at for kept in there.get("cdfl", []) if (at := around(kept))]
+            if ours:
+                lines.append(f"- {title}, `{preset}` ({len(ours)} trials): {_costs(ours)}; {_order(there)}\n")
+    return "".join(lines) or "Adaptation has not been run yet.\n"
+
+
+def _costs(ours: list[dict[str, Any]]) -> str:
+    lost, trained, replied = (
+        number(fmean(at["level"] - at[name] for at in ours)) for name in ("held", "before", "after")
+    )
+    return (
+        f"a jump costs CDFL's old model {lost}; {trained} are missing after local training, {replied} after the reply"
+    )
+
+
+def _order(there: Mapping[str, list[Kept]]) -> str:
+    """CDFL's reply right after the jump against the others, and who needs more than one upload."""
+    rivals = {
+        NAMES[name]: compare(there["cdfl"], trials, lambda kept: around(kept).get("after"))
+        for name, trials in there.items()
+        if name != "cdfl"
+    }
+    told = [f"{THAN.get(kind, kind)} {', '.join(names)}" for kind, names in grouped(rivals).items()]
+    waits = {NAMES[name]: [around(kept).get("uploads") for kept in trials] for name, trials in there.items()}
+    slow = [
+        f"{label} {'-' if None in found else f'{fmean(found):.1f}'}"
+        for label, found in waits.items()
+        if None in found or fmean(found) > 1
+    ]
+    reply = f"that reply is {'; '.join(told)}; " if told else ""
+    return f"{reply}more than one upload to recover: {', '.join(slow) or 'nobody'}"
 
 
 def _numbers(found: list[dict[str, Any]]) -> list[str]:

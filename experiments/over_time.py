@@ -14,6 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
+from cdfl.paper.compare import named
 from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import NOTHING, number, provenance, table
@@ -30,6 +31,10 @@ FAMILIES = {
     family: [row for row in ROWS if row.scenario.startswith(family)]
     for family in ("fashion-mnist", "cifar-10", "mini-imagenet", "digit-recognition")
 }
+WORDS = (
+    "A session is as many uploads as there are clients; means over trials. *Ahead from*: the first session after which "
+    "the reply is better than the upload in every one. *Lowest*: of the mean over trials.\n"
+)
 
 
 def cells(trials: int) -> list[Cell]:
@@ -52,13 +57,9 @@ def report(results: Results) -> str:
                 there.append(row)
                 used += trials
                 rows.append([row.title, LABELS[algorithm], *_line(trials)])
-    header = ["row", "algorithm", "sessions", "reply ahead from session", "reply ahead at the end by"]
-    header += ["clusters, start", "half way", "end"]
-    words = (
-        "A session is as many uploads as there are clients; means over trials. *Ahead from*: the first session after "
-    )
-    words += "which the reply is better than the upload in every one.\n"
-    return "\n".join([words, table(header, rows), *footnote(there), provenance(used)])
+    header = ["row", "algorithm", "trials", "sessions", "reply ahead from session", "reply ahead at the end by"]
+    header += ["clusters, start", "lowest", "half way", "end"]
+    return "\n".join([WORDS, table(header, rows), *footnote(there), provenance(used)])
 
 
 def overtakes(trials: list[Kept]) -> int | None:
@@ -72,22 +73,30 @@ def overtakes(trials: list[Kept]) -> int | None:
 def _line(trials: list[Kept]) -> list[str]:
     before, after = curve(trials, "sessions", "before"), curve(trials, "sessions", "after")
     clusters = curve(trials, "clusters", "accuracy")
-    ends = [number(clusters[place]) for place in (0, len(clusters) // 2, -1)]
-    return [str(len(after)), str(overtakes(trials) or NOTHING), number(after[-1] - before[-1]), *ends]
+    way = map(number, (clusters[0], clusters.min(), clusters[len(clusters) // 2], clusters[-1]))
+    counts = [str(len(trials)), str(len(after)), str(overtakes(trials) or NOTHING)]
+    return [*counts, number(after[-1] - before[-1]), *way]
 
 
 def verdict(results: Results) -> str:
-    """When replies overtake uploads."""
+    """When replies overtake uploads, and where clusters go."""
     there = {row: trials for row in ROWS if (trials := results.trials(row.scenario, "paper-reading"))}
-    if not there:
+    lines = []
+    for own, where in ((True, "The paper's data"), (False, "Data that stand in for the paper's (†)")):
+        rows = {row.title: trials for row, trials in there.items() if (row.stand_in is None) is own}
+        if rows:
+            when = named(f"{title}: {overtakes(trials) or 'never'}" for title, trials in rows.items())
+            ways = named(f"{title}: {_way(trials)}" for title, trials in rows.items())
+            lines.append(f"- {where}, replies ahead from session: {when}; clusters: {ways}\n")
+    if not lines:
         return "Accuracy over time has not been run yet.\n"
-    when = "; ".join(f"{row.title}: {overtakes(trials) or 'never'}" for row, trials in there.items())
-    curves = {row: curve(trials, "clusters", "accuracy") for row, trials in there.items()}
-    gains = "; ".join(f"{row.title}: {number(own[0])} to {number(own[-1])}" for row, own in curves.items())
-    return (
-        f"With `paper-reading`, CDFL's replies are better than uploads for good from this session on: {when}. "
-        f"Cluster accuracy, from where pre-training left it to the end: {gains}.\n"
-    )
+    words = "CDFL with `paper-reading`: the session from which its replies are better than uploads for good, and the "
+    return f"{words}accuracy of clusters after pre-training, at its lowest and at the end.\n\n{''.join(lines)}"
+
+
+def _way(trials: list[Kept]) -> str:
+    clusters = curve(trials, "clusters", "accuracy")
+    return " → ".join(map(number, (clusters[0], clusters.min(), clusters[-1])))
 
 
 def curve(trials: list[Kept], part: str, name: str) -> np.ndarray:

@@ -7,10 +7,12 @@ Machine: one H200; seconds stand beside the results. Cost: a run of 2,000 upload
     cdfl paper reading
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results
+from cdfl.paper.compare import grouped, named
 from cdfl.paper.figures import COLORS, COLUMN, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
@@ -102,19 +104,19 @@ def report(results: Results) -> str:
     words = "Δ: distance from the paper's mean in its deviations; sorted by the worst of the three.\n"
     used = [kept for one in tried(results) for kept in one.trials]
     rows = [["*the paper*", "5", *figures, "", "", ""], *lines]
-    return "\n".join([words, table(header, rows), verdict(results), provenance(used)])
+    return "\n".join([words, table(header, rows), verdict(results), *_limits(results), provenance(used)])
 
 
 def verdict(results: Results) -> str:
-    """How near the printed values come, and the nearest reading."""
+    """How near the printed values come, the nearest reading, and the one taken."""
     found = tried(results)
     literal = [one for one in found if one.name.startswith("as printed")]
     if not literal:
         return "The search for a reading has not been run yet.\n"
     return (
-        f"Of {len(found)} readings tried on FashionMNIST (4), those with all values as printed miss some figure by "
-        f"{min(one.worst for one in literal):.1f} or more of the paper's deviations; the nearest ({found[0].name}) "
-        f"misses none by more than {found[0].worst:.1f}.{_taken(found)}\n"
+        f"Of {len(CANDIDATES)} readings, {len(found)} were tried on FashionMNIST (4). Those with all values as printed "
+        f"miss some figure by {min(one.worst for one in literal):.1f} or more of the paper's deviations; the nearest "
+        f"({found[0].name}) misses none by more than {found[0].worst:.1f}.{_taken(found)}\n"
     )
 
 
@@ -123,6 +125,26 @@ def _taken(found: list[Tried]) -> str:
     if mine is None:
         return ""
     return f" Taken as `paper-reading`: {TAKEN} ({mine.worst:.1f}), whose bars do not rank clusters upside down."
+
+
+def _limits(results: Results) -> list[str]:
+    """What was not run, and what the search has in common with the table it was for."""
+    found = tried(results)
+    missing = [name for name in CANDIDATES if name not in {one.name for one in found}]
+    seeds = sorted({kept.cell.seed for one in found for kept in one.trials if kept.cell.changes})
+    told = [f"Not run: {'; '.join(missing)}."] if missing else []
+    if seeds and results.trials(ROW.scenario, "paper-reading"):
+        told.append(f"Seed {', '.join(map(str, seeds))} of the search is also one of Table 1's.")
+        searched = _precisions(kept for one in found for kept in one.trials)
+        rows = {row.title: _precisions(results.trials(row.scenario, "paper-reading")) for row in EVERY_ROW}
+        others = grouped({title: precision for title, precision in rows.items() if precision != searched})
+        told.append(f"The search ran in {searched}.")
+        told += [f"In Table 1 {named(titles)} ran in {kind}." for kind, titles in others.items()]
+    return [" ".join(told) + "\n"] if told else []
+
+
+def _precisions(trials: Iterable[Kept]) -> str:
+    return " and ".join(sorted({kept.record["precision"] for kept in trials}))
 
 
 def draw(results: Results, folder: Path) -> list[str]:

@@ -13,15 +13,25 @@ from statistics import fmean
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
+from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped, held, named, tally
 from cdfl.paper.figures import COLORS, COLUMN, figure, legend
-from cdfl.paper.rows import COLUMNS, LOCAL, footnote
-from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
+from cdfl.paper.rows import COLUMNS, LOCAL, Figure, footnote
+from cdfl.paper.tables import difference, distance, printed, provenance, span, spread, table
 
 NUMBER, TRIALS = 1, 5
 SMOKE_ROWS = ("fashion-mnist-4", "cifar-10-2")
 BESIDE_THE_PAPER = {"cdfl": "CDFL", "fedsoft": "FedSoft-Async", LOCAL: "Local"}
-RIVALS = {"fedasync": "FedAsync", "fedbuff": "FedBuff", "ifca": "IFCA", "local": "Local, keeps", "oracle": "Oracle"}
+OURS = {
+    "cdfl": "CDFL", "fedsoft": "FedSoft-Async", "fedasync": "FedAsync", "fedbuff": "FedBuff", "ifca": "IFCA",
+    "local": "Local (keeps)", "oracle": "Oracle",
+}  # fmt: skip
+OWN_COLUMNS = [*(("default", algorithm) for algorithm in OURS), ("paper", "cdfl")]
 SAME, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
+WORDS = (
+    "Mean ± deviation over trials; *difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
+    "deviations. To the right of them our own columns. *Local*: a client trains anew from the common start when its "
+    "data change; *Local (keeps)*: it goes on with the model it has; its clusters are those of pre-training.\n"
+)
 
 
 def cells(trials: int) -> list[Cell]:
@@ -31,99 +41,96 @@ def cells(trials: int) -> list[Cell]:
 
 
 def report(results: Results) -> str:
-    """Three tables beside the paper's figures, one of our own columns, and what they come to."""
+    """One table, the paper's figures and our own columns in it, and what it comes to."""
     mine = [kept for kept in results if not kept.cell.changes and kept.cell.scenario in {r.scenario for r in EVERY_ROW}]
-    parts = [
-        "Mean ± deviation over trials. Δ: distance from the paper's mean, in the paper's deviations. *Local*: a client "
-        "trains anew from the common start when its data change; *Local, keeps*: it goes on with the model it has.\n"
-    ]
-    for algorithm, title in BESIDE_THE_PAPER.items():
-        parts += [f"**{title}**, `paper-reading`\n", _beside(results, algorithm)]
-    for preset, algorithms in (("default", ["cdfl", "fedsoft", *RIVALS]), ("paper", ["cdfl"])):
-        ours = _ours(results, preset, algorithms)
-        if ours is not None:
-            title = "CDFL with the printed values" if preset == "paper" else "What the paper does not have"
-            parts += [f"**{title}**, `{preset}`; the last column has the trials of each\n", ours]
     there = [row for row in EVERY_ROW if any(kept.cell.scenario == row.scenario for kept in mine)]
-    parts += [*footnote(there), verdict(results), provenance(mine)]
-    return "\n".join(parts)
+    header = ["row", "accuracy"]
+    for title in BESIDE_THE_PAPER.values():
+        header += [f"{title}, `paper-reading`", "paper", "difference"]
+    header += [f"{OURS[algorithm]}, `{preset}`" for preset, algorithm in OWN_COLUMNS]
+    lines = [_line(results, row, column) for row in there for column in COLUMNS]
+    parts = [WORDS, table([*header, "trials"], lines), *footnote(there), verdict(results), *_rivals(results)]
+    return "\n".join([*parts, provenance(mine)])
 
 
-def _beside(results: Results, algorithm: str) -> str:
-    columns = COLUMNS if algorithm != LOCAL else COLUMNS[:1]
-    header = ["row", "trials", *(part for column in columns for part in (column, "paper", "Δ"))]
-    rows = []
-    for row in EVERY_ROW:
-        trials = results.trials(row.scenario, "paper-reading", algorithm)
-        line = [row.title, str(len(trials))]
-        for column in columns:
-            values, figure = _values(results, row, column, algorithm), _figure(row, algorithm, column)
-            line += [spread(values), printed(figure), signed(distance(values, figure))]
-        if trials:
-            rows.append(line)
-    return table(header, rows)
+def _line(results: Results, row: Row, column: str) -> list[str]:
+    beside = [(_values(results, row, column, name), _figure(row, name, column)) for name in BESIDE_THE_PAPER]
+    own = [results.values(column, row.scenario, *asked) for asked in OWN_COLUMNS]
+    line = [row.title, column]
+    for values, published in beside:
+        line += [spread(values), printed(published), difference(values, published)]
+    return [*line, *map(spread, own), span(map(len, [*(values for values, _ in beside), *own]))]
 
 
-def _ours(results: Results, preset: str, algorithms: list[str]) -> str | None:
-    """A line for each row and figure, a column for each algorithm; None where nothing was run."""
+def _rivals(results: Results) -> list[str]:
+    """A table of the rows in which CDFL's replies are above those of each rival."""
     lines = []
-    for row in EVERY_ROW:
-        trials = [len(results.trials(row.scenario, preset, name)) for name in algorithms]
-        for column in COLUMNS if any(trials) else ():
-            values = [results.values(column, row.scenario, preset, name) for name in algorithms]
-            lines.append([row.title, column, *map(spread, values), ", ".join(map(str, trials))])
-    titles = [(BESIDE_THE_PAPER | RIVALS)[name] for name in algorithms]
-    return table(["row", "", *titles, "trials"], lines) if lines else None
+    asked = [("paper-reading", name) for name in BESIDE_THE_PAPER] + [("default", name) for name in OURS]
+    for preset, rival in asked:
+        groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in EVERY_ROW})
+        if groups and rival != "cdfl":
+            title = f"{(OURS | BESIDE_THE_PAPER)[rival]}, `{preset}`"
+            lines.append([title, *(named(groups.get(kind, [])) for kind in OUTCOMES)])
+    return [table(["CDFL after the reply, against", *OUTCOMES], lines)] if lines else []
 
 
 def verdict(results: Results) -> str:
-    """How many figures are as near as we asked for, and how many orders hold."""
-    distances = [
-        away
-        for row in SAME
-        for column in COLUMNS
-        if (away := distance(_values(results, row, column), _figure(row, "cdfl", column))) is not None
-    ]
-    counts = {
-        "figures of CDFL with `paper-reading` within two of the paper's deviations": [abs(d) <= 2 for d in distances]
-    }
+    """How many figures are as near as we asked for and how many orders hold, and which are not and do not."""
+    figures = [(row, column) for row in SAME for column in COLUMNS]
+    asked = {"figures of CDFL with `paper-reading` within two of the paper's deviations": (_near(results), "within")}
     for rival in ("fedsoft", LOCAL):
+        orders = {
+            f"{row.title} {column}": _against(results, row, column, "paper-reading", rival)
+            for row, column in figures
+            if _paper_has_it_above(row, column, rival)
+        }
         above = f"figures with `paper-reading` in which CDFL is above {BESIDE_THE_PAPER[rival]}"
-        counts[f"{above}, of those where the paper says so"] = _orders(results, rival)
-    counts["figures of CDFL with `default` above the paper's"] = [
-        fmean(values) > figure.mean
-        for row in SAME
-        for column in COLUMNS
-        if (values := results.values(column, row.scenario, "default")) and (figure := _figure(row, "cdfl", column))
-    ]
-    for rival, title in {"local": RIVALS["local"], "fedsoft": "FedSoft-Async", **RIVALS}.items():
-        counts[f"rows with `default` in which CDFL is above {title} after the reply"] = [
-            fmean(ours) > fmean(theirs)
-            for row in EVERY_ROW
-            if (ours := results.values("after", row.scenario, "default"))
-            and (theirs := results.values("after", row.scenario, "default", rival))
-        ]
-    lines = [f"- {what}: {sum(held)} of {len(held)}" for what, held in counts.items() if held]
-    return "\n".join(lines or ["Table 1 has not been run yet."]) + "\n"
+        asked[f"{above}, of those where the paper says so"] = (orders, "above")
+    better = {
+        f"{row.title} {column}": "above" if fmean(values) > published.mean else "not above"
+        for row, column in figures
+        if (values := results.values(column, row.scenario, "default")) and (published := _figure(row, "cdfl", column))
+    }
+    asked["figures of CDFL with `default` above the paper's"] = (better, "above")
+    lines = [f"- {what}: {held(*outcomes)}" for what, outcomes in asked.items() if any(outcomes[0].values())]
+    for rows, where in ((SAME, "of the paper's data"), (OTHER, "of data that stand in for the paper's (†)")):
+        found = {
+            title: tally({row.title: _against(results, row, "after", "default", rival) for row in rows})
+            for rival, title in OURS.items()
+            if rival != "cdfl"
+        }
+        if any(found.values()):
+            told = "; ".join(f"{title}: {count}" for title, count in found.items() if count)
+            lines.append(f"- rows {where}, CDFL with `default` after the reply against {told}")
+    return "\n".join([*lines, "", RULE] if lines else ["Table 1 has not been run yet.\n"])
 
 
-def _orders(results: Results, rival: str) -> list[bool]:
-    """For each figure in which the paper has CDFL above a rival: whether we have."""
-    held = []
+def _near(results: Results) -> dict[str, str | None]:
+    """For each figure of CDFL: whether it is within two of the paper's deviations."""
+    found = {}
     for row in SAME:
-        for column in COLUMNS if rival != LOCAL else COLUMNS[:2]:
-            ours, theirs = _values(results, row, column), _values(results, row, column, rival)
-            figure, other = _figure(row, "cdfl", column), _figure(row, rival, column)
-            if ours and theirs and figure and other and figure.mean > other.mean:
-                held.append(fmean(ours) > fmean(theirs))
-    return held
+        for column in COLUMNS:
+            away = distance(_values(results, row, column), _figure(row, "cdfl", column))
+            if away is not None:
+                found[f"{row.title} {column} {away:+.1f}"] = "within" if abs(away) <= 2 else "beyond"
+    return found
+
+
+def _against(results: Results, row: Row, column: str, preset: str, rival: str) -> str | None:
+    ours, theirs = (results.trials(row.scenario, preset, name) for name in ("cdfl", rival))
+    return compare(ours, theirs, lambda kept: kept.end[column])
+
+
+def _paper_has_it_above(row: Row, column: str, rival: str) -> bool:
+    ours, theirs = _figure(row, "cdfl", column), _figure(row, rival, column)
+    return ours is not None and theirs is not None and ours.mean > theirs.mean
 
 
 def _values(results: Results, row: Row, column: str, algorithm: str = "cdfl") -> list[float]:
     return results.values(column, row.scenario, "paper-reading", algorithm)
 
 
-def _figure(row: Row, algorithm: str, column: str):
+def _figure(row: Row, algorithm: str, column: str) -> Figure | None:
     """The published figure, unless our data are others."""
     return None if row.stand_in else row.published("local" if algorithm == LOCAL else algorithm, column)
 

@@ -53,17 +53,25 @@ def _rows() -> list[Row]:
 
 
 EVERY_ROW: tuple[Row, ...] = tuple(_rows())
-FOOTNOTE = (
-    "† stands in for data that are not at hand: CIFAR-10 (10 classes) for CIFAR-100; 25,000 of the 60,000 images of "
-    "MiniImageNet-100 at 32x32 instead of 84x84; both with 5 clients a cluster instead of 20, who upload 20 times each "
-    "as the paper's do; SVHN cropped anew and 3,421 instead of 100,000 plate digits. "
-    "Its figures are not the paper's to compare with."
+STAND_INS = {  # what they are, by how the names of scenarios begin
+    "cifar-10-": "CIFAR-10 (10 classes) for CIFAR-100",
+    "mini-imagenet-": "25,000 of the 60,000 images of MiniImageNet-100 at 32x32 instead of 84x84",
+    "digit-recognition": "SVHN cropped anew and 3,421 instead of 100,000 plate digits",
+}
+FEWER_CLIENTS = (
+    "CIFAR-10 and MiniImageNet have 5 clients a cluster instead of 20, who upload 20 times each as the paper's do. "
 )
 
 
 def footnote(rows: Iterable[Row]) -> list[str]:
-    """What stand-ins are, where a table has one."""
-    return [FOOTNOTE + "\n"] if any(row.stand_in for row in rows) else []
+    """What those stand-ins are that a table has, if it has any."""
+    there = [row.scenario for row in rows if row.stand_in]
+    notes = {start: note for start, note in STAND_INS.items() if any(name.startswith(start) for name in there)}
+    if not notes:
+        return []
+    fewer = FEWER_CLIENTS if notes.keys() - {"digit-recognition"} else ""
+    told = f"† stands in for data that are not at hand: {'; '.join(notes.values())}. {fewer}"
+    return [f"{told}Its figures are not the paper's to compare with.\n"]
 
 
 def row_cells(algorithms: Mapping[str, Sequence[str]], trials: int, rows: Iterable[Row] = EVERY_ROW) -> list[Cell]:

@@ -1,5 +1,6 @@
 """Numbers as Markdown."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -56,6 +57,19 @@ def distance(values: Sequence[float], figure: Figure | None) -> float | None:
     return None if figure is None or not values else (fmean(values) - figure.mean) / figure.deviation
 
 
+def difference(values: Sequence[float], figure: Figure | None) -> str:
+    """How far our mean is from a published one: in accuracy, and in its standard deviations.
+
+    >>> difference([0.82], Figure(0.8, 0.01)), difference([0.82], None)
+    ('+.020 (+2.0)', '-')
+    """
+    away = distance(values, figure)
+    if away is None or figure is None:
+        return NOTHING
+    gap = fmean(values) - figure.mean
+    return f"{'+' if gap >= 0 else ''}{number(gap)} ({away:+.1f})"
+
+
 def signed(value: float | None) -> str:
     """A distance with its sign.
 
@@ -65,18 +79,29 @@ def signed(value: float | None) -> str:
     return NOTHING if value is None else f"{value:+.1f}"
 
 
+def span(counts: Iterable[int]) -> str:
+    """How many trials there are of what was run at all.
+
+    >>> span([5, 5, 0]), span([5, 1]), span([0])
+    ('5', '1-5', '-')
+    """
+    found = sorted({count for count in counts if count})
+    return "-".join(dict.fromkeys(map(str, (found[0], found[-1])))) if found else NOTHING
+
+
 def provenance(kept: Iterable[Kept]) -> str:
     """A line about the machines, versions, commits and seconds behind some cells."""
-    runs = {id(one.record): one.record for one in kept}.values()
-    if not runs:
+    cells = list({one.cell.key: one for one in kept}.values())
+    if not cells:
         return "Nothing of it has been run yet.\n"
+    runs = [one.record for one in cells]
     machines = sorted({_machine(run) for run in runs})
     commits = sorted({str(run["commit"]) for run in runs})
-    cells = sum(len(run["cells"]) for run in runs)
     # Processes share the device, and cells of one group are run at once: each took its part of the time.
-    seconds = sum(run["seconds"] * len(run["cells"]) / run["together"] / run["processes"] for run in runs)
+    seconds = sum(run["seconds"] / run["together"] / run["processes"] for run in runs)
     smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
-    return f"{cells} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}.{smoke}\n"
+    told = f"{len(cells)} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}."
+    return f"{told}{_precisions(cells)}{smoke}\n"
 
 
 def earlier(kept: Iterable[Kept]) -> str:
@@ -92,6 +117,17 @@ def earlier(kept: Iterable[Kept]) -> str:
         rows.setdefault(f"`{preset}`, {', '.join(sorted(names))}", []).append(scenario)
     listed = "; ".join(f"{what} ({', '.join(where)})" for what, where in rows.items())
     return f"Run with earlier settings ({'; '.join(changes)}), to be run again: {listed}.\n" if listed else ""
+
+
+def _precisions(cells: Sequence[Kept]) -> str:
+    """Which cells were computed less or more precisely than most, if any were."""
+    (usual, _), *others = Counter(one.record["precision"] for one in cells).most_common()
+    text = ""
+    for precision, _ in others:
+        own = [one.cell for one in cells if one.record["precision"] == precision]
+        names = dict.fromkeys(f"{cell.scenario} with `{cell.preset}`" for cell in own)
+        text += f" In {precision}, not {usual}: {', '.join(names)}."
+    return text
 
 
 def _machine(run: Mapping[str, Any]) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from cdfl.paper import Cell, Results, resolve
+from cdfl.paper.experiment import list_experiments
 from cdfl.paper.figures import LABELS
 from cdfl.paper.folder import experiments_folder
-from cdfl.paper.pages import readme, with_blocks
+from cdfl.paper.pages import BLOCK, readme, with_blocks
 
 from .small import empty, keep
 
@@ -23,6 +24,12 @@ def test_the_readme_of_the_experiments_is_that_of_their_results():
 def test_the_numbers_of_the_page_are_those_of_the_results():
     page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     assert with_blocks(page, RESULTS) == page, "run `cdfl paper readme`"
+
+
+def test_the_page_has_a_block_for_every_experiment():
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    blocks = [name for _, name, _ in BLOCK.findall(page)]
+    assert sorted(blocks) == sorted(experiment.name for experiment in list_experiments())
 
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)

@@ -25,8 +25,10 @@ def test_provenance_adds_up_seconds_machines_and_commits(tmp_path):
     }  # fmt: skip
     keep(results, Cell("fashion-mnist-2", "default"), gpu)
     # two of two cells in 8 s, and one in 20 s on a quarter of a GPU
-    expected = "3 runs in 13 s; 2 cores of c (float32), torch 2, d; H200 (tf32), torch 2, d; commit abc, def.\n"
-    assert provenance(results) == expected
+    expected = "3 runs in 13 s; 2 cores of c (float32), torch 2, d; H200 (tf32), torch 2, d; commit abc, def. "
+    assert provenance(results) == expected + "In tf32, not float32: fashion-mnist-2 with `default`.\n"
+    one = results.trials("fashion-mnist-4", "default")[:1]  # its share of a group that was run together
+    assert provenance(one * 2) == "1 runs in 4 s; 2 cores of c (float32), torch 2, d; commit abc.\n"
     assert provenance([]) == "Nothing of it has been run yet.\n"
 
 

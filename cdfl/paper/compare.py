@@ -1,0 +1,82 @@
+"""One algorithm against another, seed by seed, and what several such comparisons come to."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import sqrt
+from statistics import fmean, stdev
+
+from cdfl.paper.results import Kept
+
+OUTCOMES = ("above", "level", "below", "higher in one trial", "lower in one trial")
+RULE = (
+    "*Above* and *below*: seed by seed, the mean difference is more than twice its standard error; *level*: it is not. "
+    "One trial cannot be told from noise and is counted apart.\n"
+)
+
+
+def compare(ours: Iterable[Kept], theirs: Iterable[Kept], value: Callable[[Kept], float | None]) -> str | None:
+    """The outcome for a value of runs that have the same seeds; None where there are none."""
+    other = {kept.cell.seed: value(kept) for kept in theirs}
+    pairs = [(value(kept), other.get(kept.cell.seed)) for kept in ours]
+    return outcome([mine - yours for mine, yours in pairs if mine is not None and yours is not None])
+
+
+def outcome(differences: Sequence[float]) -> str | None:
+    """One of `OUTCOMES`; None without differences.
+
+    >>> outcome([0.01, 0.02, 0.03]), outcome([-0.01, 0.02, 0.03]), outcome([-0.01])
+    ('above', 'level', 'lower in one trial')
+    """
+    if not differences:
+        return None
+    mean = fmean(differences)
+    if len(differences) == 1 and mean != 0:
+        return "higher in one trial" if mean > 0 else "lower in one trial"
+    if len(differences) == 1 or abs(mean) <= 2 * stdev(differences) / sqrt(len(differences)):
+        return "level"
+    return "above" if mean > 0 else "below"
+
+
+def grouped(outcomes: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """The names of each outcome, in the order of `OUTCOMES`; others come after them.
+
+    >>> grouped({"(2)": "level", "(3)": "above", "(4)": "level", "(6)": None})
+    {'above': ['(3)'], 'level': ['(2)', '(4)']}
+    """
+    found = dict.fromkeys([*OUTCOMES, *filter(None, outcomes.values())])
+    groups = {kind: [name for name, own in outcomes.items() if own == kind] for kind in found}
+    return {kind: names for kind, names in groups.items() if names}
+
+
+def named(names: Iterable[str]) -> str:
+    """A list of names in which a dataset is not repeated.
+
+    >>> named(["FashionMNIST (2) after", "FashionMNIST (3) after", "digits †"])
+    'FashionMNIST (2) after, (3) after, digits †'
+    """
+    parts, last = [], None
+    for name in names:
+        dataset, bracket, rest = name.partition(" (")
+        parts.append(bracket.strip() + rest if bracket and dataset == last else name)
+        last = dataset
+    return ", ".join(parts)
+
+
+def tally(outcomes: Mapping[str, str | None]) -> str:
+    """How many there are of each outcome.
+
+    >>> tally({"(2)": "level", "(3)": "above", "(4)": "level"})
+    '1 above, 2 level'
+    """
+    return ", ".join(f"{len(names)} {kind}" for kind, names in grouped(outcomes).items())
+
+
+def held(outcomes: Mapping[str, str | None], wanted: str) -> str:
+    """How many came out as wanted, and the names of those that did not.
+
+    >>> held({"FashionMNIST (2)": "level", "FashionMNIST (3)": "above", "FashionMNIST (4)": "level"}, "above")
+    '1 of 3; level: FashionMNIST (2), (4)'
+    """
+    groups = grouped(outcomes)
+    there = sum(map(len, groups.values()))
+    hits = len(groups.pop(wanted, []))
+    return "; ".join([f"{hits} of {there}", *(f"{kind}: {named(names)}" for kind, names in groups.items())])

@@ -1,0 +1,46 @@
+"""One algorithm against another: noise is not a win."""
+
+import pytest
+
+from cdfl.paper import Cell, Results
+from cdfl.paper.compare import compare, held, outcome
+
+from .small import empty, keep
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([], None),
+        ([0.001], "higher in one trial"),
+        ([-0.001], "lower in one trial"),
+        ([0.0], "level"),
+        ([0.0, 0.0], "level"),
+        ([0.01, 0.01], "above"),
+        ([-0.01, -0.01], "below"),
+        ([0.0, 0.02], "level"),  # .01, and a standard error of .01
+        ([0.01, 0.04], "level"),  # .025, and twice .015
+        ([0.01, 0.02], "above"),  # .015, and twice .005
+        ([-0.01, -0.02], "below"),
+    ],
+)
+def test_a_difference_counts_beyond_twice_its_standard_error(differences, expected):
+    assert outcome(differences) == expected
+
+
+def test_trials_are_compared_with_those_of_the_same_seed(tmp_path):
+    results: Results = empty(tmp_path)
+    for seed, (ours, theirs) in enumerate(((0.5, 0.49), (0.8, 0.79), (0.6, 0.59))):
+        keep(results, Cell("fashion-mnist-4", "default", seed=seed), after=ours)
+        keep(results, Cell("fashion-mnist-4", "default", "fedbuff", 2 - seed), after=theirs)
+        keep(results, Cell("fashion-mnist-4", "default", "fedsoft", seed), after=theirs)
+    keep(results, Cell("fashion-mnist-4", "default", "fedsoft", 3), after=0.9)  # nothing to compare it with
+    ours, paired, crossed = (results.trials("fashion-mnist-4", "default", n) for n in ("cdfl", "fedsoft", "fedbuff"))
+    assert compare(ours, paired, lambda kept: kept.end["after"]) == "above"  # .01 in each, though seeds are .3 apart
+    assert compare(ours, crossed, lambda kept: kept.end["after"]) == "level"
+    assert compare(ours, paired, lambda kept: None) is None
+    assert compare(ours, [], lambda kept: kept.end["after"]) is None
+
+
+def test_what_was_not_compared_does_not_count():
+    assert held({"a (2)": "above", "a (3)": None}, "above") == "1 of 1"
