@@ -1,0 +1,149 @@
+"""What experiments say of results, in tables and in a few sentences."""
+
+from cdfl.paper import Cell, Results
+from cdfl.paper.experiment import load_experiment
+
+from .small import HEADER, empty, keep
+
+
+def _table(text: str, place: int = 0) -> list[list[str]]:
+    """The cells of a table in a report, its header first."""
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")]
+    lines = [line for line in tables[place] if not line.startswith("|---")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_table_1_is_one_table_beside_the_paper_and_stand_ins_are_not(tmp_path):
+    results = empty(tmp_path)
+    for seed, after in enumerate((0.79, 0.80)):
+        keep(results, Cell("fashion-mnist-4", "paper-reading", seed=seed), after=after)
+        keep(results, Cell("cifar-10-4", "paper-reading", seed=seed), after=after)
+    keep(results, Cell("fashion-mnist-4", "default", "oracle"), after=0.9)
+    text = load_experiment("table1").report(results)
+    header, *lines = _table(text)
+    rows = {tuple(line[:2]): dict(zip(header[2:], line[2:], strict=True)) for line in lines}
+    assert [column for _, column in rows] == ["before", "after", "cluster"] * 2
+    line = next(line for line in lines if line[:2] == ["FashionMNIST (4)", "after"])
+    assert line[2:5] == [".795 ± .007", ".800 ± .006", "-.005 (-0.8)"]  # (.795 - .800) / .006
+    assert rows["FashionMNIST (4)", "after"]["Oracle, `default`"] == ".900"
+    assert rows["FashionMNIST (4)", "after"]["trials"] == "1-2"
+    stand_in = next(line for line in lines if line[:2] == ["CIFAR-10 (4) †", "after"])
+    assert stand_in[2:5] == [".795 ± .007", "-", "-"]
+    assert ".376" not in text  # the paper's figure of CIFAR-100 (4)
+    assert "CIFAR-10 (10 classes)" in text
+    assert "plate" not in text  # a stand-in that is not in the table
+
+
+def test_the_verdict_of_table_1_counts_and_names(tmp_path):
+    results = empty(tmp_path)
+    near = {"before": 0.765, "after": 0.8}
+    for seed in (0, 1):
+        keep(results, Cell("fashion-mnist-4", "paper-reading", seed=seed), **near)  # made-up clusters are far off
+        keep(results, Cell("fashion-mnist-4", "paper-reading", "fedsoft", seed), before=0.7, after=0.7 + 0.2 * seed)
+        keep(results, Cell("fashion-mnist-4", "paper-reading", "local-restart", seed), before=0.7, after=0.7)
+        keep(results, Cell("fashion-mnist-4", "default", seed=seed), after=0.9)
+        keep(results, Cell("fashion-mnist-4", "default", "fedasync", seed), after=0.8)
+    keep(results, Cell("fashion-mnist-6", "default"), after=0.9)
+    keep(results, Cell("fashion-mnist-6", "default", "fedasync"), after=0.95)
+    keep(results, Cell("digit-recognition", "default"), after=0.9)
+    keep(results, Cell("digit-recognition", "default", "fedasync"), after=0.8)
+    text = load_experiment("table1").verdict(results)
+    assert "within two of the paper's deviations: 2 of 3; beyond: FashionMNIST (4) cluster -" in text
+    of_those = "of those where the paper says so"
+    assert f"FedSoft-Async, {of_those}: 1 of 3; level: FashionMNIST (4) after, (4) cluster\n" in text
+    assert f"above Local, {of_those}: 2 of 2\n" in text
+    missed = "not above: FashionMNIST (4) before, (4) cluster, (6) before, (6) cluster"
+    assert f"with `default` above the paper's: 2 of 6; {missed}\n" in text
+    after = "CDFL with `default` after the reply against"
+    assert f"rows of the paper's data, {after} FedAsync: 1 above, 1 lower in one trial\n" in text
+    assert f"(†), {after} FedAsync: 1 higher in one trial\n" in text
+    assert "FedBuff" not in text
+
+
+def test_estimates_are_compared_apart_on_stand_ins(tmp_path):
+    results = empty(tmp_path)
+    for seed in (0, 1):
+        for scenario, ours in (("fashion-mnist-4", 0.1), ("fashion-mnist-6", 0.3), ("digit-recognition", 0.1)):
+            keep(results, Cell(scenario, "default", seed=seed), divergence=ours)
+            keep(results, Cell(scenario, "default", "fedsoft", seed), divergence=0.2)
+    text = load_experiment("estimation").verdict(results)
+    assert "- `default`, rows of the paper's data: 1 of 2; above: FashionMNIST (6)\n" in text
+    assert "- `default`, rows of stand-ins (†): 1 of 1\n" in text
+    assert "paper-reading" not in text
+
+
+def test_clusters_that_fall_on_the_way_are_told(tmp_path):
+    results = empty(tmp_path)
+    cell = Cell("fashion-mnist-4", "paper-reading")
+    keep(results, cell)
+    results.find(cell).digest["clusters"] |= {"epoch": [0, 4, 8, 12], "accuracy": [0.8, 0.7, 0.75, 0.82]}
+    experiment = load_experiment("over_time")
+    header, line = _table(experiment.report(results))
+    told = dict(zip(header, line, strict=True))
+    assert [told[name] for name in ("trials", "clusters, start", "lowest", "end")] == ["1", ".800", ".700", ".820"]
+    assert "FashionMNIST (4): .800 → .700 → .820" in experiment.verdict(results)
+
+
+def test_ablations_say_what_became_of_the_claims(tmp_path):
+    results = empty(tmp_path)
+    name = "fashion-mnist-4-ablation"
+    keep(results, Cell(name, "paper-reading"), after=0.8)
+    keep(results, Cell(name, "paper-reading", changes={"proxy": 500}), after=0.795)
+    keep(results, Cell(name, "paper-reading", changes={"num_clients": 1000}), after=0.75)
+    text = load_experiment("ablations").verdict(results)
+    assert "500 are enough (500 within .010 of 1000): holds for before (.000), after (.005), cluster (.000)\n" in text
+    little = "more clients change little (1000 within .010 of 100):"
+    assert f"{little} holds for before (.000), cluster (.000), not for after (.050)\n" in text
+    assert "number of clients: 100 .800, 1000 .750" in text
+    assert "small rho" not in text  # one value only
+    assert "†" not in load_experiment("ablations").report(results)
+    keep(results, Cell(name, "paper-reading", changes={"proximal_strength": 0.01}))
+    clusters = results.find(Cell(name, "paper-reading", changes={"proximal_strength": 0.01})).end
+    clusters["cluster"] += 0.1
+    assert "a small rho serves clusters: holds" in load_experiment("ablations").verdict(results)
+    clusters["cluster"] -= 0.2
+    assert "a small rho serves clusters: does not hold" in load_experiment("ablations").verdict(results)
+
+
+def test_readings_that_were_not_run_are_named(tmp_path):
+    results = empty(tmp_path)
+    reading = load_experiment("reading")
+    for cell in reading.cells(1)[:-1]:
+        keep(results, cell)
+    keep(results, Cell("fashion-mnist-4", "paper-reading"))
+    keep(results, Cell("fashion-mnist-6", "paper-reading"), HEADER | {"precision": "bfloat16"})
+    text = reading.report(results)
+    assert "Of 27 readings, 26 were tried" in text
+    assert "Not run: uniform, Adam .001, min bars, beta_0 .1, no staleness. Seed 0 of the search" in text
+    assert "The search ran in float32. In Table 1 FashionMNIST (6) ran in bfloat16.\n" in text
+
+
+def test_uploads_to_recover(tmp_path):
+    """Jumps every 10 uploads of a client: replies fall to .4 and are back after three uploads."""
+    experiment = load_experiment("adaptation")
+    results: Results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-4-sudden", "default"), HEADER)
+    kept = results.find(Cell("fashion-mnist-4-sudden", "default"))
+    after = [0.8] * 10 + [0.4, 0.6, 0.8] + [0.8] * 7
+    kept.digest["updates"] |= {
+        "clients": [4] * 20, "after": after, "before": [0.5] * 20, "held": [0.7] * 10 + [0.2] + [0.7] * 9,
+    }  # fmt: skip
+    line = next(line for line in experiment.report(results).splitlines() if line.startswith("| CDFL"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["CDFL", "1", ".800", ".200", ".500", ".400", ".400", "3.0"]
+
+
+def test_both_presets_are_in_the_verdict_on_adaptation(tmp_path):
+    results = empty(tmp_path)
+    for preset, theirs in (("default", 0.7), ("paper-reading", 0.5)):
+        for seed in (0, 1):
+            for algorithm, after in (("cdfl", 0.6), ("fedsoft", theirs)):
+                cell = Cell("fashion-mnist-4-sudden", preset, algorithm, seed)
+                keep(results, cell)
+                curves = {"clients": [4] * 20, "before": [0.5] * 20, "held": [0.4] * 20, "after": [after] * 20}
+                results.find(cell).digest["updates"] |= curves
+    ours, theirs = load_experiment("adaptation").verdict(results).splitlines()
+    assert ours.startswith("- FashionMNIST (4), `default` (2 trials): a jump costs CDFL's old model .200; .100 are")
+    assert "that reply is below FedSoft-Async; more than one upload to recover: nobody" in ours
+    assert "`paper-reading`" in theirs
+    assert "that reply is above FedSoft-Async" in theirs
