@@ -11,9 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
-from cdfl.data import SOURCES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
 from cdfl.scenarios import SCENARIOS
@@ -43,16 +41,6 @@ Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]
 Resume = Annotated[bool, flag("--resume", "Go on with what was interrupted in --out.")]
 DataDir = Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")]
-
-_NAMES: dict[str, Mapping[str, object] | Sequence[str]] = {
-    "algorithm": ALGORITHMS,
-    "dataset": SOURCES,
-    "hyperparameter": [field.name for field in fields(Hyperparams)],
-    "policy": POLICIES,
-    "preset": PRESETS,
-    "scenario": SCENARIOS,
-    "time model": TIME_MODELS,
-}
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -114,7 +102,7 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def meant(message: str) -> str:
-    """What to add to an error about a name that does not exist: the one that is most like it, if any is.
+    """What to add to an error about a name that does not exist: of those that it lists the one most like it, if any is.
 
     >>> meant("there is no algorithm 'fedsofd'; there are cdfl, fedsoft, ...")
     '; did you mean fedsoft?'
@@ -122,7 +110,11 @@ def meant(message: str) -> str:
     ''
     """
     said = re.match(r"there is no ([a-z ]+) '([^']*)'", message)
-    close = get_close_matches(said[2], _NAMES.get(said[1], ()), n=1) if said else []
+    if said is None:
+        return ""
+    listed = re.search(r"(?:there are|expected one of) ([^;]*)", message)
+    names = re.findall(r"(?:^|, )([\w.-]+)(?=,|$)", listed[1]) if listed else SCENARIOS if said[1] == "scenario" else ()
+    close = get_close_matches(said[2], names, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

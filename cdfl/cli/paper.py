@@ -6,42 +6,43 @@ from typing import Annotated, cast
 import typer
 
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
-from cdfl.paper.command import Only, overview, perform
+from cdfl.paper.command import HELP, Only, names, overview, perform
+from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
 from cdfl.sim.engines import Precision
 from cdfl.stop import stoppable
 
-Names = Annotated[str, typer.Option(help="Names with commas between them; all if not given.")]
-
 
 def paper(
-    name: Annotated[str, typer.Argument(help="An experiment; or list, what there is; or readme, write the pages.")],
-    rows: Annotated[str, typer.Option(help="Scenarios, with commas between them; all if not given.")] = "",
-    presets: Names = "",
-    algorithms: Names = "",
-    trials: Annotated[int | None, typer.Option(min=1, help="Seeds 0, 1, ...; if not given, the experiment's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of results; what it holds is not run again.")] = None,
-    smoke: Annotated[bool, flag("--smoke", "Seconds instead of hours, on 8x8 digits.")] = False,
+    name: Annotated[str, typer.Argument(help=HELP["name"])],
+    rows: Annotated[str, typer.Option(help=HELP["rows"])] = "",
+    presets: Annotated[str, typer.Option(help=HELP["presets"])] = "",
+    algorithms: Annotated[str, typer.Option(help=HELP["algorithms"])] = "",
+    trials: Annotated[int | None, typer.Option(min=1, help=HELP["trials"])] = None,
+    out: Annotated[Path | None, typer.Option(help=HELP["out"])] = None,
+    smoke: Annotated[bool, flag("--smoke", HELP["smoke"])] = False,
     device: DeviceName = "auto",
     precision: PrecisionName = "auto",
-    together: Annotated[int | None, typer.Option(min=1, help="Runs in common stacks; more are faster.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that share the device.")] = 1,
+    together: Annotated[int | None, typer.Option(min=1, help=HELP["together"])] = None,
+    processes: Annotated[int, typer.Option(min=1, help=HELP["processes"])] = 1,
     data_dir: DataDir = None,
-    add: Annotated[list[Path] | None, typer.Option(help="readme: add the results in this folder first.")] = None,
+    add: Annotated[list[Path] | None, typer.Option(help=HELP["add"])] = None,
 ) -> None:
-    """Run a result of the paper, or the rest of it: JSON, tables, and pictures as PNG and SVG."""
-    with refuse(ValueError, OSError):
+    """Run a result of the paper, or the rest of it: JSON, tables, and pictures as PNG and SVG.
+
+    `cdfl paper table1 --smoke`: seconds, to see that it works.
+
+    `cdfl paper adaptation --rows digits-4-sudden`: minutes on a CPU, needs no download.
+
+    `cdfl paper table1 --rows fashion-mnist-4`: a row of Table 1, on a GPU.
+    """
+    with refuse(ValueError, OSError, UnfinishedError):
         if name == "list":
             typer.echo(overview())
         elif name == "readme":
             write_pages(typer.echo, add or [])
         else:
             how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
-            only = Only(_names(rows), _names(presets), _names(algorithms))
             with stoppable():
-                perform(name, how, out, trials, only, typer.echo)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+                perform(name, how, out, trials, Only(names(rows), names(presets), names(algorithms)), typer.echo)

@@ -9,7 +9,7 @@ from rich.table import Table
 from cdfl.cli.options import DataDir
 from cdfl.data import SOURCES
 from cdfl.data.sources import data_folder, find_folder
-from cdfl.scenarios import Scenario, list_scenarios
+from cdfl.scenarios import list_scenarios
 
 
 def scenarios(data_dir: DataDir = None) -> None:
@@ -23,18 +23,12 @@ def scenarios(data_dir: DataDir = None) -> None:
             str(scenario.num_clusters),
             str(scenario.num_clients),
             f"{scenario.num_uploads:,}",
-            "here" if all(_is_here(name, root) for name in sources_of(scenario)) else "-",
+            "here" if all(_is_here(name, root) for name in scenario.sources) else "-",
             scenario.summary,
         )
     console = Console()
     console.print(table)
     console.print("Data not here: `cdfl data list`. A .toml or .py file of your own is a scenario, too: docs/data.md.")
-
-
-def sources_of(scenario: Scenario) -> list[str]:
-    """The names of the datasets that a scenario reads."""
-    given = getattr(scenario.clusters, "sources", None) or (getattr(scenario.clusters, "source", ""),)
-    return [name for source in given for name in source.split("+") if name]
 
 
 def _is_here(name: str, root: Path) -> bool:

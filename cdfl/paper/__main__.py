@@ -1,45 +1,66 @@
-"""The same as `cdfl paper`, where only torch and numpy are: `python -m cdfl.paper NAME --help`."""
+"""The same as `cdfl paper`, where only torch, numpy and safetensors are."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from cdfl.paper.command import Only, overview, perform
+from cdfl.paper.command import HELP, Only, names, overview, perform
+from cdfl.paper.failure import UnfinishedError
+from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
 from cdfl.stop import stoppable
 
 
 def main(given: list[str] | None = None) -> None:
-    """Read the command line and run an experiment."""
-    parser = argparse.ArgumentParser(prog="python -m cdfl.paper", description=__doc__)
-    parser.add_argument("name", help="an experiment, or list")
-    parser.add_argument("--rows", type=_names, default=[], help="scenarios, with commas between them; all if not given")
-    parser.add_argument("--presets", type=_names, default=[], help="default, paper, paper-reading")
-    parser.add_argument("--algorithms", type=_names, default=[])
-    parser.add_argument("--trials", type=int, help="seeds 0, 1, 2, ...; the experiment's own number if not given")
-    parser.add_argument("--out", type=Path, help="a folder; what is in it already is not run again")
-    parser.add_argument("--smoke", action="store_true", help="seconds instead of hours, on 8x8 digits")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--together", type=int, help="cells in common stacks; 10, and 1 for a ResNet, if not given")
-    parser.add_argument("--processes", type=int, default=1, help="groups of cells that are run side by side")
-    parser.add_argument("--commit", help="of the code, where git cannot tell")
+    """Read the command line and run an experiment; an error that a user can mend is one line and exit code 2."""
+    parser = _parser()
     args = parser.parse_args(given)
-    if args.name == "list":
-        sys.stdout.write(overview() + "\n")
-        return
-    how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
-    only = Only(args.rows, args.presets, args.algorithms)
     try:
         with stoppable():
-            perform(args.name, how, args.out, args.trials, only, lambda line: print(line, flush=True))  # noqa: T201
+            _run(args)
     except KeyboardInterrupt:
-        sys.exit(130)
+        parser.exit(130, f"{parser.prog}: stopped\n")
+    except (ValueError, OSError, ModuleNotFoundError, UnfinishedError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _run(args: argparse.Namespace) -> None:
+    if args.name == "list":
+        _tell(overview())
+    elif args.name == "readme":
+        write_pages(_tell, args.add)
+    else:
+        how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
+        perform(args.name, how, args.out, args.trials, Only(args.rows, args.presets, args.algorithms), _tell)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cdfl.paper", description=__doc__)
+    parser.add_argument("name", help=HELP["name"])
+    for option in ("rows", "presets", "algorithms"):
+        parser.add_argument(f"--{option}", type=names, default=[], help=HELP[option])
+    parser.add_argument("--trials", type=_at_least_one, help=HELP["trials"])
+    parser.add_argument("--out", type=Path, help=HELP["out"])
+    parser.add_argument("--smoke", action="store_true", help=HELP["smoke"])
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
+    parser.add_argument("--together", type=_at_least_one, help=HELP["together"])
+    parser.add_argument("--processes", type=_at_least_one, default=1, help=HELP["processes"])
+    parser.add_argument("--data-dir", type=Path, help="Where datasets are; default: $CDFL_DATA.")
+    parser.add_argument("--add", type=Path, action="append", default=[], help=HELP["add"])
+    parser.add_argument("--commit", help="Of the code, where git cannot tell.")
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, 1 or more")
+    return int(text)
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,12 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cdfl.algorithms import ALGORITHMS
 from cdfl.paper.cells import Cell
 from cdfl.paper.experiment import Experiment, list_experiments, load_experiment
+from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.results import Results
 from cdfl.paper.run import How, Tell, run_missing
+from cdfl.sim.presets import PRESETS
 
 SMOKE_TRIALS = 1
+FOLDER, SMOKE_FOLDER = Path("runs/paper"), Path("runs/paper-smoke")
+HELP = {  # of the command line, by parameter
+    "name": "reading, table1, over_time, estimation, overhead, ablations, theorem1 or adaptation; list: what each is, "
+    "and its rows; readme: write experiments/README.md and docs/paper.md from experiments/results.",
+    "rows": "Scenarios, with commas between them, as in `list`; all if not given.",
+    "presets": f"Of {', '.join(PRESETS)}, with commas between them; all if not given.",
+    "algorithms": f"Of {', '.join(ALGORITHMS)}, with commas between them; all if not given.",
+    "trials": "How many seeds, 0, 1, ...; if not given, the experiment's own number, mostly 5.",
+    "out": f"Folder of results; what it holds is not run again. Default: {FOLDER}, or {SMOKE_FOLDER}.",
+    "smoke": "Seconds instead of hours, on 8x8 digits: shows that it works, nothing else.",
+    "together": "Runs in common stacks: more are faster and take more memory. Default: 10, and 1 for a ResNet.",
+    "processes": "Groups of runs side by side, each with memory of its own.",
+    "add": "readme: first copy the results in this folder to experiments/results; may be repeated.",
+}
+KINDS = {"--rows": "scenario", "--presets": "preset", "--algorithms": "algorithm"}  # what a cell calls them
 
 
 @dataclass(frozen=True)
@@ -22,13 +40,22 @@ class Only:
 
     def of(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those cells; a name that none of them has is refused."""
-        for field, names in (("scenario", self.rows), ("preset", self.presets), ("algorithm", self.algorithms)):
-            known = list(dict.fromkeys(getattr(cell, field) for cell in cells))
+        where = "in this experiment"
+        for option, names in self.options.items():
+            kind = KINDS[option]
+            known = list(dict.fromkeys(getattr(cell, kind) for cell in cells))
             for name in names:
                 if name not in known:
-                    raise ValueError(f"there is no {field} {name!r} in this experiment; there are {', '.join(known)}")
-            cells = [cell for cell in cells if not names or getattr(cell, field) in names]
+                    raise ValueError(f"there is no {kind} {name!r} {where}; there are {', '.join(known)}")
+            if names:
+                cells = [cell for cell in cells if getattr(cell, kind) in names]
+                where += f" with {option} {','.join(names)}"
         return list(cells)
+
+    @property
+    def options(self) -> dict[str, Sequence[str]]:
+        """What is asked for, by the names of the command line."""
+        return {"--rows": self.rows, "--presets": self.presets, "--algorithms": self.algorithms}
 
 
 EVERYTHING = Only()
@@ -44,25 +71,52 @@ def perform(
 ) -> Path:
     """Run an experiment, or the rest of it, and write its results, tables and pictures; gives the folder."""
     experiment = load_experiment(name)
-    folder = out or Path("runs") / ("paper-smoke" if how.smoke else "paper")
-    if experiment.measure is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        experiment.measure(folder, how.smoke)
-    cells = experiment.cells(trials or (SMOKE_TRIALS if how.smoke else experiment.trials))
-    if how.smoke and not only.rows:
-        only = replace(only, rows=experiment.smoke_rows)
+    folder = out or (SMOKE_FOLDER if how.smoke else FOLDER)
     results = Results(folder)
     try:
-        run_missing(only.of(cells), results, how, tell)
-    except KeyboardInterrupt:
-        tell("what is done is kept; the same command goes on")
+        if experiment.measure is not None:
+            _refuse_options(name, how, trials, only)
+            folder.mkdir(parents=True, exist_ok=True)
+            experiment.measure(folder, how.smoke, tell)
+        else:
+            run_missing(_cells(experiment, how, trials, only), results, how, tell)
+    except (KeyboardInterrupt, UnfinishedError) as error:
+        if isinstance(error, KeyboardInterrupt):
+            tell("what is done is kept; the same command goes on")
+        write_report(experiment, results, tell)
         raise
     write_report(experiment, results, tell)
     return folder
 
 
+def _cells(experiment: Experiment, how: How, trials: int | None, only: Only) -> list[Cell]:
+    if trials is None:
+        trials = SMOKE_TRIALS if how.smoke else experiment.trials
+    if how.smoke and not only.rows:
+        only = replace(only, rows=experiment.smoke_rows)
+    return only.of(experiment.cells(trials))
+
+
+def _refuse_options(name: str, how: How, trials: int | None, only: Only) -> None:
+    """Refuse what an experiment without cells would not look at."""
+    given = {
+        **only.options,
+        "--trials": trials,
+        "--together": how.together,
+        "--processes": how.processes != 1,
+        "--precision": how.precision != "auto",
+        "--device": how.device not in ("auto", "cpu"),
+    }
+    unused = [option for option, value in given.items() if value]
+    if unused:
+        why = f"{name} is one computation on the CPU, not runs of scenarios"
+        raise ValueError(f"{why}; leave {', '.join(unused)} away")
+
+
 def write_report(experiment: Experiment, results: Results, tell: Tell = print) -> None:
-    """Its tables as Markdown and its pictures as PNG and SVG, beside its results."""
+    """Its tables as Markdown and its pictures as PNG and SVG, beside its results, if there are any."""
+    if not any(results.folder.glob("*.json")):
+        return
     path = results.folder / f"{experiment.name}.md"
     path.write_text(experiment.report(results), encoding="utf-8")
     tell(f"wrote {path}")
@@ -80,6 +134,20 @@ def draw(experiment: Experiment, results: Results, tell: Tell = print) -> None:
         tell(f"wrote {results.folder / name}.png and .svg")
 
 
+def names(text: str) -> list[str]:
+    """Names with commas between them.
+
+    >>> names("cdfl, fedsoft")
+    ['cdfl', 'fedsoft']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def overview() -> str:
-    """All experiments, a line each."""
-    return "\n".join(f"{experiment.name:12} {experiment.title}" for experiment in list_experiments())
+    """All experiments, and the rows of each."""
+    lines = []
+    for experiment in list_experiments():
+        rows = dict.fromkeys(cell.scenario for cell in experiment.cells(1))
+        lines.append(f"{experiment.name:12} {experiment.title}")
+        lines += [f"{'':12} --rows {','.join(rows)}"] if rows else []
+    return "\n".join(lines)

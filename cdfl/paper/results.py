@@ -10,6 +10,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
 from cdfl.core.hyperparams import BEFORE
 from cdfl.paper.cells import Cell, resolve
+from cdfl.paper.result_file import read_runs, write_runs
 from cdfl.sim.run import RunConfig
 
 EVERYTHING = frozenset(asdict(Hyperparams()))
@@ -56,9 +57,9 @@ class Results:
         self.folder = folder
         self._files: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(folder.glob("*.json")):
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if "runs" in content:  # others hold results that are not made of cells
-                self._files[content["scenario"]] = content["runs"]
+            runs = read_runs(path)
+            if runs is not None:
+                self._files[path.stem] = runs
         self._index()
 
     def __iter__(self) -> Iterator[Kept]:
@@ -106,7 +107,7 @@ class Results:
         """Keep everything from another folder, as from another machine; cells of the same name go."""
         self._drop([kept.cell for kept in other])
         for scenario, runs in other._files.items():
-            self._files[scenario].extend(runs)
+            self._files.setdefault(scenario, []).extend(runs)
             self._write(scenario)
         self._index()
 
@@ -119,11 +120,7 @@ class Results:
             runs[:] = [run for run in runs if run["cells"]]
 
     def _write(self, scenario: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{scenario}.json"
-        begun = path.with_suffix(".json.new")
-        begun.write_text(_text(scenario, self._files[scenario]), encoding="utf-8")
-        begun.replace(path)
+        write_runs(self.folder / f"{scenario}.json", self._files[scenario])
 
     def _index(self) -> None:
         self._kept: dict[str, Kept] = {}
@@ -160,13 +157,3 @@ def _agrees(then: Any, now: Any) -> bool:
     if isinstance(then, dict) and isinstance(now, dict):
         return all(name in now and _agrees(value, now[name]) for name, value in then.items())
     return bool(then == now)
-
-
-def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """JSON with a line for each setting of a run and each cell: short enough to read, and to compare."""
-    parts = []
-    for run in runs:
-        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]
-        cells = ",\n".join(f"   {json.dumps(cell, separators=(',', ':'))}" for cell in run["cells"])
-        parts.append(" {\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n }")
-    return f'{{\n"scenario": {json.dumps(scenario)},\n"runs": [\n' + ",\n".join(parts) + "\n]\n}\n"

@@ -4,16 +4,18 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from cdfl.data import Sudden
+from cdfl.data import DataError, Sudden
+from cdfl.data.sources import check_is_here
 from cdfl.paper.cells import Cell, resolve
 from cdfl.paper.digest import digest
+from cdfl.paper.failure import Failure, UnfinishedError
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.results import Results
 from cdfl.record import Diverged, Event, Uploaded
@@ -40,30 +42,62 @@ class How:
 
 
 def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -> None:
-    """Run every cell that `results` does not hold, group by group; what is done is on disk before the next begins."""
+    """Run every cell that `results` does not hold, group by group; what is done is on disk before the next begins.
+
+    A group that fails does not end the others: `UnfinishedError` is raised after the last of them.
+    """
     configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
     missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
-    tell(f"{len(configs)} cells, {len(configs) - len(missing)} of them are there")
-    together = len(missing) if how.smoke else how.together
-    groups = list(_groups([(cell, configs[key]) for key, cell in missing.items()], together))
+    wanted = [(cell, configs[key]) for key, cell in missing.items()]
+    _check_data(cells, wanted, how.data_dir)
+    tell(f"{len(configs)} cells, {len(configs) - len(wanted)} of them are there")
+    groups = list(_groups(wanted, len(wanted) if how.smoke else how.together))
+    failures = []
     with closing(_outcomes(groups, how, tell)) as outcomes:
-        for number, (kept, header) in enumerate(outcomes, start=1):
-            results.add(kept, header)
-            tell(f"{number} of {len(groups)}: {_name(kept)}, {header['seconds']:.0f} s")
+        for number, outcome in enumerate(outcomes, start=1):
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+                tell(f"{number} of {len(groups)}: {outcome.group} failed: {outcome.error}\n{outcome.trace}".rstrip())
+            else:
+                results.add(*outcome)
+                tell(f"{number} of {len(groups)}: {_name(outcome[0])}, {outcome[1]['seconds']:.0f} s")
+    if failures:
+        raise UnfinishedError(failures, len(groups))
 
 
-def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcome]:
+def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) -> None:
+    """Refuse to begin where data are not there: nobody wants to hear of it after hours."""
+    lacking: dict[str, list[str]] = {}  # by what is said of a dataset: the rows that need it
+    for row, sources in {cell.scenario: config.scenario.sources for cell, config in missing}.items():
+        for source in sources:
+            try:
+                check_is_here(source, data_dir)
+            except DataError as error:
+                lacking.setdefault(str(error), []).append(row)
+    if not lacking:
+        return
+    lines = [f"{what} (needed by {', '.join(rows)})" for what, rows in lacking.items()]
+    needing = {row for rows in lacking.values() for row in rows}
+    others = dict.fromkeys(cell.scenario for cell in asked if cell.scenario not in needing)
+    lines.append("if they are in another folder: --data-dir FOLDER")
+    if others:
+        lines.append(f"to run the other rows alone: --rows {','.join(others)}")
+    raise DataError("\n".join(lines))
+
+
+def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcome | Failure]:
     """What comes of every group, as it is done."""
     if how.processes == 1:
         for group in groups:
             tell(f"next: {_name(group)}")
-            yield _run_group(group, how, tell)
+            yield _attempt(group, how, tell)
         return
     others = active_children()
     with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
         try:
-            for done in as_completed([pool.submit(_run_group, group, how, _silent) for group in groups]):
-                yield done.result()
+            begun = {pool.submit(_attempt, group, how, _silent): group for group in groups}
+            for done in as_completed(begun):
+                yield _result(done, begun[done])
         except BaseException:  # else the pool would wait until every group is done
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(active_children()).difference(others):
@@ -78,6 +112,21 @@ def _name(cells: Sequence[tuple[Any, ...]]) -> str:
 
 def _silent(line: str) -> None:
     """Several processes would talk across each other."""
+
+
+def _attempt(group: Group, how: How, tell: Tell) -> Outcome | Failure:
+    try:
+        return _run_group(group, how, tell)
+    except Exception as error:
+        return Failure.of(_name(group), error)
+
+
+def _result(done: "Future[Outcome | Failure]", group: Group) -> Outcome | Failure:
+    """What a process gave back; all that are left fail together when the system ends one of them."""
+    try:
+        return done.result()
+    except BrokenExecutor as error:
+        return Failure.of(_name(group), error)
 
 
 def _run_group(group: Group, how: How, tell: Tell) -> Outcome:

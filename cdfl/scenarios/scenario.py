@@ -47,6 +47,12 @@ class Scenario:
         """K."""
         return self.clusters.num_clusters
 
+    @property
+    def sources(self) -> list[str]:
+        """The names of the datasets that it reads."""
+        given = getattr(self.clusters, "sources", None) or (getattr(self.clusters, "source", ""),)
+        return [name for source in given for name in source.split("+") if name]
+
     def federation(self, seed: int = 0, data_dir: Path | str | None = None) -> Federation:
         """Read the data and split them between server and clients."""
         clusters = self.clusters.build(lambda source: load_source(source, data_dir))

@@ -5,7 +5,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from cdfl.cli import data
-from cdfl.cli.scenarios import scenarios, sources_of
+from cdfl.cli.scenarios import scenarios
 from cdfl.data import Dataset
 from cdfl.data.sources import SOURCES, RemoteFile
 from cdfl.data.sources.packed import write_npz
@@ -92,4 +92,4 @@ def test_scenarios(capsys, tmp_path, monkeypatch):
     scenarios(tmp_path / "elsewhere")
     assert "fashion-mnist-4 4 80 2,000 here" in " ".join(capsys.readouterr().out.split())
     assert "fashion-mnist-4 4 80 2,000 -" in output
-    assert sources_of(load_scenario("digit-recognition")) == ["mnist", "usps", "svhn", "ccpd"]
+    assert load_scenario("digit-recognition").sources == ["mnist", "usps", "svhn", "ccpd"]

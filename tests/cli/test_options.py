@@ -84,6 +84,22 @@ def test_a_name_that_was_probably_meant(words, meant):
     assert output.endswith(f"; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("words", "guess"),
+    [
+        (["paper", "table1", "--rows", "digits-4"], ""),
+        (["paper", "table1", "--rows", "fashion-mnist4"], "; did you mean fashion-mnist-4?"),
+        (["paper", "reading", "--presets", "default"], ""),
+        (["paper", "reading", "--algorithms", "fedsoft"], ""),
+        (["paper", "over-time"], "; did you mean over_time?"),
+    ],
+)
+def test_only_what_an_error_lists_is_guessed(words, guess):
+    code, output = call(*words)
+    assert code == 2
+    assert output.partition("; did you mean")[1:] == guess.partition("; did you mean")[1:]
+
+
 def test_nothing_is_guessed_where_nothing_is_near():
     assert "did you mean" not in call("run", "digits-4", "--algorithm", "xyz")[1]
 

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import __main__ as module
 from cdfl.paper.experiment import list_experiments
+from cdfl.sim.presets import PRESETS
 
 from .small import call
 
@@ -36,6 +38,50 @@ def test_errors_are_one_line():
     code, output = call("paper", "table1", "--rows", "mnist-4", "--smoke")
     assert code == 2
     assert output.startswith("cdfl: there is no scenario 'mnist-4' in this experiment")
+
+
+def test_help_is_enough_to_get_going():
+    code, page = call("paper", "--help")
+    assert code == 0
+    known = [experiment.name for experiment in list_experiments()]
+    for name in (*known, *PRESETS, *ALGORITHMS, "runs/paper,", "runs/paper-smoke", "cdfl paper table1 --smoke"):
+        assert name in page
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["table2"], "python -m cdfl.paper: there is no experiment 'table2'; there are reading, table1"),
+        (["table1", "--rows", "mnist"], "python -m cdfl.paper: there is no scenario 'mnist' in this experiment"),
+        (["table1", "--trials", "0"], "argument --trials: got '0'; expected a whole number, 1 or more"),
+        (["table1", "--processes", "two"], "argument --processes: got 'two'; expected a whole number, 1 or more"),
+        (["readme", "--add", "nowhere"], "python -m cdfl.paper: there are no results in nowhere"),
+    ],
+)
+def test_errors_of_the_module_are_one_line(given, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        module.main(given)
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert words in last
+
+
+def test_a_broken_file_is_named(tmp_path, capsys):
+    (tmp_path / "fashion-mnist-2.json").write_text('{"scenario": ')
+    code, output = call("paper", "overhead", "--smoke", "--out", tmp_path)
+    assert code == 2
+    assert "fashion-mnist-2.json is no JSON" in output
+    with pytest.raises(SystemExit):
+        module.main(["overhead", "--smoke", "--out", str(tmp_path)])
+    assert "fashion-mnist-2.json is no JSON" in capsys.readouterr().err
+
+
+def test_the_module_needs_torch_numpy_and_safetensors_alone():
+    others = ("typer", "rich", "sklearn", "scipy", "PIL", "matplotlib", "httpx", "uvicorn", "starlette")
+    block = f"import sys; sys.modules.update(dict.fromkeys({others}))"
+    code = f"{block}; from cdfl.paper.__main__ import main; main(['list'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert "table1 " in done.stdout, done.stderr
 
 
 def test_the_module_does_the_same_without_a_command_line_library(tmp_path, capsys):

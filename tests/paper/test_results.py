@@ -124,6 +124,35 @@ def test_files_of_other_results_are_left_alone(tmp_path):
     assert (tmp_path / "theorem1.json").read_text() == '{"experiment": "theorem1"}'
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"scenario": "fashion-mnist-4", "ru', "is no JSON (Unterminated string"),
+        ("\x00\x01", "is no JSON"),
+        ('{"version": 1, "runs": []}', "holds no results of this study: expected scenario, found version, runs"),
+        ("[1, 2]", "holds no results of this study: expected runs, scenario, found list"),
+        ('{"scenario": "fashion-mnist-4", "runs": [{"preset": "paper"}]}', "expected cells, changes, commit, config"),
+        ('{"scenario": "digits-4", "runs": []}', "holds results of digits-4; name it digits-4.json"),
+    ],
+)
+def test_files_that_hold_something_else_are_refused_with_their_path(tmp_path, text, problem):
+    path = tmp_path / "fashion-mnist-4.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"move it away, or take another folder$") as refused:
+        Results(tmp_path)
+    assert str(refused.value).startswith(f"{path} ")
+    assert problem in str(refused.value)
+    assert path.read_text() == text
+
+
+def test_a_cell_without_its_end_is_refused(tmp_path):
+    keep(empty(tmp_path), CELL)
+    path = tmp_path / "fashion-mnist-4.json"
+    path.write_text(path.read_text().replace('"end":', '"ende":'))
+    with pytest.raises(ValueError, match=r"fashion-mnist-4.json holds no results of this study: expected end, found"):
+        Results(tmp_path)
+
+
 def test_an_interrupted_write_loses_nothing(tmp_path, monkeypatch):
     results = empty(tmp_path)
     keep(results, CELL, after=0.1)

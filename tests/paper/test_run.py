@@ -1,12 +1,27 @@
 """Cells that are missing are run, those that are there are not."""
 
-import pytest
+import os
+import re
+import signal
+import threading
+import time
+from multiprocessing import active_children
 
+import pytest
+import torch
+
+from cdfl.data import DataError
 from cdfl.paper import Cell, Results
 from cdfl.paper import run as running
+from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How, run_missing
 
+from .small import empty, keep
+
 SMOKE = How(device="cpu", smoke=True, commit="abc")
+
+
+SMALL = {"num_clients": 4, "num_uploads": 4, "local_epochs": 1, "shared_epochs": 1}
 
 
 def cells(*algorithms: str, preset: str = "default", **changes: object) -> list[Cell]:
@@ -94,3 +109,88 @@ def test_processes_side_by_side_give_the_same(tmp_path):
     one, other = Results(tmp_path / "one"), Results(tmp_path / "two")
     for cell in asked:
         assert one.find(cell).end == other.find(cell).end
+
+
+def test_data_that_are_not_there_are_told_before_anything_runs(tmp_path):
+    (tmp_path / "data" / "usps").mkdir(parents=True)
+    (tmp_path / "data" / "usps" / "usps.bz2").touch()
+    asked = [Cell("digits-4", "default", changes=SMALL)]
+    asked += [Cell(scenario, "default") for scenario in ("fashion-mnist-2", "fashion-mnist-4", "digit-recognition")]
+    told: list[str] = []
+    with pytest.raises(DataError) as refused:
+        run_missing(asked, Results(tmp_path / "out"), How("cpu", data_dir=tmp_path / "data"), told.append)
+    lines = str(refused.value).splitlines()
+    assert re.match(r"fashion-mnist is not in .*data; run `cdfl data fetch fashion-mnist`", lines[0])
+    assert lines[0].endswith("(needed by fashion-mnist-2, fashion-mnist-4)")
+    assert [line.split()[0] for line in lines[1:4]] == ["mnist", "svhn", "ccpd"]  # usps is there
+    assert lines[-1] == "to run the other rows alone: --rows digits-4"
+    assert told == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_what_is_there_already_are_not_asked_for(tmp_path):
+    results = empty(tmp_path)
+    keep(results, cells("local")[0])
+    run_missing(cells("local"), results, How("cpu", data_dir=tmp_path / "nothing"), lambda line: None)
+    with pytest.raises(DataError, match="fashion-mnist is not in"):
+        run_missing(cells("ifca"), results, How("cpu", data_dir=tmp_path / "nothing"), lambda line: None)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_group_that_fails_costs_no_other(tmp_path, processes):
+    """A broken file, which only reading it can show."""
+    (tmp_path / "data" / "fashion-mnist").mkdir(parents=True)
+    (tmp_path / "data" / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"no images")
+    broken = Cell("fashion-mnist-2", "default", "local")
+    good = [Cell("digits-4", "default", "local", changes=SMALL | {"learning_rate": rate}) for rate in (0.001, 0.002)]
+    told: list[str] = []
+    how = How("cpu", data_dir=tmp_path / "data", processes=processes)
+    with pytest.raises(UnfinishedError) as failed:
+        run_missing([broken, *good], Results(tmp_path), how, told.append)
+    first, second = str(failed.value).splitlines()
+    assert first.startswith("1 of 3 groups failed")
+    assert re.match(r"  fashion-mnist-2 default local \(1 cells\): DataError: .*idx3-ubyte.gz is truncated", second)
+    assert sum("fashion-mnist-2 default local (1 cells) failed" in line for line in told) == 1
+    results = Results(tmp_path)
+    assert [results.find(cell) is None for cell in [broken, *good]] == [True, False, False]
+    with pytest.raises(UnfinishedError, match="1 of 1 groups failed"):  # the rest is not run again
+        run_missing([broken, *good], results, How("cpu", data_dir=tmp_path / "data"), told.append)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint", "trace"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True, False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True, False),
+        (MemoryError(), True, False),
+        (KeyError("a mistake of ours"), False, True),
+        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_told_of_a_failure(tmp_path, monkeypatch, error, hint, trace):
+    def failing(*given, **options):
+        raise error
+
+    monkeypatch.setattr(running, "compare_events", failing)
+    told: list[str] = []
+    with pytest.raises(UnfinishedError, match=type(error).__name__) as failed:
+        run_missing(cells("local"), Results(tmp_path), SMOKE, told.append)
+    assert ("a smaller --together or --processes" in str(failed.value)) is hint
+    assert ("Traceback" in told[-1]) is trace
+    assert "Traceback" not in str(failed.value)
+    assert ("pip install" in str(failed.value)) is isinstance(error, ModuleNotFoundError)
+
+
+def test_a_process_that_the_system_ends(tmp_path):
+    def kill() -> None:
+        while not (found := active_children()):
+            time.sleep(0.01)
+        os.kill(found[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    asked = [*cells("local"), *cells("local", learning_rate=0.002)]
+    with pytest.raises(UnfinishedError, match=r"2 of 2 groups failed(?s:.*)BrokenProcessPool(?s:.*)smaller --together"):
+        run_missing(asked, Results(tmp_path), How("cpu", smoke=True, processes=2), lambda line: None)
+    killer.join()

@@ -5,7 +5,18 @@ variable `CDFL_DATA`, else `~/.cache/cdfl`. Nothing is downloaded unless `fetch`
 """
 
 from cdfl.data.sources.catalogue import SOURCES
-from cdfl.data.sources.library import Report, check, data_folder, fetch, find_folder, load_source
+from cdfl.data.sources.library import Report, check, check_is_here, data_folder, fetch, find_folder, load_source
 from cdfl.data.sources.source import RemoteFile, Source
 
-__all__ = ["SOURCES", "RemoteFile", "Report", "Source", "check", "data_folder", "fetch", "find_folder", "load_source"]
+__all__ = [
+    "SOURCES",
+    "RemoteFile",
+    "Report",
+    "Source",
+    "check",
+    "check_is_here",
+    "data_folder",
+    "fetch",
+    "find_folder",
+    "load_source",
+]

@@ -53,6 +53,13 @@ def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
     return read_folder(path.name, path) if path.is_dir() else read_npz(path.stem, path)
 
 
+def check_is_here(name: str, data_dir: Path | str | None = None) -> None:
+    """Refuse a published dataset that is not in the data folder; nothing is read."""
+    source = _named(name)
+    if not source.bundled:
+        _folder(source, data_folder(data_dir))
+
+
 def fetch(name: str, data_dir: Path | str | None = None, progress: bool = False) -> Path | None:
     """Download a dataset and give its folder (none for one that comes with a library)."""
     source = _named(name)
@@ -100,13 +107,18 @@ def _named(name: str) -> Source:
 def _read(source: Source, root: Path) -> Dataset:
     if source.bundled:
         return source.read(root)
+    folder = _folder(source, root)
+    if is_packed(folder):
+        return read_packed(source.name, folder, source.num_classes)
+    return source.read(folder)
+
+
+def _folder(source: Source, root: Path) -> Path:
     folder = find_folder(source, root)
     if folder is None:
         how = f"put {source.by_hand} into" if source.by_hand else f"run `cdfl data fetch {source.name}`, or fill"
         raise DataError(f"{source.name} is not in {root}; {how} {root / source.name}")
-    if is_packed(folder):
-        return read_packed(source.name, folder, source.num_classes)
-    return source.read(folder)
+    return folder
 
 
 def _wrong_checksums(source: Source, folder: Path) -> list[str]:

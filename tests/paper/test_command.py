@@ -1,0 +1,85 @@
+"""What a command does around its runs: refuse, keep, report."""
+
+import pytest
+
+from cdfl.paper import Cell, Results
+from cdfl.paper import run as running
+from cdfl.paper.command import Only, perform
+from cdfl.paper.experiment import list_experiments, load_experiment
+from cdfl.paper.failure import UnfinishedError
+from cdfl.paper.run import How
+
+from .small import empty, keep
+
+SMOKE = How(device="cpu", smoke=True, commit="abc")
+
+
+@pytest.mark.parametrize(
+    ("how", "trials", "only", "option"),
+    [
+        (SMOKE, 2, Only(), "--trials"),
+        (SMOKE, None, Only(rows=["fashion-mnist-4"]), "--rows"),
+        (SMOKE, None, Only(presets=["paper"], algorithms=["cdfl"]), "--presets, --algorithms"),
+        (How("cpu", processes=2), None, Only(), "--processes"),
+        (How("cpu", together=2), None, Only(), "--together"),
+        (How("cuda"), None, Only(), "--device"),
+        (How(precision="bfloat16"), None, Only(), "--precision"),
+    ],
+)
+def test_what_an_experiment_without_cells_would_not_look_at_is_refused_first(tmp_path, how, trials, only, option):
+    with pytest.raises(ValueError, match=f"theorem1 is one computation on the CPU.*; leave {option} away"):
+        perform("theorem1", how, tmp_path / "out", trials, only, print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_are_looked_for_in_what_the_others_leave():
+    cells = load_experiment("adaptation").cells(1)
+    with pytest.raises(ValueError, match=r"in this experiment with --rows digits-4-sudden; there are default$"):
+        Only(["digits-4-sudden"], ["paper-reading"]).of(cells)
+    assert Only(["digits-4-sudden", "fashion-mnist-4-sudden"], ["paper-reading"]).of(cells)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["stopped", "failed"])
+def test_what_is_done_is_reported_however_it_ends(tmp_path, monkeypatch, error):
+    compare, calls = running.compare_events, []
+
+    def ended(*given, **options):
+        calls.append(given)
+        if len(calls) == 2:
+            raise error
+        return compare(*given, **options)
+
+    monkeypatch.setattr(running, "compare_events", ended)
+    told: list[str] = []
+    only = Only(algorithms=["fedsoft", "cdfl"])
+    with pytest.raises((KeyboardInterrupt, UnfinishedError)):  # two rows: two groups
+        perform("overhead", SMOKE, tmp_path, only=only, tell=told.append)
+    assert len(calls) == 2
+    text = (tmp_path / "overhead.md").read_text()
+    assert "FashionMNIST (2)" in text
+    assert "FashionMNIST (6)" not in text
+    assert (tmp_path / "overhead.png").exists()
+    assert ("what is done is kept; the same command goes on" in told) is isinstance(error, KeyboardInterrupt)
+
+
+def test_nothing_is_reported_where_nothing_was_done(tmp_path, monkeypatch):
+    def stopped(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "compare_events", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        perform("overhead", SMOKE, tmp_path / "out", tell=lambda line: None)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [experiment.name for experiment in list_experiments() if experiment.cells(1)])
+def test_any_part_of_an_experiment_can_be_reported(name, tmp_path):
+    """As far as it came when it was stopped: its first cell, and its last one alone."""
+    experiment = load_experiment(name)
+    for place in (0, -1):
+        results: Results = empty(tmp_path / str(place))
+        cell: Cell = experiment.cells(1)[place]
+        keep(results, cell)
+        assert experiment.report(results)
+        assert experiment.verdict(results)
+        experiment.draw(results, results.folder)
