@@ -1,5 +1,6 @@
 """Run the cells that are missing, many at a time."""
 
+import gc
 import json
 import time
 import warnings
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
@@ -118,7 +121,10 @@ def _attempt(group: Group, how: How, tell: Tell) -> Outcome | Failure:
     try:
         return _run_group(group, how, tell)
     except Exception as error:
-        return Failure.of(_name(group), error)
+        failure = Failure.of(_name(group), error)
+    gc.collect()  # what it held on a GPU is for the next group, and for other processes
+    torch.cuda.empty_cache()
+    return failure
 
 
 def _result(done: "Future[Outcome | Failure]", group: Group) -> Outcome | Failure:

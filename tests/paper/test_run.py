@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from multiprocessing import active_children
 
 import pytest
@@ -180,6 +181,21 @@ def test_what_is_told_of_a_failure(tmp_path, monkeypatch, error, hint, trace):
     assert ("Traceback" in told[-1]) is trace
     assert "Traceback" not in str(failed.value)
     assert ("pip install" in str(failed.value)) is isinstance(error, ModuleNotFoundError)
+
+
+def test_nothing_of_a_failed_group_stays_in_memory(tmp_path, monkeypatch):
+    held = []
+
+    def failing(*given, **options):
+        models = torch.zeros(4)
+        models.itself = models
+        held.append(weakref.ref(models))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(running, "compare_events", failing)
+    with pytest.raises(UnfinishedError):
+        run_missing(cells("local"), Results(tmp_path), SMOKE, lambda line: None)
+    assert held[0]() is None
 
 
 def test_a_process_that_the_system_ends(tmp_path):
