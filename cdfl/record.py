@@ -48,9 +48,10 @@ class Uploaded:
     rates: list[float]
     bytes_up: int
     bytes_down: int
-    client_flops: int  # passes through the network while training and, where the client does it, estimating
+    client_flops: int  # counted: training and, where the client does it, estimating
     server_flops: int  # passes over the proxy sets
     rejected: bool = False  # it would have done more harm than max_harm allows; written down only where it is so
+    trained: int = 0  # samples that local training went over, all its passes together; runs of before do not tell
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Finished:
     client_flops: int
     server_flops: int
     shortfall: str = ""  # why there are fewer uploads than asked for; written down only where it is so
+    trained: int = 0  # samples, of all uploads
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished

@@ -188,7 +188,7 @@ def _words(found: dict[float, dict[str, Any]]) -> str:
 def _gradient(found: dict[float, dict[str, Any]]) -> str:
     """Where it goes, and how that compares with clients that hardly move."""
     ends = {rho: _ends(one) for rho, one in found.items()}
-    moves = _listed(f"{last / first - 1:+.0%} with rho {rho:g}" for rho, (first, last) in ends.items())
+    moves = _listed(f"{_percent(last / first - 1)} with rho {rho:g}" for rho, (first, last) in ends.items())
     told = f"changes from the first to the last quarter of updates by {moves}."
     stiff = max(ends)
     _, level = ends.pop(stiff)
@@ -199,7 +199,7 @@ def _gradient(found: dict[float, dict[str, Any]]) -> str:
             f" Clients with rho {stiff:g} never go further than {found[stiff]['largest_distance']:.2g} from what they"
         )
         told += f" received, and see {level:.4f} in the last quarter. Others see, compared with that, "
-        told += _listed(f"{part:+.0%} with rho {rho:g}" for rho, part in over.items())
+        told += _listed(f"{_percent(part)} with rho {rho:g}" for rho, part in over.items())
         told += f"; clearly (by {CLEARLY:.0%}) less with {f'rho {_listed(below)}' if below else 'none'}."
     return told
 
@@ -288,6 +288,10 @@ def _ends(one: dict[str, Any]) -> tuple[float, float]:
 def _listed(words: Any) -> str:
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def _percent(part: float) -> str:
+    return f"{round(part, 2) + 0.0:+.0%}"  # no -0%
 
 
 def _mean(values: Any) -> float:

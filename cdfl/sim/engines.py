@@ -44,7 +44,7 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     def workers(settings: Hyperparams) -> Workers:
         return Workers(task.model, task.loss, settings, task.dtype, precision, random=random)
 
-    batch_flops = task.forward_flops * hyperparams.batch_size
+    batch_flops = task.flops.forward * hyperparams.batch_size
     random = draws_random(task)
     if not can_stack(task):  # as where every client draws random numbers of its own
         return Engines(workers(hyperparams), workers(free), workers(hyperparams))
@@ -53,7 +53,7 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (LANES if big else 64)
-        together = max(256, int(LOOK_FLOPS / max(1, task.forward_flops)))
+        together = max(256, int(LOOK_FLOPS / max(1, task.flops.forward)))
         trainer, pretrainer = (
             GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together, one_by_one=big)
             for settings in (hyperparams, free)

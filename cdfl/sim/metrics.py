@@ -63,8 +63,8 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
     """The event of one upload, with its costs."""
     num_clusters = task.federation.num_clusters
     down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
-    # A training step costs about three forward passes: one forward, two backward.
-    client_passes = 3 * job.trained + (num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0)
+    # Whoever is sent all models tries each of them on its data.
+    tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
     server_passes = 0
     if algorithm.uses_proxy and not reply.deprecated:
         sizes = [len(targets) for _, targets in task.proxy_sets]
@@ -89,9 +89,10 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
         rates=reply.rates.tolist(),
         bytes_up=task.model_bytes if down else 0,
         bytes_down=down * task.model_bytes,
-        client_flops=client_passes * task.forward_flops,
-        server_flops=server_passes * task.forward_flops,
+        client_flops=job.trained * task.flops.training + tried * task.flops.forward,
+        server_flops=server_passes * task.flops.forward,
         rejected=reply.rejected,
+        trained=job.trained,
     )
 
 
@@ -139,6 +140,7 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
         client_flops=sum(event.client_flops for event in uploads),
         server_flops=sum(event.server_flops for event in uploads),
         shortfall=shortfall,
+        trained=sum(event.trained for event in uploads),
     )
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
 from cdfl.algorithms import ClientView
 from cdfl.core import Hyperparams, Layout, Loss, pretrain
@@ -22,6 +21,7 @@ from cdfl.models import build
 from cdfl.policy import Look
 from cdfl.scenarios import Scenario
 from cdfl.sim.clock import TimeModel, Turn
+from cdfl.sim.flops import Flops, count_flops
 
 # A run of a policy that hardly ever says upload ends after so many looks for every upload that was planned.
 LOOKS_PER_UPLOAD = 50
@@ -173,12 +173,9 @@ class Task:
         ]
 
     @cached_property
-    def forward_flops(self) -> int:
-        """Floating-point operations of one pass of one sample through the network."""
-        sample = torch.zeros(1, *self.federation.input_shape, device=self.device, dtype=self.dtype)
-        with FlopCounterMode(display=False) as counter:
-            self.outputs(torch.zeros(self.layout.size, device=self.device, dtype=self.dtype), sample)
-        return int(counter.get_total_flops())
+    def flops(self) -> Flops:
+        """Floating-point operations of one sample."""
+        return count_flops(self.model, self.federation.input_shape)
 
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> float:
         return float((self.outputs(vector, inputs).argmax(dim=1) == targets).double().mean())

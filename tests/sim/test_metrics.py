@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from math import log
 
 import pytest
+import torch
 
 from cdfl.algorithms import ALGORITHMS
+from cdfl.core import flatten
 from cdfl.record import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
 from cdfl.sim.clock import Devices, Span, Turn
 from cdfl.sim.metrics import divergence, shortfall, staleness_histogram, summarize
+from cdfl.wire import encode_model
 
 from .world import SETTINGS, SIZES, assert_same_events, make_task, run_fast, run_plain
 
@@ -34,7 +37,7 @@ def test_staleness_in_bins():
 UPLOAD = Uploaded(
     epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, held=0.3, before=0.2,
     after=0.4, true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10,
-    bytes_down=20, client_flops=300, server_flops=5,
+    bytes_down=20, client_flops=300, server_flops=5, trained=50,
 )  # fmt: skip
 
 
@@ -57,6 +60,7 @@ def test_a_summary_by_hand():
     assert end.deprecated == pytest.approx(1 / 3)
     assert end.staleness == {"0-1": 1, "2-3": 2}
     assert (end.bytes_up, end.bytes_down, end.client_flops, end.server_flops) == (30, 60, 900, 15)
+    assert end.trained == 150
 
 
 def test_a_summary_of_nothing():
@@ -125,7 +129,10 @@ def test_a_whole_run_says_nothing():
 
 
 # tiny: 3 filters of 9 weights at 36 places, then 27 x 10 weights; a multiplication and an addition each
-FORWARD = 2 * (3 * 9 * 36 + 27 * 10)
+CONVOLUTION, LINEAR = 2 * 3 * 9 * 36, 2 * 27 * 10
+FORWARD = CONVOLUTION + LINEAR
+# back: the gradient of the weights of both, and of the inputs of the second only
+TRAINING = FORWARD + CONVOLUTION + 2 * LINEAR
 # 3 x 9 + 3 and 27 x 10 + 10 numbers of 8 bytes
 BYTES = 8 * (30 + 280)
 DOWN = {"fedsoft": 4, "ifca": 4, "local": 0, "local-restart": 0}  # models; the others send one
@@ -134,7 +141,7 @@ DOWN = {"fedsoft": 4, "ifca": 4, "local": 0, "local-restart": 0}  # models; the 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_costs_of_one_upload_by_hand(name):
     task = make_task(SETTINGS.replace(local_epochs=2), num_uploads=1, sizes=replace(SIZES, low=18, high=18))
-    assert (task.forward_flops, task.model_bytes) == (FORWARD, BYTES)
+    assert (task.flops, task.model_bytes) == ((FORWARD, TRAINING), BYTES)
     (upload,) = only(run_plain(task, name).events, Uploaded)
     assert upload.samples == 18
     trained = 5 * 8  # two passes of 18, the last batch filled up
@@ -142,12 +149,33 @@ def test_the_costs_of_one_upload_by_hand(name):
     assert upload.bytes_up == (BYTES if down else 0)
     assert upload.bytes_down == down * BYTES
     votes = 4 * 18 if name in ("fedsoft", "ifca") else 0  # every sample through every model it was sent
-    assert upload.client_flops == (3 * trained + votes) * FORWARD
+    assert upload.trained == trained
+    assert upload.client_flops == trained * TRAINING + votes * FORWARD
     moved = sum(rate > 0 for rate in upload.rates)
     proxies = (4 + moved) * 12 if name == "cdfl" else 0  # the upload on all sets, what moved on its own
     assert upload.server_flops == proxies * FORWARD
     assert name != "cdfl" or 1 <= moved < 4
     assert_same_events(run_fast(task, name).events, run_plain(task, name).events)
+
+
+@pytest.mark.parametrize("model", ["tiny", "normed", "dropping", "frozen", "small-cnn"])
+def test_counting_changes_neither_network_nor_chance(model):
+    task = make_task(model=model)
+    before, chance = flatten(task.model), torch.get_rng_state()
+    forward, training = task.flops
+    assert 0 < forward < training < 3 * forward  # the first layer has no gradient of its inputs
+    assert torch.equal(flatten(task.model), before)
+    assert torch.equal(torch.get_rng_state(), chance)
+
+
+@pytest.mark.parametrize("model", ["small-cnn", "normed"])
+def test_the_bytes_of_a_model_are_those_of_its_encoding(model):
+    task = make_task(model=model, dtype=torch.float32)
+    body = encode_model(flatten(task.model), task.layout)
+    header = 8 + int.from_bytes(body[:8], "little")  # of safetensors: the names and shapes, which are not counted
+    assert len(body) == header + task.model_bytes
+    (upload,) = only(run_plain(make_task(model=model, dtype=torch.float32, num_uploads=1)).events, Uploaded)
+    assert upload.bytes_up == upload.bytes_down == len(body) - header
 
 
 def test_too_old_an_upload_costs_the_server_nothing():
