@@ -12,6 +12,7 @@ Machine: any, these are counts. Cost: none beyond Table 1.
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 
 import numpy as np
 
@@ -149,7 +150,7 @@ def draw(results: Results, folder: Path) -> list[str]:
             at = np.arange(len(found)) + 0.36 * (place - 0.5)
             axes.bar(at, [getattr(one, cost) for one in found], 0.34, color=color, label=f"{cost}, FedSoft-Async")
         axes.axhline(1, color=COLORS["cdfl"], label="CDFL")
-        axes.set_xticks(range(len(found)), [one.row.title.replace(" (", "\n(") for one in found])
+        axes.set_xticks(range(len(found)), [fill(one.row.title, 13) for one in found])
         axes.set(ylabel="FedSoft-Async / CDFL")
         legend(axes, ncols=3)
     return ["overhead"]
