@@ -5,7 +5,8 @@ often, as uploads are 2,000 in all), and a small rho serves clusters. What the p
 drift, who is there when, and a fixed tau_0 while clients grow.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. 2,000 uploads on FashionMNIST, 1,000
 on CIFAR-10, which stands in for CIFAR-100.
-Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 3 runs for each of the two rows.
+Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 3 runs for each of the two rows;
+about six minutes for FashionMNIST, six processes side by side.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """

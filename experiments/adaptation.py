@@ -5,7 +5,7 @@ does not ask whether rivals do as well.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 10
 (FashionMNIST) or 5 (8x8 digits) uploads of a client.
 Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of
-2,000 uploads, 40 of 600.
+2,000 uploads, about four minutes with four processes side by side; 40 of 600, about seven minutes.
 
     cdfl paper adaptation --rows digits-4-sudden
 """

@@ -2,7 +2,8 @@
 
 Claim: the printed values do not give the printed figures under any time model tried, and a few named changes do.
 Settings: `paper` with one of the changes below, on `fashion-mnist-4` and nothing else; CDFL alone.
-Machine: one H200; seconds stand beside the results. Cost: a run of 2,000 uploads for every line below and trial.
+Machine: one H200; seconds stand beside the results. Cost: a run of 2,000 uploads for every line below and trial,
+about five minutes with eight processes side by side.
 
     cdfl paper reading
 """

@@ -35,7 +35,7 @@ def paper(
 
     `cdfl paper adaptation --rows digits-4-sudden`: minutes on a CPU, needs no download.
 
-    `cdfl paper table1 --rows fashion-mnist-4`: a row of Table 1, on a GPU.
+    `cdfl paper table1 --rows fashion-mnist-4`: a row of Table 1, minutes on a large GPU.
     """
     with refuse(ValueError, OSError, UnfinishedError):
         if name == "list":
