@@ -11,15 +11,19 @@ about six minutes for FashionMNIST, six processes side by side.
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """
 
-from collections import Counter
+import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cdfl.paper import Cell, Results
+import numpy as np
+
+from cdfl.data.randomness import generator
+from cdfl.paper import Cell, Kept, Results, resolve
 from cdfl.paper.compare import grouped
-from cdfl.paper.figures import COLORS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, is_smoke, legend, means
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import number, provenance, spread, table
 from cdfl.sim.clock import TIME_MODELS
@@ -178,37 +182,56 @@ def _extremes(means: Means) -> list[str]:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Accuracies over the paper's four questions, and staleness under each time model."""
+    """Accuracies over the values of every question, and the staleness under each time model."""
     drawn = []
-    asked = ("size of proxy set", "number of clients", "rho", "(a, b)")
     for scenario, title in SCENARIOS.items():
         if not results.trials(scenario, "paper-reading"):
             continue
-        name = f"ablations-{scenario.removesuffix('-ablation')}"
-        with figure(folder, name, PAGE, 1.8, ncols=len(asked), sharey=True) as axes:
-            for place, question in enumerate(asked):
-                _accuracies(axes[place], results, scenario, question)
-            axes[0].set_ylabel(f"accuracy, {title}")
-            legend(axes[0], ncols=3)
-        drawn.append(name)
-        drawn += _staleness(results, scenario, folder)
+        drawn += [_accuracies(results, scenario, title, folder), *_staleness(results, scenario, title, folder)]
     return drawn
 
 
-def _accuracies(axes, results: Results, scenario: str, question: str) -> None:
-    for column, marker, color in zip(COLUMNS, "os^", (COLORS["local"], COLORS["cdfl"], COLORS["fedsoft"]), strict=True):
-        there = [
-            (place, fmean(values))
-            for place, changes in enumerate(QUESTIONS[question].values())
-            if (values := results.values(column, scenario, "paper-reading", "cdfl", changes))
-        ]
-        axes.plot([at for at, _ in there], [mean for _, mean in there], marker + "-", color=color, label=column)
-    axes.set_xticks(range(len(QUESTIONS[question])), list(QUESTIONS[question]))
-    axes.tick_params(axis="x", labelsize=6)
-    axes.set(title=question)
+# Questions whose values have an order come first; those in one line share an axis.
+PANELS = (
+    ("size of proxy set", "number of clients", "number of clients, tau_0 = 100", "rho", "drift"),
+    ("(a, b)", "(a, b), uniform uploads", "time model", "time model, `default`", "clusters"),
+)
+ORDERED = PANELS[0][:4]
 
 
-def _staleness(results: Results, scenario: str, folder: Path) -> list[str]:
+def _accuracies(results: Results, scenario: str, title: str, folder: Path) -> str:
+    asked: dict[str, list[tuple[str, list[Kept]]]] = {}
+    for question, preset, value, where, changes in _lines(scenario):
+        asked.setdefault(question, []).append((value, results.trials(where, preset, "cdfl", changes)))
+    name = f"ablations-{scenario.removesuffix('-ablation')}"
+    grid: Any = {"nrows": 2, "ncols": len(PANELS[0]), "sharey": "row", "height_ratios": (1, 1.3)}
+    with figure(folder, name, PAGE, 4.6, smoke=is_smoke(results), **grid) as axes:
+        for own, question in zip(axes.flat, (*PANELS[0], *PANELS[1]), strict=True):
+            _panel(own, asked[question], joined=question in ORDERED)
+            own.set_title(re.sub(r", (?!b\))", ",\n", question).replace("`", ""))
+        for own in axes[:, 0]:
+            own.set_ylabel(f"accuracy, {title}\npaper-reading")
+        legend(axes[0][0], ncols=4)
+    return name
+
+
+def _panel(axes, values: list[tuple[str, list[Kept]]], joined: bool) -> None:
+    """A point for each value and accuracy; lines between them where values have an order, else side by side."""
+    for column, aside in zip(COLUMNS, (-0.2, 0, 0.2), strict=True):
+        style = {"ls": LINES[column] if joined else "", "color": COLORS["cdfl"]} | MARKERS[column]
+        trials = [[kept.end[column] for kept in found] for _, found in values]
+        at = [place if joined else place + aside for place in range(len(values))]
+        means(axes, at, trials, label=column, **style)
+    for place, (_, found) in enumerate(values):
+        if found and not found[0].cell.changes:
+            axes.axvspan(place - 0.4, place + 0.4, color=PALE, lw=0, zorder=0, label="value of the preset")
+    names = [value for value, _ in values]
+    turned: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(values)), names, **(turned if len("".join(names)) > 12 else {}))
+    axes.set_xlim(-0.5, len(values) - 0.5)
+
+
+def _staleness(results: Results, scenario: str, title: str, folder: Path) -> list[str]:
     there = {
         name: trials
         for name, changes in times("paper-reading").items()
@@ -217,19 +240,51 @@ def _staleness(results: Results, scenario: str, folder: Path) -> list[str]:
     if not there:
         return []
     drawn = f"ablations-staleness-{scenario.removesuffix('-ablation')}"
-    with figure(folder, drawn, PAGE, 1.6, ncols=len(there), sharey=True, squeeze=False) as axes:
-        for place, (name, trials) in enumerate(there.items()):
-            for (first, last), share in _histogram([kept.end["staleness"] for kept in trials]).items():
-                axes[0][place].bar(first, share, last + 1 - first, align="edge", color=COLORS["cdfl"])
-            axes[0][place].set(title=name, xlabel="staleness of an upload")
-        axes[0][0].set_ylabel("share of uploads")
+    shown: Any = {"smoke": is_smoke(results), "ncols": len(there), "squeeze": False, "sharex": True}
+    with figure(folder, drawn, PAGE, 2.2, **shown) as axes:
+        for own, (name, trials) in zip(axes[0], there.items(), strict=True):
+            _histogram(own, np.concatenate([staleness(kept) for kept in trials]))
+            _limits(own, trials[0])
+            own.set_title(f"{name}\n({fmean(kept.end['deprecated'] for kept in trials):.0%} above tau_0)")
+        axes[0][0].set_ylabel(f"share of uploads,\n{title}")
+        legend(axes[0][0], ncols=4)
     return [drawn]
 
 
-def _histogram(counts: list[Mapping[str, int]]) -> dict[tuple[int, int], float]:
-    """The share of uploads in every bin, (first, last) staleness."""
-    together: Counter[str] = Counter()
-    for own in counts:
-        together.update(own)
-    edges = {name: tuple(map(int, name.split("-"))) for name in together}
-    return {(first, last): together[name] / together.total() for name, (first, last) in edges.items()}
+def staleness(kept: Kept) -> list[int]:
+    """How stale every upload of a run was.
+
+    Results keep this in bins too wide for a picture. Who uploads when is decided by time model and seed alone, so it is
+    asked again: no model is needed.
+    """
+    config = resolve(kept.cell, "cpu", smoke=kept.record["smoke"])
+    turns = config.time_model.turns(config.scenario.num_clients, generator(config.seed, "turns"))
+    looks = (turn.client for turn in turns if turn.kind == "look")
+    last = dict.fromkeys(range(config.scenario.num_clients), 0)
+    ages = []
+    for epoch, client in enumerate(islice(looks, config.scenario.num_uploads), start=1):
+        ages.append(epoch - last[client])
+        last[client] = epoch
+    return ages
+
+
+def _histogram(axes, ages: np.ndarray) -> None:
+    """Ten bins a decade, but none narrower than an epoch: below 6 each staleness has its own."""
+    edges = np.unique((10 ** np.arange(0, np.log10(ages.max()) + 0.2, 0.1)).round())
+    counts, _ = np.histogram(ages, edges)
+    axes.bar(edges[:-1], counts / len(ages), np.diff(edges), align="edge", color=COLORS["cdfl"])
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set(xscale="log", xlabel="staleness of an upload")
+    axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+    axes.minorticks_off()
+
+
+def _limits(axes, kept: Kept) -> None:
+    """Where an upload begins to count less, here and in other pairs (a, b); and where it no longer counts."""
+    told = kept.record["config"]["hyperparams"]
+    grace, oldest = told["staleness_grace"], told["max_staleness"]
+    others = sorted({b for _, b in PAIRS} - {grace})
+    axes.axvline(grace, color="black", lw=0.8, label=f"b = {grace:g}")
+    for b in others:
+        axes.axvline(b, color="black", lw=0.8, ls=":", label=f"b = {', '.join(map(str, others))}: tried")
+    axes.axvline(oldest, color="black", lw=0.8, ls="--", label=f"tau_0 = {oldest}: older ones move nothing")

@@ -20,7 +20,7 @@ import numpy as np
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import Cell, Kept, Results
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
-from cdfl.paper.figures import COLORS, LABELS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, GREY, LABELS, PAGE, figure, is_smoke, legend
 from cdfl.paper.rows import LOCAL
 from cdfl.paper.tables import NOTHING, number, provenance, spread, table
 
@@ -148,31 +148,37 @@ def _numbers(found: list[dict[str, Any]]) -> list[str]:
 
 def draw(results: Results, folder: Path) -> list[str]:
     """Replies over a client's uploads; main clusters jump at the lines."""
-    there = [scenario for scenario in SCENARIOS if results.trials(scenario, "default")]
+    there = [
+        (scenario, preset)
+        for preset in PRESETS
+        for scenario in SCENARIOS
+        if any(map(jumps, results.trials(scenario, preset)))
+    ]
     if not there:
         return []
-    with figure(folder, "adaptation", PAGE, 2.4, ncols=len(there), squeeze=False) as axes:
-        for place, scenario in enumerate(there):
-            _panel(axes[0][place], results, scenario)
+    shown: Any = {"smoke": is_smoke(results), "ncols": len(there), "squeeze": False}
+    with figure(folder, "adaptation", PAGE, 2.7, **shown) as axes:
+        for own, (scenario, preset) in zip(axes[0], there, strict=True):
+            _panel(own, results, scenario, preset)
+            own.set(title=f"{SCENARIOS[scenario]}, {preset}", xlabel="upload of a client")
         axes[0][0].set_ylabel("accuracy of the reply")
-        legend(axes[0][0], ncols=3)
+        legend(axes[0][0], ncols=4)
     return ["adaptation"]
 
 
-def _panel(axes, results: Results, scenario: str) -> None:
-    for algorithm in ("cdfl", "fedsoft", "fedasync", "fedbuff", "local"):
-        trials = results.trials(scenario, "default", algorithm)
-        if not trials:
+def _panel(axes, results: Results, scenario: str, preset: str) -> None:
+    for algorithm in ("cdfl", "fedsoft", "fedasync", "fedbuff", "local", LOCAL):
+        trials = results.trials(scenario, preset, algorithm)
+        if not trials or (algorithm == LOCAL and preset == "default"):  # there, Local that keeps its model is better
             continue
         last = max(jumps(trials[0]), default=0) + trials[0].record["config"]["scenario"]["drift"]["every"]
         after, held = (_mean(trials, name)[:last] for name in ("after", "held"))
         axes.plot(np.arange(1, len(after) + 1), after, color=COLORS[algorithm], label=LABELS[algorithm])
         if algorithm == "cdfl":
-            label = "CDFL: model held when the data came"
-            axes.plot(np.arange(1, len(held) + 1), held, ":", color=COLORS[algorithm], label=label)
-        for jump in jumps(trials[0]):
-            axes.axvline(jump + 0.5, color=COLORS["paper"], lw=0.6, zorder=0)
-    axes.set(title=SCENARIOS[scenario], xlabel="upload of a client")
+            label = "CDFL: model held when the data came"  # the first is that of the start, which nobody trained for it
+            axes.plot(np.arange(2, len(held) + 1), held[1:], "-.", lw=0.9, color=COLORS[algorithm], label=label)
+    for jump in jumps(results.trials(scenario, preset)[0]):
+        axes.axvline(jump + 0.5, color=GREY, lw=0.8, ls="--", zorder=0, label="main clusters jump")
 
 
 def _mean(trials: list[Kept], name: str) -> np.ndarray:

@@ -10,13 +10,12 @@ Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1.
 """
 
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
 from cdfl.paper.compare import RULE, compare, held
-from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, is_smoke, legend, means, rows_below
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, span, spread, table
 
@@ -71,7 +70,7 @@ def _against(results: Results, row: Row, preset: str) -> str | None:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """True against estimated shares of one run with six clusters, and KL bars over all rows."""
+    """True against estimated shares of one run with six clusters, and KL over all rows."""
     drawn = []
     for scenario in SIX_CLUSTERS:
         runs = {name: results.find(Cell(scenario, "paper-reading", name)) for name in ("cdfl", "fedsoft")}
@@ -81,27 +80,33 @@ def draw(results: Results, folder: Path) -> list[str]:
             break
     rows = [row for row in EVERY_ROW if results.values("divergence", row.scenario, "paper-reading")]
     if rows:
-        with figure(folder, "estimation-kl", PAGE, 2.0) as axes:
-            for place, (preset, algorithm) in enumerate(list(COMPARED)[:4]):
-                values = [results.values("divergence", row.scenario, preset, algorithm) for row in rows]
-                heights = [fmean(own) if own else 0.0 for own in values]
-                at = np.arange(len(rows)) + 0.2 * (place - 1.5)
-                light = {"alpha": 1.0 if preset == "paper-reading" else 0.45}
-                label = f"{LABELS[algorithm]}, {preset}"
-                axes.bar(at, heights, 0.18, color=COLORS[algorithm], label=label, **light)
-            axes.set_xticks(range(len(rows)), [row.title.replace(" (", "\n(") for row in rows])
-            axes.set(ylabel="KL(true || estimated)")
-            legend(axes, ncols=4)
+        with figure(folder, "estimation-kl", PAGE, 2.5, smoke=is_smoke(results)) as axes:
+            for place, (preset, algorithm) in enumerate(COMPARED):
+                trials = [results.values("divergence", row.scenario, preset, algorithm) for row in rows]
+                at = [where + 0.14 * (place - 2) for where in range(len(rows))]
+                style = {"ls": "", "color": COLORS[algorithm]} | MARKERS[preset]
+                means(axes, at, trials, label=f"{LABELS[algorithm]}, {preset}", **style)
+            rows_below(axes, rows)
+            axes.set(ylabel="KL(true || estimated) ± SD", yscale="log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            legend(axes, ncols=3)
         drawn.append("estimation-kl")
     return drawn
 
 
 def _pairs(runs: dict[str, Kept], scenario: str, folder: Path) -> None:
-    with figure(folder, "estimation-mixtures", COLUMN, 1.9, ncols=2, sharey=True) as axes:
+    row = next(row for row in EVERY_ROW if row.scenario == scenario)
+    shown = f"{row.title}, paper-reading; last {len(runs['cdfl'].digest['mixtures']['true'])} uploads of one run"
+    if not row.printed.startswith("MiniImagenet"):
+        shown += "\n(the paper shows MiniImagenet (6))"
+    smoke = is_smoke(runs.values())
+    with figure(folder, "estimation-mixtures", COLUMN, 2.3, smoke=smoke, ncols=2, sharey=True) as axes:
         for place, (name, kept) in enumerate(runs.items()):
             mixtures = kept.digest["mixtures"]
             true, estimated = np.ravel(mixtures["true"]), np.ravel(mixtures["estimated"])
-            axes[place].plot([0, 1], [0, 1], color=COLORS["paper"], lw=0.8)
+            axes[place].plot([0, 1], [0, 1], color=GREY, lw=0.8)
             axes[place].plot(true, estimated, ".", ms=3, color=COLORS[name], alpha=0.6, mew=0)
             axes[place].set(title=LABELS[name], xlabel="true share", xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        axes[0].set_ylabel(f"estimated share\n({scenario})")
+            axes[place].set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes[0].set_ylabel("estimated share")
+        axes[0].figure.suptitle(shown)

@@ -9,14 +9,16 @@ about two minutes for FashionMNIST, three for CIFAR-10.
     cdfl paper over_time --rows fashion-mnist-1,fashion-mnist-4
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
 from cdfl.paper.compare import named
-from cdfl.paper.figures import COLORS, COLUMN, LABELS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, is_smoke, legend
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import NOTHING, number, provenance, table
 
@@ -108,33 +110,79 @@ def curve(trials: list[Kept], part: str, name: str) -> np.ndarray:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """One picture a family of rows: clients above, clusters below."""
+    """One picture a family of rows: clients above, how far CDFL is ahead in the middle, clusters below."""
     drawn = []
     for family, rows in FAMILIES.items():
         there = [row for row in rows if results.trials(row.scenario, "paper-reading")]
         if not there:
             continue
         name, width = f"over_time-{family}", max(COLUMN, PAGE / 5 * len(there))
-        with figure(folder, name, width, 3.2, nrows=2, ncols=len(there), sharey="row", squeeze=False) as axes:
-            for place, row in enumerate(there):
-                _panel(axes[0][place], axes[1][place], results, row)
-            axes[0][0].set_ylabel("client accuracy")
-            axes[1][0].set_ylabel("cluster accuracy")
-            legend(axes[0][0], ncols=4 if len(there) > 2 else 2)
+        grid: Any = {"nrows": 3, "ncols": len(there), "sharex": "col", "sharey": "row", "squeeze": False}
+        with figure(folder, name, width, 4.8, smoke=is_smoke(results), **grid) as axes:
+            seen = [_panels(column, results, row) for column, row in zip(axes.T, there, strict=True)]
+            for own, values in zip(axes, zip(*seen, strict=True), strict=True):
+                low, high = min(map(np.min, values)), max(map(np.max, values))
+                margin = max(MARGIN * (high - low), 0.001)  # with one cluster, both do the same
+                own[0].set_ylim(low - margin, high + margin)
+            for own, label in zip(axes[:, 0], YLABELS, strict=True):
+                own.set_ylabel(label)
+                own.locator_params(axis="y", min_n_ticks=4)
+            legend(axes[0][0], ncols=4 if len(there) > 3 else 2)
         drawn.append(name)
     return drawn
 
 
-def _panel(clients, clusters, results: Results, row: Row) -> None:
-    for algorithm in ALGORITHMS:
-        trials = results.trials(row.scenario, "paper-reading", algorithm)
-        if not trials:
-            continue
-        color, label = COLORS[algorithm], LABELS[algorithm]
-        for name, style in (("after", "-"), ("before", ":")):
-            values = curve(trials, "sessions", name)
-            clients.plot(np.arange(1, len(values) + 1), values, style, color=color, label=f"{label}, {name}")
-        values = curve(trials, "clusters", "accuracy")
-        clusters.plot(trials[0].digest["clusters"]["epoch"][: len(values)], values, color=color)
-    clients.set(title=row.title, xlabel="session")
-    clusters.set(xlabel="epoch")
+YLABELS = ("client accuracy", "client accuracy ± SD,\nCDFL - FedSoft-Async", "cluster accuracy ± SD")
+MARGIN = 0.08  # of what is seen
+EARLY = 5  # a fifth of a run: replies of the first sessions are so low that nothing else could be seen beside them
+
+
+def _panels(axes, results: Results, row: Row) -> list[np.ndarray]:
+    """What clients have, how far CDFL is ahead in it, what clusters have; gives what has to be seen of each."""
+    clients, lead, clusters = axes
+    there = {name: results.trials(row.scenario, "paper-reading", name) for name in ALGORITHMS}
+    seen: list[list[np.ndarray]] = [[], [], []]
+    for name in ("after", "before"):
+        for algorithm, trials in there.items():
+            if trials:
+                at, curves = _curves(trials, name)
+                style: Any = {"color": COLORS[algorithm], "label": f"{LABELS[algorithm]}, {name}"}
+                clients.plot(at, curves.mean(axis=0), LINES[name], **style)
+                seen[0].append(curves.mean(axis=0)[len(at) // EARLY if name == "after" else 0 :])
+        seen[1].append(_lead(lead, *there.values(), name))
+    for algorithm, trials in there.items():
+        if trials:
+            seen[2].append(_with_band(clusters, *_curves(trials, "cluster"), color=COLORS[algorithm]))
+    clients.set(title=row.title)
+    clusters.set(xlabel="session")
+    return [np.concatenate(values, axis=None) for values in seen]
+
+
+def _lead(axes, ours: list[Kept], theirs: list[Kept], name: str) -> np.ndarray:
+    """How far our curves are above theirs, seed by seed."""
+    axes.axhline(0, color=GREY, lw=0.5)
+    pairs = [(kept, other) for kept in ours for other in theirs if kept.cell.seed == other.cell.seed]
+    if not pairs:
+        return np.zeros(1)
+    (at, first), (_, second) = (_curves(trials, name) for trials in zip(*pairs, strict=True))
+    length = min(first.shape[1], second.shape[1])
+    band = _with_band(axes, at[:length], first[:, :length] - second[:, :length], ls=LINES[name], color=GREY)
+    return band[:, length // EARLY :]
+
+
+def _curves(trials: Sequence[Kept], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The sessions at which something was measured, and what was, (trials, sessions)."""
+    part, at, column = ("clusters", "epoch", "accuracy") if name == "cluster" else ("sessions", "upload", name)
+    length = min(len(kept.digest[part][at]) for kept in trials)
+    epochs = np.array(trials[0].digest[part][at][:length])
+    clients = trials[0].record["config"]["scenario"]["num_clients"]
+    return epochs / clients, np.array([kept.digest[part][column][:length] for kept in trials])
+
+
+def _with_band(axes, at: np.ndarray, curves: np.ndarray, **style: Any) -> np.ndarray:
+    """A mean over trials with its deviation around it; gives both edges, (2, sessions)."""
+    mean = curves.mean(axis=0)
+    spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
+    axes.plot(at, mean, **style)
+    axes.fill_between(at, mean - spread, mean + spread, color=style["color"], alpha=0.2, lw=0)
+    return np.stack([mean - spread, mean + spread])

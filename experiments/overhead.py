@@ -12,13 +12,12 @@ Machine: any, these are counts. Cost: none beyond Table 1.
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
 
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
 from cdfl.paper.costs import Costs, costs, reply_bytes
-from cdfl.paper.figures import COLORS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, PAGE, figure, is_smoke, legend, rows_below
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, table
 from cdfl.scenarios import load_scenario
@@ -144,13 +143,14 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = overheads(results)
     if not found:
         return []
-    with figure(folder, "overhead", PAGE, 1.9) as axes:
-        bars = {"download": COLORS["fedsoft"], "computation": COLORS["ifca"]}
-        for place, (cost, color) in enumerate(bars.items()):
+    with figure(folder, "overhead", PAGE, 1.9, smoke=is_smoke(results)) as axes:
+        for place, (cost, filled) in enumerate({"download": True, "computation": False}.items()):
             at = np.arange(len(found)) + 0.36 * (place - 0.5)
-            axes.bar(at, [getattr(one, cost) for one in found], 0.34, color=color, label=f"{cost}, FedSoft-Async")
+            bars = [getattr(one, cost) for one in found]
+            color = {"edgecolor": COLORS["fedsoft"], "facecolor": COLORS["fedsoft"] if filled else "white"}
+            axes.bar(at, bars, 0.3, label=f"{cost}, FedSoft-Async", **color)
         axes.axhline(1, color=COLORS["cdfl"], label="CDFL")
-        axes.set_xticks(range(len(found)), [fill(one.row.title, 13) for one in found])
+        rows_below(axes, [one.row for one in found])
         axes.set(ylabel="FedSoft-Async / CDFL")
         legend(axes, ncols=3)
     return ["overhead"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results
 from cdfl.paper.compare import grouped, named
-from cdfl.paper.figures import COLORS, COLUMN, figure, legend
+from cdfl.paper.figures import COLORS, MARKERS, PAGE, PALE, figure, is_smoke, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
 
@@ -149,15 +149,32 @@ def _precisions(trials: Iterable[Kept]) -> str:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Distances of every candidate, worst last."""
+    """Distances of every candidate, worst last; linear within two deviations, logarithmic outside."""
     found = tried(results)
-    with figure(folder, "reading", 1.6 * COLUMN, 0.17 * len(found) + 0.8) as axes:
-        axes.axvspan(-2, 2, color=COLORS["paper"], alpha=0.3, lw=0)
+    if not found:
+        return []
+    smoke = is_smoke(kept for one in found for kept in one.trials)
+    with figure(folder, "reading", PAGE, 0.19 * len(found) + 1.2, smoke=smoke) as axes:
         for place, column in enumerate(COLUMNS):
-            marker, color = "os^"[place], (COLORS["local"], COLORS["cdfl"], COLORS["fedsoft"])[place]
-            axes.plot([one.distances[place] for one in found], range(len(found)), marker, color=color, label=column)
+            away = [one.distances[place] for one in found]
+            axes.plot(away, range(len(found)), ls="", color=COLORS["cdfl"], label=column, **MARKERS[column])
+        axes.axvspan(-2, 2, color=PALE, lw=0, zorder=0, label="within 2 SD of the paper")
         axes.set_yticks(range(len(found)), [one.name for one in found])
-        axes.invert_yaxis()
-        axes.set(xlabel="distance from the paper, in its deviations", xscale="symlog")
-        legend(axes, ncols=3)
+        for label, one in zip(axes.get_yticklabels(), found, strict=True):
+            label.set_fontweight("bold" if one.name == TAKEN else "normal")
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        _show_distances(axes, [far for one in found for far in one.distances])
+        legend(axes, ncols=4)
     return ["reading"]
+
+
+def _show_distances(axes, distances: list[float]) -> None:
+    """An axis that shows the furthest of them, and says what names of candidates mean."""
+    axes.set_xscale("symlog", linthresh=2, linscale=1.2)
+    axes.set_xticks([-100, -20, -5, -2, 0, 2, 5, 20, 100])
+    axes.set_xlim(min(-3.0, 1.6 * min(distances)), max(3.0, 1.6 * max(distances)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set_xlabel(
+        "distance from the paper's mean, in its SD\nbold: taken as paper-reading; BASE: the line of that name"
+    )

@@ -24,7 +24,7 @@ from cdfl.core import Hyperparams, paper
 from cdfl.core.hyperparams import BEFORE
 from cdfl.paper import Results
 from cdfl.paper.convex import Regression
-from cdfl.paper.figures import COLORS, PAGE, figure
+from cdfl.paper.figures import PAGE, figure, legend
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.tables import table
 from cdfl.paper.theorem import TIME_MODEL, Steps, needed_rho, summarize, trace_run
@@ -50,6 +50,7 @@ HYPERPARAMS = paper("fashion-mnist-4").replace(
     staleness_hinge="paper",
 )
 CLEARLY = 0.05
+SHADES = ("#A6C8E4", "#74AFD6", "#4292C6", "#1764AB", "#08306B")  # of rho, the larger the darker
 FILE = "theorem1.json"
 
 
@@ -303,8 +304,8 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = _results(results)
     if not found:
         return []
-    with figure(folder, "theorem1", PAGE, 2.1, ncols=3) as axes:
-        for (rho, one), color in zip(found.items(), COLORS.values(), strict=False):
+    with figure(folder, "theorem1", PAGE, 2.3, ncols=3) as axes:
+        for (rho, one), color in zip(found.items(), SHADES, strict=False):
             curve, own = _curve(one), one["clusters"]
             updates = np.arange(1, len(curve) + 1) / len(curve) * _mean(cluster["updates"] for cluster in own)
             axes[0].plot(updates, curve, color=color, label=f"rho = {rho:g}")
@@ -316,7 +317,7 @@ def draw(results: Results, folder: Path) -> list[str]:
             axes[2].plot([far[0], far[-1]], [rho] * 2, "--", lw=0.8, color=color)
         axes[0].set(xlabel="updates of a cluster", ylabel="squared gradient")
         axes[0].set_ylim(bottom=0)
-        axes[0].legend(handlelength=1)
+        legend(axes[0], ncols=len(found))
         axes[1].set(yscale="log", xlabel="rho", title="bound (v), V_1 (-), measured (o)")
         axes[2].set(xscale="log", yscale="log", xlabel="distance ||v - u||", title="rho needed (-), used (--)")
     return ["theorem1"]

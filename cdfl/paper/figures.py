@@ -1,22 +1,29 @@
-"""Pictures one could put into a paper: column width, readable in print, colours that most eyes can tell apart."""
+"""Pictures one could put into a paper: column width, readable in print, colours that most eyes can tell apart.
 
-from collections.abc import Iterator
+A colour means an algorithm, everywhere; what else differs has a line, a marker or a filling of its own.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-# Okabe and Ito's colours, by what they always mean here.
-COLORS = {
+from cdfl.paper.results import Kept
+from cdfl.paper.rows import Row
+
+COLORS = {  # Okabe and Ito's, and a brown
     "cdfl": "#0072B2",
     "fedsoft": "#D55E00",
     "fedasync": "#009E73",
     "fedbuff": "#CC79A7",
     "ifca": "#E69F00",
     "local": "#56B4E9",
-    "local-restart": "#999999",
+    "local-restart": "#6B4423",
     "oracle": "#000000",
-    "paper": "#999999",
 }
+GREY, PALE = "#777777", "#DDDDDD"  # lines and areas to compare with, of no algorithm
 LABELS = {
     "cdfl": "CDFL",
     "fedsoft": "FedSoft-Async",
@@ -27,15 +34,23 @@ LABELS = {
     "local-restart": "Local",
     "oracle": "Oracle",
 }
+LINES = {"before": ":", "after": "-", "cluster": "--"}
+MARKERS: dict[str, dict[str, Any]] = {
+    "before": {"marker": "o", "mfc": "white"},
+    "after": {"marker": "s"},
+    "cluster": {"marker": "^"},
+    "paper-reading": {"marker": "o"},
+    "default": {"marker": "D", "mfc": "white"},
+}
 COLUMN, PAGE = 3.4, 7.0  # inches
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    "legend.fontsize": 8,
     "legend.frameon": False,
+    "figure.titlesize": 8,
+    "figure.labelsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -44,16 +59,51 @@ STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "cdfl",  # the same picture is the same file
 }
+SMOKE = "smoke run: 8x8 digits, not the data named here"
 
 
 def legend(axes: Any, ncols: int) -> None:
-    """One legend for a whole picture, above it, where it hides nothing; from the labels of these axes."""
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=ncols, handlelength=1.5)
+    """One legend for the picture that these axes are in, above it, where it hides nothing; each label once."""
+    found: dict[str, Any] = {}
+    for one in axes.figure.axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    place: Any = {"loc": "outside upper center", "ncols": ncols}
+    axes.figure.legend(found.values(), found.keys(), handlelength=1.8, columnspacing=1.5, **place)
+
+
+def means(axes: Any, at: Sequence[float], trials: Sequence[Sequence[float]], **style: Any) -> None:
+    """The mean over trials at every place, with its deviation where there are several trials; none, no point."""
+    there = [(x, values) for x, values in zip(at, trials, strict=True) if values]
+    bars = [stdev(values) if len(values) > 1 else 0.0 for _, values in there]
+    shown: Any = {"elinewidth": 0.8, "capsize": 1.5, "mew": 0.8} | style
+    axes.errorbar([x for x, _ in there], [fmean(values) for _, values in there], bars, **shown)
+
+
+def rows_below(axes: Any, rows: Sequence[Row]) -> None:
+    """Rows of Table 1 below an axis: how many clusters each has, and the name of the data once for all of them."""
+    data: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        name = row.title.removesuffix(" †").split(" (")[0]
+        data.setdefault(name.replace(" ", "\n", 1) + (" †" if row.stand_in else ""), []).append(place)
+    axes.set_xticks(range(len(rows)), [" ".join(re.findall(r"\(\d+\)", row.title)) for row in rows])
+    axes.xaxis.remove_overlapping_locs = False  # the middle of three names is the place of one
+    axes.set_xticks([fmean(places) for places in data.values()], data.keys(), minor=True)
+    axes.tick_params(axis="x", which="both", length=0)
+    axes.tick_params(axis="x", which="minor", pad=16)
+    for places in data.values():
+        axes.axvline(places[-1] + 0.5, color=GREY, lw=0.4)
+    axes.set_xlim(-0.5, len(rows) - 0.5)
+
+
+def is_smoke(kept: Iterable[Kept]) -> bool:
+    """Whether some of what is shown comes from smoke runs."""
+    return any(one.record["smoke"] for one in kept)
 
 
 @contextmanager
-def figure(folder: Path, name: str, width: float, height: float, **grid: Any) -> Iterator[Any]:
-    """Give the axes of a new picture, and store it as `name`.png and `name`.svg."""
+def figure(folder: Path, name: str, width: float, height: float, *, smoke: bool = False, **grid: Any) -> Iterator[Any]:
+    """Give the axes of a new picture, and store it as `name`.png and `name`.svg; `smoke` is written below it."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,6 +113,8 @@ def figure(folder: Path, name: str, width: float, height: float, **grid: Any) ->
         drawn, axes = pyplot.subplots(figsize=(width, height), layout="constrained", **grid)
         try:
             yield axes
+            if smoke:
+                drawn.supxlabel(SMOKE, style="italic")
             drawn.savefig(folder / f"{name}.png", dpi=200)
             drawn.savefig(folder / f"{name}.svg", metadata={"Date": None})
         finally:

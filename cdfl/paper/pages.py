@@ -20,7 +20,7 @@ short: [docs/paper.md](../docs/paper.md).
 Each result of the paper is one file here, with its claim, settings, machine and cost in its header.
 `cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures;
 `--rows`, `--presets`, `--algorithms` and `--trials` run a part of it; `--smoke` shows in seconds that it works. Where
-only torch and numpy are, `python -m cdfl.paper NAME` does the same.
+only torch, numpy and safetensors are, `python -m cdfl.paper NAME` does the same.
 
 Three presets, no more: `paper` has the printed values literally, with uniform uploads; `paper-reading` is one reading
 of what is not printed, found on FashionMNIST (4) alone; `default` is ours. Accuracies are on data that neither client

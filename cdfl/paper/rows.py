@@ -48,7 +48,7 @@ def _rows() -> list[Row]:
         Row(f"MiniImagenet ({k})", f"mini-imagenet-{k}", f"mini-imagenet-32px-{k}", f"MiniImageNet 32x32 ({k})")
         for k in (2, 3, 4, 6)
     ]
-    rows.append(Row("DigitRecognition", "digit-recognition", "digit-recognition", "digits, fewer plates"))
+    rows.append(Row("DigitRecognition", "digit-recognition", "digit-recognition", "digits with fewer plates"))
     return rows
 
 
