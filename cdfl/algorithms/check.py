@@ -12,7 +12,7 @@ from cdfl.algorithms.base import Algorithm, Assignment, ClientView
 from cdfl.core import Reply, Upload
 from cdfl.plain import plain
 
-SIZE, LEARNED = 6, 5  # entries of a model; the last one is a buffer, mixed like the others but never trained
+SIZE, LEARNED = 6, 5  # entries of a model; the last one is a statistic, mixed like the others but never trained
 ROUNDING = 1e-6
 
 
@@ -25,6 +25,8 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     - the epoch advances by one per upload, and the reply carries it;
     - nothing that is passed in is changed, nor the algorithm itself, and the same inputs give the same outputs;
     - an upload older than `max_staleness` moves nothing; one equal to a current model does no harm;
+    - statistics, behind the first `num_parameters` entries, stay between those that it began with and was sent: past
+      them a variance may be below 0;
     - the proxy sets are looked at only by algorithms that say so (`uses_proxy`);
     - the state is a dataclass of tensors and numbers, which is what a checkpoint can keep;
     - it has a name of its own, by which runs are recorded.
@@ -71,6 +73,7 @@ class _Check:
         for number, model in enumerate(current):
             state, reply = self.one_upload(algorithm, state, reply, number, local_model=model.clone())
         self.one_stale_upload(state, reply)
+        self.same_statistics(2 * uploads)
 
     def one_upload(
         self, algorithm: Algorithm, state: Any, reply: Reply, number: int, local_model: Tensor | None = None
@@ -123,6 +126,22 @@ class _Check:
         _expect(not bool(answer.rates.any()), f"{what} has rates {answer.rates.tolist()}; expected zeros")
         self.check_state(after, epoch=age)
         self.check_reply("server_update", answer, age, age)
+
+    def same_statistics(self, uploads: int) -> None:
+        """Clients that all trained from the first model find the same statistics; their changes add up to more."""
+        eager = copy.copy(self.algorithm)
+        eager.hyperparams = eager.hyperparams.replace(base_rate=1.0, max_staleness=None, staleness_slope=0.0)
+        evaluate = self.evaluate if eager.uses_proxy else self.unexpected
+        state = eager.initial(self.start, evaluate, LEARNED)
+        assignment = eager.assign(state, eager.join(state), self.view())
+        base = assignment.personal_model
+        local_model = torch.cat([base[:LEARNED], base[LEARNED:] - 1])
+        seen = torch.cat([self.start[:, LEARNED:], local_model[None, LEARNED:]])
+        for number in range(uploads):
+            upload = Upload(local_model, assignment.base_epoch, number, mixture=assignment.mixture, base_model=base)
+            state, reply = _called("server_update", eager.server_update, state, upload, assignment, evaluate)
+            _between("cluster_models", eager.cluster_models(state)[:, LEARNED:], seen)
+            _between("the reply's personal_model", reply.personal_model[None, LEARNED:], seen)
 
     # -- what comes out
 
@@ -260,6 +279,17 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 def _finite(what: str, values: Tensor) -> None:
     _expect(bool(torch.isfinite(values).all()), f"{what} is {values.tolist()}; expected finite numbers")
+
+
+def _between(what: str, statistics: Tensor, seen: Tensor) -> None:
+    """Statistics (n, S) lie between the lowest and the highest of those that were seen (m, S)."""
+    lowest, highest = seen.amin(dim=0), seen.amax(dim=0)
+    slack = 100 * ROUNDING  # of float32, summed over a buffer
+    _expect(
+        bool(((statistics >= lowest - slack) & (statistics <= highest + slack)).all()),
+        f"server_update: {what} has statistics {statistics.tolist()}; expected {lowest.tolist()} to "
+        f"{highest.tolist()}, those it began with and was sent: move them towards an upload, not along its change",
+    )
 
 
 def _expect(fine: bool, message: str) -> None:

@@ -16,6 +16,7 @@ class BufferedState:
 
     model: Tensor  # (P,)
     waiting: Tensor  # (P,)
+    num_parameters: int  # leading entries of a vector that are trained; statistics follow
     count: int = 0
     epoch: int = 0
 
@@ -24,7 +25,8 @@ class FedBuff(Algorithm):
     """Clients send changes; the server adds their mean, every `buffer_size` uploads.
 
     The server's step is `base_rate * buffer_size`, at most 1: over a buffer the model then moves about as far as
-    FedAsync's would, so that the two can be compared at one setting.
+    FedAsync's would, so that the two can be compared at one setting. Statistics move towards the mean of the uploads
+    instead: changes of a variance, made from one that has moved since, may add up to one below 0.
     """
 
     name: ClassVar[str] = "fedbuff"
@@ -37,10 +39,15 @@ class FedBuff(Algorithm):
             raise ValueError(f"buffer_size is {buffer_size}; expected a whole number, 1 or more")
         self.buffer_size = buffer_size
 
+    @property
+    def step(self) -> float:
+        """How far the model moves when the buffer is full, as a share of the mean change in it."""
+        return min(1.0, self.hyperparams.base_rate * self.buffer_size)
+
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Begin with the average of the pre-trained models and an empty buffer."""
         model = cluster_models.mean(dim=0)
-        return BufferedState(model, torch.zeros_like(model))
+        return BufferedState(model, torch.zeros_like(model), num_parameters)
 
     def join(self, state: Any) -> Reply:
         """Everybody gets the one model."""
@@ -57,13 +64,15 @@ class FedBuff(Algorithm):
             state = replace(state, epoch=epoch)
             return state, self._reply(state, upload.base_epoch, moved=False, deprecated=True)
         weight = float(staleness_factor(torch.tensor(staleness), self.hyperparams))
-        waiting = state.waiting + weight * (upload.local_model - assignment.personal_model)
+        trained = state.num_parameters
+        # While its buffer fills the model stays, so statistics, counted from it, end up between it and the uploads.
+        base = torch.cat([assignment.personal_model[:trained], state.model[trained:]])
+        waiting = state.waiting + weight * (upload.local_model - base)
         model, count = state.model, state.count + 1
         full = count == self.buffer_size
         if full:
-            step = min(1.0, self.hyperparams.base_rate * self.buffer_size)
-            model, waiting, count = model + step * waiting / count, torch.zeros_like(waiting), 0
-        state = BufferedState(model, waiting, count, epoch)
+            model, waiting, count = model + self.step * waiting / count, torch.zeros_like(waiting), 0
+        state = replace(state, model=model, waiting=waiting, count=count, epoch=epoch)
         return state, self._reply(state, upload.base_epoch, moved=full)
 
     def cluster_models(self, state: Any) -> Tensor:
@@ -72,6 +81,6 @@ class FedBuff(Algorithm):
         return models
 
     def _reply(self, state: BufferedState, base_epoch: int, *, moved: bool, deprecated: bool = False) -> Reply:
-        rates = torch.full((1,), self.hyperparams.base_rate if moved else 0.0, dtype=torch.float64)
+        rates = torch.full((1,), self.step if moved else 0.0, dtype=torch.float64)
         whole = torch.ones(1, dtype=torch.float64)
         return Reply(state.model, state.epoch, whole, rates, state.epoch - base_epoch, deprecated)

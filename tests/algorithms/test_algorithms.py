@@ -99,7 +99,7 @@ def test_fedbuff_waits_until_its_buffer_is_full():
     state, reply = step(algorithm, state, 9.0, reply=first)  # a change of +4 waits
     assert (reply.personal_model.tolist(), reply.rates.tolist(), state.count) == ([5.0], [0.0], 1)
     state, reply = step(algorithm, state, 3.0, reply=first)  # -2: the mean is +1, the step 2 x .25
-    assert (reply.personal_model.tolist(), reply.rates.tolist(), state.count) == ([5.5], [0.25], 0)
+    assert (reply.personal_model.tolist(), reply.rates.tolist(), state.count) == ([5.5], [0.5], 0)
     assert (state.epoch, reply.epoch, reply.staleness) == (2, 2, 2)
     state, reply = step(algorithm, state, 7.5, reply=reply)
     assert state.waiting.tolist() == [2.0]  # what was applied is gone
@@ -122,6 +122,22 @@ def test_fedbuff_fades_refuses_the_old_and_never_oversteps():
     for _ in range(10):
         state, reply = step(whole, state, 9.0, reply=start)
     assert reply.personal_model.tolist() == [9.0]  # 10 x .5 would be beyond the uploads: at most 1
+
+
+def test_fedbuff_takes_no_variance_below_those_that_were_sent():
+    algorithm = FedBuff(HALF.replace(staleness_slope=0.0), buffer_size=10)  # its step is 1
+    start = torch.tensor([[0.0, 1.0]], dtype=torch.float64)  # a weight and a variance
+    state = algorithm.initial(start, forbidden, 1)
+    first = algorithm.assign(state, algorithm.join(state), None)
+    upload = Upload(torch.tensor([0.5, 0.3], dtype=torch.float64), 0)
+    models = []
+    for number in range(30):  # all of them trained from the first model
+        state, reply = algorithm.server_update(state, upload, first, forbidden)
+        if number % 10 == 9:
+            models.append(reply.personal_model.tolist())
+            assert reply.rates.tolist() == [1.0]  # the step that was taken, not the base rate
+    expected = [[0.5, 0.3], [1.0, 0.3], [1.5, 0.3]]  # the weight moves along the changes, the variance to the uploads
+    assert models == [pytest.approx(model) for model in expected]
 
 
 def test_fedsoft_lets_every_sample_vote():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from cdfl.algorithms import ALGORITHMS, CDFL, Algorithm, Assignment, FedAsync, FedBuff, Local, check_algorithm
+from cdfl.algorithms import ALGORITHMS, CDFL, Algorithm, Assignment, FedAsync, FedBuff, Local, Oracle, check_algorithm
 from cdfl.core import Hyperparams
 
 SETTINGS = [
@@ -154,6 +154,23 @@ class KeepsAList(Local):
         return Listed([cluster_models])
 
 
+class AddsStatistics(FedAsync):
+    name = "adds-statistics"
+
+    def server_update(self, state, upload, assignment, evaluate):
+        after, reply = super().server_update(state, upload, assignment, evaluate)
+        moved = state.cluster_models + reply.rates.float() * (upload.local_model - assignment.personal_model)
+        return after.replace(cluster_models=moved), replace(reply, personal_model=moved[0])
+
+
+class OverstepsInReplies(Oracle):
+    name = "oversteps-in-replies"
+
+    def server_update(self, state, upload, assignment, evaluate):
+        state, reply = super().server_update(state, upload, assignment, evaluate)
+        return state, replace(reply, personal_model=2 * upload.local_model - assignment.personal_model)
+
+
 class Nameless(Algorithm):
     name = ""
 
@@ -184,6 +201,8 @@ class SendsTwo(Algorithm):
         (BadVotes, r"mixture is \[0\.89.*\]; expected shares of at least 0 that sum to one"),
         (Dictionary, "the state is a dict; expected a dataclass"),
         (KeepsAList, "the state's models is a list; expected a tensor, a number or None"),
+        (AddsStatistics, r"cluster_models has statistics \[\[-?\d.*\]\]; expected .* towards an upload, not along"),
+        (OverstepsInReplies, "the reply's personal_model has statistics .* expected"),
         (Nameless, "name is ''; expected a word to call it by"),
         (SendsTwo, "models_down is 'two'; expected 'one', 'clusters' or 'none'"),
         (changed_reply(personal_model=lambda reply: reply.personal_model * torch.nan), "expected finite numbers"),
