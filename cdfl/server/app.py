@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from cdfl.server import pages
 from cdfl.server.auth import Access
-from cdfl.server.events import Bell, event_of, stream
+from cdfl.server.events import Bell, EventStream, Streams, event_of, stream
 from cdfl.server.intake import Intake
 from cdfl.server.journal import StoreError, StoreUnavailable
 from cdfl.server.limits import Limits
@@ -29,7 +29,6 @@ from cdfl.wire import (
     DType,
     MalformedError,
     UnauthorizedError,
-    UnavailableError,
     WireError,
     body_parts,
     compress,
@@ -47,7 +46,7 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
     app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, redoc_url=None)
     intake = Intake(session, access, limits)
     session.on_commit = bell.ring
-    streams = asyncio.Semaphore(limits.streams)
+    streams = Streams(limits.streams)
     check_store = _at_most_every(1.0, session.store.check)
 
     @app.get("/v1/model", response_class=Response, **pages.MODEL)
@@ -81,16 +80,8 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
         after = session.state.epoch if told is None else parse_count("Last-Event-ID", told)
         sees_all = access.is_open or access.is_operator(request.headers)
         client_id = None if access.is_operator(request.headers) else (await intake.client(request))[0]
-        if streams.locked():
-            raise UnavailableError(f"{limits.streams} streams are open, no more are; come back later", RETRY_SECONDS)
-
-        async def lines() -> AsyncIterator[str]:
-            async with streams:
-                see = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
-                async for line in stream(session.store, bell, after, see):
-                    yield line
-
-        return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        see = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
+        return EventStream(stream(session.store, bell, after, see), streams)
 
     @app.get("/metrics", response_class=Response, **pages.METRICS)
     async def metrics(request: Request) -> Response:

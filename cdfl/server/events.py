@@ -6,8 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from cdfl.server.journal import Entry, StoreUnavailable
+from cdfl.server.session import RETRY_SECONDS
 from cdfl.server.store import Store
+from cdfl.wire import UnavailableError
 
 PIECE = 100  # entries read at a time
 BEAT_SECONDS = 15.0  # a comment is sent where nothing happens, so that both ends notice a dead connection
@@ -47,6 +52,43 @@ class Bell:
     def _wake(self) -> None:
         for heard in self._waiting:
             heard.set()
+
+
+class Streams:
+    """How many streams are open; no more than `most`. Used on the event loop only."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._open = 0
+
+    def __enter__(self) -> None:
+        """Open one, or refuse: nothing happens between the look and the count."""
+        if self._open >= self.most:
+            raise UnavailableError(f"{self.most} streams are open, no more are; come back later", RETRY_SECONDS)
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self._open -= 1
+
+
+class EventStream(StreamingResponse):
+    """A stream as a response. Refused where too many are open: before its first byte, so as an error like any other.
+
+    It counts as open while it is being sent and no longer, even if the client is gone before the first line is asked
+    for; the generator of the lines would not notice that.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, lines: AsyncIterator[str], streams: Streams) -> None:
+        super().__init__(lines, headers={"Cache-Control": "no-store"})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._streams:
+            await super().__call__(scope, receive, send)
 
 
 async def stream(store: Store, bell: Bell, after: int, see: Callable[[Entry], dict[str, Any]]) -> AsyncIterator[str]:

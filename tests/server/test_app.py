@@ -1,7 +1,11 @@
 """The routes, over real HTTP."""
 
+import asyncio
 import json
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -12,6 +16,8 @@ from cdfl.core import join, personalize
 from cdfl.server.limits import Limits
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup, wait_for
+
+OPERATOR = "of-the-operator"
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +252,34 @@ class TestPages:
         assert {"/v1/model", "/v1/updates", "/v1/status", "/v1/clients/me", "/v1/events"} <= set(page["paths"])
 
 
+@contextmanager
+def asked_at_once(server: Live, count: int) -> Iterator[list[socket.socket]]:
+    """Streams that the server, held up until all are asked for, finds in one round of its loop."""
+    with ExitStack() as stack:
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(count)]
+        for client in clients:
+            stack.enter_context(client)
+        wait_for(lambda: len(server.server.door._open) == count)
+        loop = next(iter(server.server.door._open)).loop
+        held, go_on = threading.Event(), threading.Event()
+        loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(5)))
+        assert held.wait(5)
+        for client in clients:  # as the operator: a client is looked up first, one sooner than another
+            client.sendall(f"GET /v1/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {OPERATOR}\r\n\r\n".encode())
+        go_on.set()
+        yield clients
+
+
+def read_begin(client: socket.socket) -> bytes:
+    """A response up to the first words of its body."""
+    said = b""
+    while not said.endswith((b"}", b"\n\n\r\n")):
+        piece = client.recv(2**16)
+        assert piece, said
+        said += piece
+    return said
+
+
 class TestEvents:
     def listen(self, server, count, **headers):
         """The first events of a stream; beats are passed over."""
@@ -300,6 +334,43 @@ class TestEvents:
             lines = stream.iter_lines()  # held, or httpx would close the stream
             next(lines)
             assert server.refused(httpx.get(f"{server.url}/v1/events", **ask))[0] == 503
+
+    def test_not_too_many_that_come_at_once(self, tmp_path):
+        two = Limits(streams=2)
+        with Live(tmp_path, limits=two, operator_token=OPERATOR) as server, asked_at_once(server, 12) as clients:
+            said = [read_begin(client) for client in clients]
+            opened = [words for words in said if b" 200 " in words]
+            assert len(opened) == 2
+            assert all(b"the epochs after this line are events" in words for words in opened)
+            refused = [words for words in said if b" 503 " in words]
+            assert len(refused) == 10
+            assert all(b"retry-after: " in words and b"2 streams are open" in words for words in refused)
+
+    def test_whoever_hangs_up_leaves_room(self, tmp_path):
+        with Live(tmp_path, limits=Limits(streams=2), operator_token=OPERATOR) as server:
+            with asked_at_once(server, 2) as clients:
+                assert all(b" 200 " in read_begin(client) for client in clients)
+            wait_for(lambda: self.is_let_in(server))
+
+    def test_whoever_hangs_up_before_the_first_word_leaves_room(self, tmp_path):
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            await asyncio.sleep(1)  # the peer does not read yet
+            sent.append(message)
+
+        sent = []
+        headers = [(b"authorization", f"Bearer {OPERATOR}".encode())]
+        scope = {"type": "http", "method": "GET", "path": "/v1/events", "query_string": b"", "headers": headers}
+        with Live(tmp_path, limits=Limits(streams=1), operator_token=OPERATOR) as server:
+            asyncio.run(server.server.config.loaded_app(scope, receive, send))
+            assert sent == []
+            assert self.is_let_in(server)
+
+    def is_let_in(self, server):
+        with server.http.stream("GET", "/v1/events", headers={wire.CLIENT: "ear"}) as answer:
+            return answer.status_code == 200 and next(answer.iter_lines()).startswith(": the epochs")
 
     @pytest.mark.parametrize("text", ["-1", "x", "1.5"])
     def test_an_epoch_that_is_none(self, shared, text):
