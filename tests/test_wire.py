@@ -5,6 +5,7 @@ import json
 import re
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -314,6 +315,14 @@ class TestHeaders:
     def test_replies_that_cannot_be_read(self, headers):
         with pytest.raises(wire.MalformedError, match="CDFL-"):
             wire.ReplyHead.from_headers(headers)
+
+
+def test_every_error_is_listed_where_they_are_told():
+    kinds = {(kind.__name__, str(kind.status)) for kind in wire.WireError.__subclasses__()}
+    assert set(re.findall(r"^  (\w+) +(\d+)  ", wire.errors.__doc__, re.MULTILINE)) == kinds
+    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"\d{3}", " ".join(re.findall(r"^\| (\d{3}[^|]*)", page, re.MULTILINE))))
+    assert told - {"405"} == {status for _, status in kinds}  # 405 is the web framework's
 
 
 def test_every_error_has_its_own_status():

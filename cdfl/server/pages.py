@@ -130,7 +130,7 @@ _WHY = {
     415: "A content type or encoding the server does not read.",
     422: "The tensors do not fit the model or are not finite; or the key was used with another body.",
     429: "Too many requests of this client.",
-    503: "The queue is full, the store is away, or the server is shutting down.",
+    503: "The queue is full, too many streams of events are open, the store is away, or the server shuts down.",
 }
 _COUNT = {"type": "integer", "minimum": 0}
 _NUMBERS = {"type": "string", "pattern": r"^[0-9.e+-]+(,[0-9.e+-]+)*$"}

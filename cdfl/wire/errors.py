@@ -5,6 +5,7 @@ WireError
   UnauthorizedError     401  no token, or one that is unknown or revoked
   ForbiddenError        403  the token of another client
   NotFoundError         404  there is no such thing
+  TooSlowError          408  the body did not come in time
   ConflictError         409  a base epoch this client was never given, or a key that is still in progress
   GoneError             410  the key is known, its reply is no longer kept
   LengthRequiredError   411  a body without a length
