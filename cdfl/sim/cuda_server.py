@@ -102,12 +102,13 @@ class _Held:
 
     def __init__(self, server: GraphServer, state: ServerState) -> None:
         models = state.cluster_models
+        state = _on(models.device, state)  # from a checkpoint only the models come to the device
         self.server = server
         self.num_parameters = state.num_parameters
         self.models = models.clone()  # (K, P)
         self.losses = state.cluster_losses.double().clone()  # (K,)
         self.epochs = state.cluster_epochs.clone()  # (K,)
-        self.usual = state.usual_measures.to(models.device, copy=True)  # (3, K)
+        self.usual = state.usual_measures.clone()  # (3, K)
         self.measures = torch.zeros_like(self.usual)  # (3, K)
         self.local_model = models[0].clone()  # (P,)
         along = server.hyperparams.cluster_step == "along"

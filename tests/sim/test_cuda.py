@@ -1,6 +1,8 @@
 """The GPU's way of training a stack: on a CPU step by step, on a GPU as graphs."""
 
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from cdfl.algorithms import Assignment, make_algorithm
 from cdfl.core import Layout, Upload, client_update, flatten
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
+from cdfl.sim import checkpoint
 from cdfl.sim.clock import Uniform
 from cdfl.sim.cuda import GraphStack, ProxyLosses
-from cdfl.sim.cuda_server import GraphServer
+from cdfl.sim.cuda_server import GraphServer, _Held
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.plain import simulate
 from cdfl.sim.presets import preset_for
@@ -127,6 +130,48 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
         assert (torch.stack(answer.measures).cpu() - torch.stack(reply.measures)).abs().max() < 1e-9
         assert (answer.mixture.cpu() - reply.mixture).abs().max() < 1e-9
         assert bool(expected.usual_measures.any()) == (measures == "relative")
+
+
+@DEVICES
+def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path) -> None:
+    def begin() -> Simulation:
+        task = make_task(device, torch.float32)
+        settings = task.hyperparams
+        stacks = [
+            GraphStack(task.model, task.loss, own, precision="float32")
+            for own in (settings, settings.replace(proximal_strength=0.0))
+        ]
+        algorithm = GraphServer(make_algorithm("cdfl", settings), stacks[0], task.proxy_sets)
+        return Simulation(task, algorithm, Uniform(), Engines(stacks[0], stacks[1], stacks[0], scores_together=7))
+
+    whole = only(begin().events(), Uploaded)
+    stopped = begin()
+    told = list(islice(stopped.events(), 25))
+    assert stopped.bookmark is not None
+    assert stopped.task.start is not None
+    checkpoint.save(tmp_path, stopped.bookmark, stopped.task.start)
+    resumed = begin()
+    bookmark = checkpoint.load(tmp_path, resumed)
+    resumed.resume(bookmark, told)
+    rest = only(resumed.events(), Uploaded)
+    assert len(rest) == 40 - bookmark.state.epoch > 0
+    bound = 1e-3 if device == "cuda" else 0.0  # sums on a GPU come in any order
+    for ours, theirs in zip(rest, whole[-len(rest) :], strict=True):
+        assert (ours.client, ours.epoch, ours.staleness) == (theirs.client, theirs.epoch, theirs.staleness)
+        assert ours.mixture == pytest.approx(theirs.mixture, abs=bound)
+        assert ours.rates == pytest.approx(theirs.rates, abs=bound)
+
+
+def test_the_graph_s_tensors_are_where_the_models_are() -> None:
+    """A checkpoint comes back with its models on a GPU and the rest on the host; "meta" stands for the GPU here."""
+    task = make_task("cpu", torch.float32)
+    stack = GraphStack(task.model, task.loss, task.hyperparams, precision="float32")
+    server = GraphServer(make_algorithm("cdfl", task.hyperparams), stack, task.proxy_sets)
+    state = server.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
+    held = _Held(server, state.replace(cluster_models=state.cluster_models.to("meta")))
+    devices = {name: value.device.type for name, value in vars(held).items() if isinstance(value, torch.Tensor)}
+    assert {"losses", "epochs", "upload_losses"} < set(devices)
+    assert devices == dict.fromkeys(devices, "meta")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
