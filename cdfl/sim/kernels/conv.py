@@ -15,6 +15,7 @@ from torch.nn.grad import conv2d_weight
 from cdfl.sim.kernels.device import ceil_div, power_of_two, runs_triton
 
 Precision = Literal["ieee", "tf32", "bf16"]
+DEAD = 4  # the corner where ReLU's output is zero, so that no gradient passes; a literal in the kernels
 
 
 def conv_relu_pool(
@@ -66,7 +67,7 @@ def conv_relu_pool_torch(images: Tensor, filters: Tensor, bias: Tensor) -> tuple
         best, place = F.max_pool2d(full, 2, return_indices=True)
         row, column = place // full.shape[3], place % full.shape[3]
         pooled.append(best.relu())
-        corners.append(torch.where(best <= 0, 4, row % 2 * 2 + column % 2))
+        corners.append(torch.where(best <= 0, DEAD, row % 2 * 2 + column % 2))
     out, corner = (torch.stack(parts).permute(0, 1, 3, 4, 2).contiguous() for parts in (pooled, corners))
     return out.to(filters.dtype), corner.to(torch.uint8)
 

@@ -3,8 +3,8 @@
 """Triton kernels for `conv_relu_pool`: implicit matrix products that never write the full-size convolution.
 
 A pooling window covers four outputs of the convolution, its *corners* 0..3 in row-major order. The forward kernel
-computes all four in registers and stores only their maximum and, as one byte, the corner it came from, or `DEAD` where
-ReLU cut it off. That byte is all the backward kernels need: the gradient of a corner is the pooled gradient where the
+computes all four in registers and stores only their maximum and, as one byte, the corner it came from, or 4 where ReLU
+cut it off. That byte is all the backward kernels need: the gradient of a corner is the pooled gradient where the
 byte names that corner, and zero elsewhere.
 
 No block size depends on the number of clients and nothing is added atomically: a client's results are the same
@@ -14,8 +14,6 @@ threads read neighbouring addresses.
 """
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
-
-DEAD = 4  # the corner stored where ReLU's output is zero: no gradient passes
 
 
 @jit
