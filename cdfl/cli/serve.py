@@ -62,13 +62,14 @@ def serve(
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with refuse_store():
+        from cdfl.device import find_device
+        from cdfl.memory import keep_freed_memory
         from cdfl.server.auth import Access
-        from cdfl.server.memory import keep_freed_memory
-        from cdfl.server.run import make_server, open_session, serve_until_told, take_port, use_device
+        from cdfl.server.run import make_server, open_session, serve_until_told, take_port
         from cdfl.server.setup import load_setup
         from cdfl.server.store import Store
 
-        keep_freed_memory()
+        keep_freed_memory(512, one_pool=True)
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(
@@ -82,7 +83,7 @@ def serve(
             stall_seconds=stall_seconds,
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
-        chosen = load_setup(setup).with_hyperparams(**parse_settings(setting or [])).to(use_device(device))
+        chosen = load_setup(setup).with_hyperparams(**parse_settings(setting or [])).to(find_device(device))
         chosen.try_out()
         with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
             with _Waiting(console, chosen.num_clusters + 1) as waiting:

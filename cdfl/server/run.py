@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import uvicorn
 
 from cdfl.core import Hyperparams
@@ -148,18 +147,6 @@ def serve_until_told(server: WebServer, session: Session, taken: socket.socket) 
 
 def _ignore(number: int, frame: object) -> None:
     """Nothing is left to do for this signal."""
-
-
-def use_device(name: str) -> str:
-    """The device that was meant, if this machine has it."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise SetupError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise SetupError(f"device is {name!r}, but this machine has no such GPU that torch can use; take 'cpu'")
-    return name
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:

@@ -30,13 +30,14 @@ from cdfl.core import (
     join,
     server_update,
 )
+from cdfl.device import torch_threads
 from cdfl.server.chores import Chores
 from cdfl.server.journal import Entry, StoreDamaged, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
 from cdfl.server.outage import Outage
 from cdfl.server.store import Store
-from cdfl.server.threads import torch_threads, use_torch_threads
+from cdfl.server.threads import use_torch_threads
 from cdfl.server.uploads import Answer, Submission, entry_of, head_of
 from cdfl.wire import ReplyHead, UnavailableError, UnfitError, WireError, body_parts
 

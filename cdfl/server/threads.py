@@ -5,9 +5,7 @@ second thread saves little there, and on a busy machine the two spend many times
 The bits of `core.server_update` do not depend on it.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 
@@ -21,14 +19,3 @@ def use_torch_threads(count: int) -> None:
     """Let torch use so many threads from now on, in the thread that calls this."""
     torch.get_num_threads()  # the first call in a thread takes over the number that was set last, in whatever thread
     torch.set_num_threads(count)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import torch
 
 from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Hyperparams
+from cdfl.device import find_device
 from cdfl.plain import plain
 from cdfl.policy import ALWAYS, POLICIES, Policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
@@ -106,7 +107,7 @@ def configure(
     check_policy(policy)
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
-    device = _usable(device)
+    device = find_device(device)
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"
     check_precision(precision, device)
@@ -261,18 +262,6 @@ def _budget(device: str) -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info()[0] // 2)
     return 2 * 2**30
-
-
-def _usable(device: str) -> str:
-    """The device that was meant, if this machine has it."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ValueError(f"device is {device!r}; expected auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but this machine has no such GPU that torch can use; take 'cpu'")
-    return device
 
 
 def _known(what: str, name: str, names: Mapping[str, object]) -> None:

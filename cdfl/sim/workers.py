@@ -19,8 +19,9 @@ from torch.func import functional_call
 
 from cdfl.core import Hyperparams, Layout, Loss, client_update
 from cdfl.data import to_input
+from cdfl.device import torch_threads
+from cdfl.memory import keep_freed_memory
 from cdfl.sim.engine import DataSet, Training, losses_of
-from cdfl.sim.memory import keep_freed_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,19 +107,8 @@ class Workers:
     def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if self.count == 1 or len(items) == 1:  # nobody else wants the cores
             return [work(item) for item in items]
-        with one_thread():
+        with torch_threads(1):
             return list(self._pool.map(work, items))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let every operation of torch run on the thread that calls it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def pool_first(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams
 from cdfl.server.mistakes import SetupError
-from cdfl.server.run import MAX_HARM, in_service, open_session, use_device
+from cdfl.server.run import MAX_HARM, in_service, open_session
 from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
 
@@ -266,11 +266,3 @@ def test_uploads_are_tested_for_harm_unless_that_is_asked_away():
     assert in_service(Hyperparams(), accept_all=False).max_harm == MAX_HARM
     assert in_service(Hyperparams(max_harm=5), accept_all=False).max_harm == 5
     assert in_service(Hyperparams(max_harm=5), accept_all=True).max_harm is None
-
-
-def test_devices():
-    assert use_device("cpu") == "cpu"
-    assert use_device("auto") in ("cpu", "cuda")
-    for name in ("gpu", "cuda:x", "cuda:99"):
-        with pytest.raises(SetupError, match="device is"):
-            use_device(name)

@@ -9,7 +9,7 @@ from cdfl.data import to_input
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engines import can_stack, draws_random, make_engines
 from cdfl.sim.stack import Stack
-from cdfl.sim.workers import Workers, one_thread
+from cdfl.sim.workers import Workers
 
 from .world import NETWORKS, SETTINGS, assert_same, make_task, run_fast, run_plain
 
@@ -161,18 +161,6 @@ def test_pretraining_forgets_the_proximal_term():
     engines = make_engines(make_task(SETTINGS.replace(proximal_strength=0.7)))
     assert engines.trainer.hyperparams.proximal_strength == 0.7
     assert engines.pretrainer.hyperparams.proximal_strength == 0.0
-
-
-def test_one_thread_is_given_back():
-    def fail():
-        assert torch.get_num_threads() == 1
-        raise RuntimeError("on purpose")
-
-    torch.set_num_threads(2)
-    with pytest.raises(RuntimeError, match="on purpose"), one_thread():
-        fail()
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
 
 
 def test_an_error_in_a_network_comes_out_as_it_is(monkeypatch):

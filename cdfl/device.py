@@ -1,0 +1,36 @@
+"""Where torch computes: on which device, with how many threads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def find_device(name: str) -> str:
+    """The device that was meant, if this machine has it.
+
+    >>> find_device("cpu")
+    'cpu'
+    >>> find_device("tpu")
+    Traceback (most recent call last):
+    ValueError: device is 'tpu'; expected auto, cpu, cuda or cuda:N
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ValueError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name!r}, but this machine has no such GPU that torch can use; take 'cpu'")
+    return name
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads for a while; with 1 every operation runs on the thread that calls it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
