@@ -22,12 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import peers
 from fleet.measure import SEED, measure
 from fleet.server import Server
 from load_table import DISTURBED, RESULTS, runs_of, write_docs
 from machine import commit, machine
-from peers import Contender, Setting, Work
+from peers import Contender, Setting, Work, run_once
+from processes import ROOT
 
 from cdfl.cli.init import EXAMPLE
 from cdfl.server.connections import raise_file_limit
@@ -101,7 +101,7 @@ def others() -> dict[str, Any]:
     """The same exchange in Flower and APPFL, 4 clients, each framework in its own virtual environment."""
     work = Work("cnn", "", (1, 28, 28), samples=0, epochs=1, batch_size=1, clients=4, rounds=5)
     rows = [
-        peers.run_once(contender, setting, work, Path(), peers.ROOT / ".venv-peers")
+        run_once(contender, setting, work, Path(), ROOT / ".venv-peers")
         for contender in (FLOWER, APPFL)
         for setting in contender.settings["exchange"]
     ]

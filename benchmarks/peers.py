@@ -5,7 +5,7 @@ python benchmarks/peers.py --table          print the stored results as a Markdo
 python benchmarks/peers.py --quick          see that everything runs; stores nothing
 
 Each framework runs in a virtual environment of its own, made on first use in --cache from the package index, with the
-torch that cdfl is tested with. The work is in benchmarks/peers/work.py, what each framework does with it beside it.
+torch that cdfl is tested with. benchmarks/contenders has the work (work.py) and what each framework does with it.
 """
 
 import argparse
@@ -13,11 +13,9 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import pairwise
@@ -26,17 +24,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from peers_table import BARE, BARE_AGAIN, DISTURBED, RESULTS, table
+from processes import ROOT, FailedError, last_words, observe, others_cores
 
 from cdfl.data import DataError, load_source
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-RESULTS = HERE / "results" / "peers.json"
 TORCH = "torch==2.13.0"
-TIME_LIMIT = 300  # seconds for one run
-DISTURBED = 0.1  # cores that other processes may use while somebody is measured; else it is measured again
 TRIES = 3
-BARE, BARE_AGAIN = "bare PyTorch loop", "bare PyTorch loop, again at the end"
 
 
 @dataclass(frozen=True)
@@ -142,20 +137,6 @@ CONTENDERS = [
 ]
 
 
-class FailedError(Exception):
-    """A contender that cannot be installed or does not run; the text is its own last words."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a run used at one moment."""
-
-    time: float
-    memory: float  # MB of all its processes
-    own: float  # CPU seconds of all its processes, so far
-    busy: float  # CPU seconds of everything on this machine
-
-
 # -- virtual environments
 
 
@@ -185,13 +166,6 @@ def call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise FailedError(last_words(done.stderr))
-
-
-def last_words(text: str) -> str:
-    """What a process said at last, without the paths of this machine."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "rror" in line] or lines
-    return " / ".join(line[:300] for line in errors[-2:]).replace(str(ROOT), ".").replace(str(Path.home()), "~")
 
 
 # -- data
@@ -241,7 +215,9 @@ def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cac
             job = Path(folder) / "job.json"
             values = {name: value for name, value in asdict(work).items() if name != "source"}
             job.write_text(json.dumps({**values, "data": str(data), "setting": setting.options}))
-            result, samples, started = observe([str(python), str(HERE / "peers" / contender.script), str(job)], folder)
+            result, samples, started = observe(
+                [str(python), str(HERE / "contenders" / contender.script), str(job)], folder
+            )
     except FailedError as failure:
         return {**row, "error": str(failure)}
     ends = result["round_ends"]
@@ -266,103 +242,6 @@ def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cac
         "versions": result["versions"],
         **({"notes": notes} if notes else {}),
     }
-
-
-def others_cores(samples: list[Sample]) -> float | None:
-    """Cores that other processes used meanwhile: with one of two taken, two threads that wait for each other crawl."""
-    if len(samples) < 2:
-        return None
-    first, last = samples[0], samples[-1]
-    others = (last.busy - first.busy) - (last.own - first.own)
-    return round(max(0.0, others / (last.time - first.time)), 2)
-
-
-def observe(command: list[str], folder: str) -> tuple[dict[str, Any], list[Sample], float]:
-    """Run a script and watch it: its one line of JSON, a sample every second, and when it began."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),  # for cdfl.models
-        "TMPDIR": folder,
-        "RAY_TMPDIR": folder,
-        "RAY_worker_niceness": "0",  # Ray's workers would yield to anything else that runs; nobody else's do
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "WANDB_MODE": "disabled",
-    }
-    out, err = Path(folder) / "out", Path(folder) / "err"
-    samples: list[Sample] = []
-    used: dict[int, float] = {}  # CPU seconds by process, those that have ended included
-    started = time.time()
-    with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen([*loopback_only(), *command], cwd=folder, env=env, stdout=stdout, stderr=stderr)
-        while process.poll() is None:
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                members = family(process.pid)
-                used.update({pid: max(cpu_seconds(pid), used.get(pid, 0.0)) for pid in members})
-                samples.append(Sample(time.time(), sum(map(resident_mb, members)), sum(used.values()), busy_seconds()))
-            if time.time() - started > TIME_LIMIT:
-                for pid in family(process.pid):
-                    os.kill(pid, signal.SIGKILL)
-                process.wait()
-                raise FailedError(f"it was not done after {TIME_LIMIT} seconds")
-    lines = [line for line in out.read_text(errors="replace").splitlines() if line.startswith("{")]
-    if process.returncode or not lines:
-        raise FailedError(last_words(err.read_text(errors="replace")) or f"it ended with status {process.returncode}")
-    return json.loads(lines[-1]), samples, started
-
-
-def loopback_only() -> list[str]:
-    """A prefix that runs a command with a network of its own that ends at this machine, where the system allows it.
-
-    Ray and torch.distributed listen on every address they find.
-    """
-    prefix = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    works = shutil.which("unshare") and not subprocess.run([*prefix, "true"], capture_output=True).returncode
-    return prefix if works else []
-
-
-def family(pid: int) -> list[int]:
-    """A process and all its descendants, as /proc knows them."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-        children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for member in found:
-        found.extend(children.get(member, []))
-    return found
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of one process; pages that processes share count for each."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that one process has used."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def busy_seconds() -> float:
-    """CPU time that this machine has used for anything."""
-    try:
-        user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
-    except OSError:
-        return 0.0
-    return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
 
 
 def machine() -> dict[str, Any]:
@@ -394,71 +273,6 @@ def measure(contenders: list[Contender], works: dict[str, Work], data_dir: Path 
                     print(f"{name}: {contender.name}, {setting.name}: {said}", file=sys.stderr)
     results["machine"]["load_after"] = round(os.getloadavg()[0], 2)
     return results
-
-
-# -- table
-
-
-def table(results: dict[str, Any]) -> str:
-    """The results as Markdown: the best setting of each contender, the others named."""
-    on = results["machine"]
-    parts = [
-        f"Measured on {on['date']}: {on['cores']} cores of {on['cpu']}, Python {on['python']}, torch {on['torch']}. "
-        "Rounds of federated averaging; medians over rounds, lowest and highest in brackets; the first round is not "
-        "measured. Memory is that of all processes of a contender, after the first and after the last round.",
-    ]
-    for name, work in results["works"].items():
-        rows = [row for row in results["rows"] if row["work"] == name]
-        bare = [row["rate"] for row in rows if row["contender"] in (BARE, BARE_AGAIN) and "rate" in row]
-        parts += [
-            "",
-            f"`{name}`, each client {work['samples']:,} images ({work['images']}), {work['epochs']} local "
-            f"epoch{'s' if work['epochs'] > 1 else ''}, batches of {work['batch_size']}, float32:",
-            "",
-            "| | client trainings a second | against the bare loop | memory (MB) | first round done after |",
-            "|---|---|---|---|---|",
-        ]
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for row in rows:
-            groups.setdefault(row["contender"], []).append(row)
-        for tried in groups.values():
-            parts.append(line(tried, sum(bare) / len(bare) if bare else None))
-    notes = dict.fromkeys(f"- {row['contender']}: {note}." for row in results["rows"] for note in row.get("notes", []))
-    if any(is_disturbed(row) for row in results["rows"]):
-        notes["- (!) Other processes took more than a tenth of a core meanwhile: do not compare."] = None
-    return "\n".join([*parts, *(["", *notes] if notes else []), ""])
-
-
-def is_disturbed(row: dict[str, Any]) -> bool:
-    """Whether others took the cores while this was measured, in every try."""
-    return (row.get("others_cores") or 0.0) > DISTURBED
-
-
-def line(tried: list[dict[str, Any]], bare: float | None) -> str:
-    """One row of the table for all settings of one contender."""
-    best = max(tried, key=lambda row: row.get("rate", -1.0))
-    others = [
-        f"{row['setting']}: {row['rate']:.2f}{' (!)' * is_disturbed(row)}"
-        if "rate" in row
-        else f"{row['setting']}: failed ({row['error']})"
-        for row in tried
-        if row is not best
-    ]
-    if "rate" not in best:
-        return f"| {best['contender']} | did not run: {best['error']} | | | |"
-    own = {"Flower": "flwr", "pfl-research": "pfl", "APPFL": "appfl"}.get(best["contender"].partition(",")[0], "")
-    title, comma, rest = best["contender"].partition(",")
-    title += f" {best['versions'][own]}{comma}{rest}" if own else comma + rest
-    also = f" (also tried: {'; '.join(others)})" if others else ""
-    memory = best["rss_mb"]
-    cells = [
-        f"{title}; {best['setting']}{also}",
-        f"**{best['rate']:.2f}** ({min(best['rates']):.2f}-{max(best['rates']):.2f}){' (!)' * is_disturbed(best)}",
-        f"{best['rate'] / bare:.2f}x" if bare else "",
-        f"{memory['begin']:,} to {memory['end']:,}" if memory["begin"] is not None else f"{memory['peak']:,}",
-        f"{best['first_round_after_s']:.1f} s",
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peers_table
+
 from cdfl.scenarios import load_scenario
 
 HERE = Path(__file__).resolve().parent
@@ -110,10 +112,8 @@ def peers(name: str) -> str:
     path = RESULTS / "peers.json"
     if not path.exists():
         return "Not measured yet.\n"
-    import peers as peers_benchmark
-
     results = json.loads(path.read_text())
-    return f"{str(peers_benchmark.table(results)).rstrip()}\n\n{results.get('provenance', '')}".rstrip() + "\n"
+    return f"{peers_table.table(results).rstrip()}\n\n{results.get('provenance', '')}".rstrip() + "\n"
 
 
 def _seconds(run: dict[str, Any], uploads: int) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from fleet.clients import Client, Idlers, Tally, exchange, make_clients
 from fleet.server import Sample, Server
-from peers import Sample as Usage
-from peers import others_cores
+from processes import Sample as Usage
+from processes import others_cores
 
 STAGES = ("receive", "decode", "evaluate", "apply", "commit")
 SEED = 0

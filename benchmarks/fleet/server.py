@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from peers import busy_seconds, cpu_seconds, resident_mb
+from processes import busy_seconds, cpu_seconds, resident_mb
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdfl.cli.stores import open_tokens
