@@ -9,9 +9,8 @@ Machine: one CPU core, float64. Cost: about three minutes.
     cdfl paper theorem1
 """
 
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ HYPERPARAMS = paper("fashion-mnist-4").replace(
 )
 CLEARLY = 0.05
 SHADES = ("#A6C8E4", "#74AFD6", "#4292C6", "#1764AB", "#08306B")  # of rho, the larger the darker
-FILE = "theorem1.json"
 
 
 def settings(smoke: bool) -> dict[str, Any]:
@@ -75,11 +73,11 @@ def settings(smoke: bool) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, smoke: bool, tell: Callable[[str], None] = print) -> None:
+def measure(results: Results, smoke: bool, tell: Callable[[str], None] = print) -> None:
     """Run every rho that is not there with these settings; each is on disk before the next begins."""
-    path, asked = folder / FILE, settings(smoke)
+    asked = settings(smoke)
     rhos = RHOS[:SMOKE_RHOS] if smoke else RHOS
-    done = _found(path, asked)
+    done = _found(results, asked)
     missing = [rho for rho in rhos if str(rho) not in done]
     tell(f"{len(rhos)} rho, {len(rhos) - len(missing)} of them are there")
     if not missing:
@@ -92,32 +90,21 @@ def measure(folder: Path, smoke: bool, tell: Callable[[str], None] = print) -> N
         seconds = round(time.monotonic() - begun, 1)
         header = {"machine": machine() | versions(), "commit": commit(), "seconds": seconds}
         done[str(rho)] = header | measured
-        in_order = {str(one): done[str(one)] for one in rhos if str(one) in done}
-        _write(path, {"experiment": "theorem1", "settings": asked, "rho": in_order})
+        results.add_measured("theorem1", asked, rho=done)
         tell(f"{number} of {len(missing)}: rho {rho:g}, {seconds:.0f} s")
 
 
-def _found(path: Path, *asked: dict[str, Any]) -> dict[str, Any]:
-    """What a file holds of each rho, if it is of settings that are asked for."""
-    stored = _read(path)
-    return stored["rho"] if stored is not None and any(_is_of(stored, one) for one in asked) else {}
+def _found(results: Results, *asked: dict[str, Any]) -> dict[str, Any]:
+    """What is there of each rho, if it is of settings that are asked for."""
+    stored = results.measured("theorem1")
+    return dict(stored["rho"]) if stored is not None and any(_is_of(stored, one) for one in asked) else {}
 
 
-def _is_of(stored: dict[str, Any], asked: dict[str, Any]) -> bool:
+def _is_of(stored: Mapping[str, Any], asked: dict[str, Any]) -> bool:
     """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
-    then = stored.get("settings", {})
+    then = stored["settings"]
     hyperparams = plain(asdict(Hyperparams())) | BEFORE | then.get("hyperparams", {})
     return {**then, "hyperparams": hyperparams} == asked
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _write(path: Path, stored: dict[str, Any]) -> None:
-    begun = path.with_suffix(".json.new")
-    begun.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    begun.replace(path)
 
 
 def _measure(
@@ -238,7 +225,7 @@ def verdict(results: Results) -> str:
 
 def _line(found: dict[float, dict[str, Any]], results: Results) -> str:
     """Where the numbers come from."""
-    told = (_read(results.folder / FILE) or {})["settings"]
+    told = (results.measured("theorem1") or {})["settings"]
     machines = {
         f"{one['machine']['cpu']}, torch {one['machine']['torch']}, {one['machine']['date']}" for one in found.values()
     }
@@ -252,9 +239,9 @@ def _line(found: dict[float, dict[str, Any]], results: Results) -> str:
 
 
 def _results(results: Results) -> dict[float, dict[str, Any]]:
-    """What is known of each rho; a file of other settings is no result."""
-    found = _found(results.folder / FILE, settings(smoke=False), settings(smoke=True))
-    return {float(rho): one for rho, one in found.items()}
+    """What is known of each rho; what was measured with other settings is no result."""
+    found = _found(results, settings(smoke=False), settings(smoke=True))
+    return {rho: found[str(rho)] for rho in RHOS if str(rho) in found}
 
 
 def _all_falls(one: dict[str, Any]) -> list[float]:

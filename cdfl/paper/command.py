@@ -73,11 +73,11 @@ def perform(
     experiment = load_experiment(name)
     folder = out or (SMOKE_FOLDER if how.smoke else FOLDER)
     results = Results(folder)
+    results.expect(smoke=how.smoke)
     try:
         if experiment.measure is not None:
             _refuse_options(name, how, trials, only)
-            folder.mkdir(parents=True, exist_ok=True)
-            experiment.measure(folder, how.smoke, tell)
+            experiment.measure(results, how.smoke, tell)
         else:
             run_missing(_cells(experiment, how, trials, only), results, how, tell)
     except (KeyboardInterrupt, UnfinishedError) as error:

@@ -4,8 +4,8 @@ An experiment is a Python file with a docstring (its claim, settings, machine an
 
 - `NUMBER`: its place in lists;
 - `TRIALS`: how many seeds it takes, if not told otherwise; `SMOKE_ROWS`: the scenarios that a smoke run takes;
-- `cells(trials)`: the cells it is made of; or `measure(folder, smoke, tell)`, which runs something else into a result
-  file, or the rest of it;
+- `cells(trials)`: the cells it is made of; or `measure(results, smoke, tell)`, which adds something else to results,
+  or the rest of it;
 - `report(results)`: its tables and what they say, as Markdown, from what is there; `verdict(results)`: in a sentence or
   two, for the page that sums all up;
 - `draw(results, folder)`: its pictures; gives the names of the files, less their endings.
@@ -32,7 +32,7 @@ class Experiment:
     trials: int
     smoke_rows: Sequence[str]
     cells: Callable[[int], Sequence[Cell]]
-    measure: Callable[[Path, bool, Tell], None] | None
+    measure: Callable[[Results, bool, Tell], None] | None
     report: Callable[[Results], str]
     verdict: Callable[[Results], str]
     draw: Callable[[Results, Path], Sequence[str]]

@@ -1,11 +1,14 @@
-"""The file of a scenario's results: runs with all their settings, and in each its cells."""
+"""Files of results: the runs of a scenario with all their settings and cells, or what an experiment measured."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 FILE = {"scenario", "runs"}
+MEASURED = {"experiment", "settings"}
 RUN = {
     "preset", "changes", "config", "device", "precision", "machine", "commit", "seconds", "together", "processes",
     "smoke", "cells",
@@ -14,32 +17,55 @@ CELL = {"algorithm", "seed", "end"}
 REMEDY = "move it away, or take another folder"
 
 
-def read_runs(path: Path) -> list[dict[str, Any]] | None:
-    """The runs in a file; None if it holds the result of an experiment that is not made of cells."""
+def read_file(path: Path) -> dict[str, Any]:
+    """What a file holds: `runs`; or `experiment` and what that measured, if it is not made of cells."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); {REMEDY}") from None
-    if isinstance(content, dict) and "experiment" in content:
-        return None
-    _expect(FILE, content, path)
-    if content["scenario"] != path.stem:
-        raise ValueError(
-            f"{path} holds results of {content['scenario']}; name it {content['scenario']}.json, or {REMEDY}"
-        )
-    runs: list[dict[str, Any]] = content["runs"]
-    for run in runs:
+    is_measured = isinstance(content, dict) and "experiment" in content
+    _expect(MEASURED if is_measured else FILE, content, path)
+    name = content["experiment" if is_measured else "scenario"]
+    if name != path.stem:
+        raise ValueError(f"{path} holds results of {name}; name it {name}.json, or {REMEDY}")
+    for run in content.get("runs", []):
         _expect(RUN, run, path)
         for cell in run["cells"]:
             _expect(CELL, cell, path)
-    return runs
+    return content
 
 
 def write_runs(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write a file in one step: interrupted, the old one is still there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """The file of a scenario."""
+    _write(path, _text(path.stem, runs))
+
+
+def write_measured(path: Path, content: Mapping[str, Any]) -> None:
+    """The file of an experiment that is not made of cells."""
+    _write(path, json.dumps(content, indent=1) + "\n")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A folder for this command alone, after all others; where there are no such locks, trust the user."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def _write(path: Path, text: str) -> None:
+    """In one step: interrupted, the old file is still there."""
     begun = path.with_suffix(".json.new")
-    begun.write_text(_text(path.stem, runs), encoding="utf-8")
+    begun.write_text(text, encoding="utf-8")
     begun.replace(path)
 
 

@@ -1,7 +1,11 @@
-"""A folder of results: one JSON file a scenario, in it what was run together, and every cell of it."""
+"""A folder of results: one JSON file a scenario, in it what was run together, and every cell of it.
+
+What an experiment measured that is not made of cells has a file of its own.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,11 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Hyperparams
 from cdfl.core.hyperparams import BEFORE
 from cdfl.paper.cells import Cell, resolve
-from cdfl.paper.result_file import read_runs, write_runs
+from cdfl.paper.result_file import locked, read_file, write_measured, write_runs
 from cdfl.sim.run import RunConfig
 
 EVERYTHING = frozenset(asdict(Hyperparams()))
+KINDS = {True: "smoke runs", False: "results of full runs"}
 NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
 
 
@@ -55,12 +60,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, list[dict[str, Any]]] = {}
-        for path in sorted(folder.glob("*.json")):
-            runs = read_runs(path)
-            if runs is not None:
-                self._files[path.stem] = runs
-        self._index()
+        self._read()
 
     def __iter__(self) -> Iterator[Kept]:
         return iter(self._kept.values())
@@ -88,28 +88,71 @@ class Results:
         found = [kept.end[column] for kept in self.trials(scenario, preset, algorithm, changes)]
         return [value for value in found if value is not None]
 
+    def measured(self, experiment: str) -> Mapping[str, Any] | None:
+        """What an experiment measured that is not made of cells."""
+        return self._measured.get(experiment)
+
+    @property
+    def smoke(self) -> bool:
+        """Whether these are smoke runs."""
+        return bool(self._named(smoke=True))
+
+    def expect(self, *, smoke: bool) -> None:
+        """Refuse a folder of smoke runs for results, and the other way round: they would take each other's places."""
+        others = self._named(smoke=not smoke)
+        if others:
+            shown = f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''}"
+            there = f"{self.folder} holds {KINDS[not smoke]} ({shown})"
+            raise ValueError(
+                f"{there}, which are not mixed with {KINDS[smoke]}; name another folder, with --out or --add"
+            )
+
     def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
         """Keep cells that were run together, with what is true of all of them; older ones of the same name go."""
-        self._drop([cell for cell, _, _ in cells])
-        for cell, config, kept in cells:
-            described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
-            runs = self._files[cell.scenario]
-            same = [run for run in runs if {**run, "cells": None} == {**described, "cells": None}]
-            if not same:
-                runs.append({**described, "cells": []})
-                same = runs[-1:]
-            same[0]["cells"].append({"algorithm": cell.algorithm, "seed": cell.seed, **kept})
-        for scenario in {cell.scenario for cell, _, _ in cells}:
-            self._write(scenario)
-        self._index()
+        with self._changed(smoke=header["smoke"]):
+            self._drop([cell for cell, _, _ in cells])
+            for cell, config, kept in cells:
+                described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
+                runs = self._files[cell.scenario]
+                same = [run for run in runs if {**run, "cells": None} == {**described, "cells": None}]
+                if not same:
+                    runs.append({**described, "cells": []})
+                    same = runs[-1:]
+                same[0]["cells"].append({"algorithm": cell.algorithm, "seed": cell.seed, **kept})
+            for scenario in {cell.scenario for cell, _, _ in cells}:
+                self._write(scenario)
+
+    def add_measured(self, experiment: str, settings: Mapping[str, Any], **parts: Mapping[str, Any]) -> None:
+        """Keep what an experiment measured, by the names of its parts; what is there with other settings goes."""
+        with self._changed(smoke=settings["smoke"]):
+            self._add_measured({"experiment": experiment, "settings": settings, **parts})
 
     def take(self, other: "Results") -> None:
-        """Keep everything from another folder, as from another machine; cells of the same name go."""
-        self._drop([kept.cell for kept in other])
-        for scenario, runs in other._files.items():
-            self._files.setdefault(scenario, []).extend(runs)
-            self._write(scenario)
+        """Keep everything from another folder, as from another machine; what is here by the same name goes."""
+        with self._changed(smoke=other.smoke):
+            self._drop([kept.cell for kept in other])
+            for scenario, runs in other._files.items():
+                self._files.setdefault(scenario, []).extend(runs)
+                self._write(scenario)
+            for content in other._measured.values():
+                self._add_measured(content)
+
+    @contextmanager
+    def _changed(self, *, smoke: bool) -> Iterator[None]:
+        """The folder as it is now, which another command may have added to, to be changed by this one alone."""
+        with locked(self.folder):
+            self._read()
+            self.expect(smoke=smoke)
+            yield
         self._index()
+
+    def _add_measured(self, content: Mapping[str, Any]) -> None:
+        name, there = content["experiment"], self._measured.get(content["experiment"], {})
+        if there.get("settings") == content["settings"]:
+            parts = {part: {**there.get(part, {}), **own} for part, own in content.items() if isinstance(own, Mapping)}
+            content = {**content, **parts}
+        self._measured[name] = content
+        write_measured(self.folder / f"{name}.json", content)
 
     def _drop(self, cells: Sequence[Cell]) -> None:
         names = {cell.key for cell in cells}
@@ -121,6 +164,23 @@ class Results:
 
     def _write(self, scenario: str) -> None:
         write_runs(self.folder / f"{scenario}.json", self._files[scenario])
+
+    def _read(self) -> None:
+        self._files: dict[str, list[dict[str, Any]]] = {}
+        self._measured: dict[str, Mapping[str, Any]] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            content = read_file(path)
+            if "experiment" in content:
+                self._measured[path.stem] = content
+            else:
+                self._files[path.stem] = content["runs"]
+        self._index()
+
+    def _named(self, *, smoke: bool) -> list[str]:
+        """The files that hold smoke runs, or those that hold other results."""
+        runs = [name for name, runs in self._files.items() if any(run["smoke"] is smoke for run in runs)]
+        others = [name for name, one in self._measured.items() if one["settings"]["smoke"] is smoke]
+        return [f"{name}.json" for name in (*runs, *others)]
 
     def _index(self) -> None:
         self._kept: dict[str, Kept] = {}

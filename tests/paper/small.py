@@ -6,6 +6,8 @@ from typing import Any
 
 from cdfl.paper import Cell, Results, resolve
 from cdfl.paper.digest import digest
+from cdfl.paper.experiment import load_experiment
+from cdfl.paper.folder import experiments_folder
 from cdfl.record import Clusters, Event, Started, Uploaded
 from cdfl.sim.metrics import summarize
 
@@ -34,10 +36,19 @@ def events(num_clients: int, rounds: int, **values: Any) -> list[Event]:
     return [*told, summarize(told, num_clients)]
 
 
-def keep(results: Results, cell: Cell, header: dict[str, Any] | None = None, **values: Any) -> None:
+def keep(results: Results, cell: Cell, header: dict[str, Any] | None = None, *, rounds: int = 6, **values: Any) -> None:
     """Add a cell with made-up events."""
-    kept = digest(events(4, 6, **values), 4, updates=True, mixtures=True)
-    results.add([(cell, resolve(cell, "cpu"), kept)], header or HEADER)
+    header = header or HEADER
+    kept = digest(events(4, rounds, **values), 4, updates=True, mixtures=True)
+    results.add([(cell, resolve(cell, "cpu", smoke=header["smoke"]), kept)], header)
+
+
+def keep_theorem(results: Results, *rhos: str, smoke: bool = False) -> None:
+    """Add what Theorem 1's experiment would measure, with the numbers of its stored result."""
+    stored = Results(experiments_folder() / "results").measured("theorem1")
+    assert stored is not None
+    settings = load_experiment("theorem1").report.__globals__["settings"]
+    results.add_measured("theorem1", settings(smoke), rho={rho: stored["rho"][rho] for rho in rhos})
 
 
 def empty(folder: Path) -> Results:

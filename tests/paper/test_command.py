@@ -9,7 +9,7 @@ from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How
 
-from .small import empty, keep
+from .small import HEADER, empty, keep
 
 SMOKE = How(device="cpu", smoke=True, commit="abc")
 
@@ -30,6 +30,19 @@ def test_what_an_experiment_without_cells_would_not_look_at_is_refused_first(tmp
     with pytest.raises(ValueError, match=f"theorem1 is one computation on the CPU.*; leave {option} away"):
         perform("theorem1", how, tmp_path / "out", trials, only, print)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["overhead", "theorem1"])
+@pytest.mark.parametrize("smoke", [True, False])
+def test_smoke_runs_and_results_are_told_apart_before_anything_runs(tmp_path, name, smoke):
+    results: Results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-4", "default"), HEADER | {"smoke": smoke})
+    before = sorted(tmp_path.iterdir())
+    told: list[str] = []
+    with pytest.raises(ValueError, match=r"\(fashion-mnist-4.json\), which are not mixed.*with --out or --add"):
+        perform(name, How("cpu", smoke=not smoke), tmp_path, tell=told.append)
+    assert told == []
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_names_are_looked_for_in_what_the_others_leave():

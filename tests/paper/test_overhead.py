@@ -61,9 +61,10 @@ def test_what_runs_counted_is_what_is_encoded_less_its_names(row):
 
 
 def keep_pair(results: Results, ours: dict[str, int], theirs: dict[str, int], seed: int = 0) -> None:
-    for name, values in (("cdfl", ours), ("fedsoft", theirs)):
-        cell = Cell("fashion-mnist-4", "paper-reading", name, seed)
+    cells = [Cell("fashion-mnist-4", "paper-reading", name, seed) for name in ("cdfl", "fedsoft")]
+    for cell in cells:
         keep(results, cell)
+    for cell, values in zip(cells, (ours, theirs), strict=True):
         end = results.find(cell).digest["end"]
         end.pop("trained", None)
         end.update(uploads=10, server_flops=0, **values)

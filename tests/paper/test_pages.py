@@ -8,9 +8,9 @@ from cdfl.paper import Cell, Results, resolve
 from cdfl.paper.experiment import list_experiments
 from cdfl.paper.figures import LABELS
 from cdfl.paper.folder import experiments_folder
-from cdfl.paper.pages import BLOCK, readme, with_blocks
+from cdfl.paper.pages import BLOCK, readme, with_blocks, write_pages
 
-from .small import empty, keep
+from .small import HEADER, empty, keep, keep_theorem
 
 FOLDER = experiments_folder()
 ROOT = FOLDER.parent
@@ -74,6 +74,39 @@ def test_a_changed_number_changes_the_readme(tmp_path):
     first = readme(results)
     keep(results, Cell("fashion-mnist-4", "paper-reading"), after=0.701)
     assert readme(results) != first
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout of its own, with a result and a page."""
+    folder = tmp_path / "experiments"
+    monkeypatch.setattr("cdfl.paper.pages.experiments_folder", lambda: folder)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "paper.md").write_text("Words.\n")
+    keep(empty(folder / "results"), Cell("fashion-mnist-4", "paper-reading"))
+    return tmp_path
+
+
+def test_all_results_of_a_folder_are_added(checkout):
+    other = empty(checkout / "other")
+    keep(other, Cell("fashion-mnist-4", "paper-reading", seed=1))
+    keep_theorem(other, "0.1", "1.0")
+    write_pages(lambda line: None, [other.folder])
+    results = Results(checkout / "experiments" / "results")
+    assert len(results.trials("fashion-mnist-4", "paper-reading")) == 2
+    assert list(results.measured("theorem1")["rho"]) == ["0.1", "1.0"]
+    assert "The bound is vacuous" in (checkout / "experiments" / "README.md").read_text()
+
+
+def test_smoke_runs_are_not_added(checkout):
+    other = empty(checkout / "other")
+    keep(other, Cell("fashion-mnist-4", "paper-reading"), HEADER | {"smoke": True})
+    with pytest.raises(
+        ValueError, match=r"experiments/results holds results of full runs .* not mixed with smoke runs"
+    ):
+        write_pages(lambda line: None, [other.folder])
+    assert not (checkout / "experiments" / "README.md").exists()
+    assert not Results(checkout / "experiments" / "results").smoke
 
 
 def test_blocks_are_written_and_the_rest_is_left(tmp_path):

@@ -139,9 +139,7 @@ def test_both_presets_are_in_the_verdict_on_adaptation(tmp_path):
         for seed in (0, 1):
             for algorithm, after in (("cdfl", 0.6), ("fedsoft", theirs)):
                 cell = Cell("fashion-mnist-4-sudden", preset, algorithm, seed)
-                keep(results, cell)
-                curves = {"clients": [4] * 20, "before": [0.5] * 20, "held": [0.4] * 20, "after": [after] * 20}
-                results.find(cell).digest["updates"] |= curves
+                keep(results, cell, rounds=20, before=0.5, held=0.4, after=after)
     ours, theirs = load_experiment("adaptation").verdict(results).splitlines()
     assert ours.startswith("- FashionMNIST (4), `default` (2 trials): a jump costs CDFL's old model .200; .100 are")
     assert "that reply is below FedSoft-Async; more than one upload to recover: nobody" in ours

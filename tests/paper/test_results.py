@@ -1,12 +1,15 @@
 """A folder of results: what is found again, and what is not."""
 
 import json
+import re
+import threading
 
 import pytest
 
 from cdfl.paper import Cell, Results, resolve
+from cdfl.paper.result_file import locked
 
-from .small import HEADER, empty, keep
+from .small import HEADER, empty, keep, keep_theorem
 
 CELL = Cell("fashion-mnist-4", "default")
 
@@ -18,7 +21,7 @@ def test_what_was_kept_is_found_again(tmp_path):
     keep(results, Cell("fashion-mnist-4", "default", changes={"proxy": 500}), after=0.9)
     keep(results, Cell("fashion-mnist-4", "paper"), after=0.8)
     again = Results(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fashion-mnist-4.json"]
+    assert sorted(path.name for path in tmp_path.glob("*.json*")) == ["fashion-mnist-4.json"]
     assert again.values("after", "fashion-mnist-4", "default") == [0.5, 0.6]  # in the order of the seeds
     assert again.values("after", "fashion-mnist-4", "default", changes={"proxy": 500}) == [0.9]
     assert again.values("after", "fashion-mnist-4", "paper") == [0.8]
@@ -69,6 +72,80 @@ def test_results_of_another_machine_are_added_and_take_the_place_of_old_ones(tmp
         assert results.values("after", "digits-4", "default") == [0.4]
 
 
+def test_what_was_measured_on_another_machine_is_added_too(tmp_path):
+    here, there = empty(tmp_path / "here"), empty(tmp_path / "there")
+    keep_theorem(there, "0.1", "1.0")
+    here.take(there)
+    assert Results(tmp_path / "here").measured("theorem1") == Results(tmp_path / "there").measured("theorem1")
+    keep_theorem(there, "10.0")  # of the same settings: beside the others
+    part = empty(tmp_path / "part")
+    keep_theorem(part, "0.01")
+    for other in (there, part):
+        here.take(other)
+    assert list(Results(tmp_path / "here").measured("theorem1")["rho"]) == ["0.1", "1.0", "10.0", "0.01"]
+    part.add_measured("theorem1", {"smoke": False, "clients": 7}, rho={"0.5": {}})  # of others: in their place
+    here.take(part)
+    assert list(Results(tmp_path / "here").measured("theorem1")["rho"]) == ["0.5"]
+
+
+def add_a_cell(results: Results, smoke: bool) -> None:
+    keep(results, CELL, HEADER | {"smoke": smoke}, after=0.9)
+
+
+def add_a_measurement(results: Results, smoke: bool) -> None:
+    keep_theorem(results, "0.1", smoke=smoke)
+
+
+def take_a_cell(results: Results, smoke: bool) -> None:
+    other = empty(results.folder / "other")
+    add_a_cell(other, smoke)
+    results.take(other)
+
+
+def take_a_measurement(results: Results, smoke: bool) -> None:
+    other = empty(results.folder / "other")
+    add_a_measurement(other, smoke)
+    results.take(other)
+
+
+@pytest.mark.parametrize("smoke", [True, False])
+@pytest.mark.parametrize("begin", [add_a_cell, add_a_measurement])
+@pytest.mark.parametrize("change", [add_a_cell, add_a_measurement, take_a_cell, take_a_measurement])
+def test_smoke_runs_and_results_are_not_mixed(tmp_path, begin, change, smoke):
+    results = empty(tmp_path)
+    begin(results, smoke)
+    assert results.smoke is smoke
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
+    kinds = ["smoke runs", "results of full runs"] if smoke else ["results of full runs", "smoke runs"]
+    named = f"{tmp_path} holds {kinds[0]} ({', '.join(before)}), which are not mixed with {kinds[1]}; name another"
+    with pytest.raises(ValueError, match=re.escape(named)):
+        change(results, not smoke)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.json")} == before
+
+
+def test_two_commands_with_one_folder_keep_what_the_other_adds(tmp_path):
+    one, other = empty(tmp_path), empty(tmp_path)
+    keep(one, CELL, after=0.1)
+    keep(other, Cell("fashion-mnist-4", "default", seed=1), after=0.2)
+    keep_theorem(one, "0.1")
+    keep_theorem(other, "1.0")
+    keep(one, Cell("fashion-mnist-4", "default", seed=2), after=0.3)
+    for results in (one, Results(tmp_path)):
+        assert results.values("after", "fashion-mnist-4", "default") == [0.1, 0.2, 0.3]
+        assert list(results.measured("theorem1")["rho"]) == ["0.1", "1.0"]
+
+
+def test_who_adds_waits_for_who_is_adding(tmp_path):
+    adding = threading.Thread(target=keep, args=(empty(tmp_path), CELL))
+    with locked(tmp_path):
+        adding.start()
+        adding.join(timeout=1)
+        assert adding.is_alive()
+        assert not list(tmp_path.glob("*.json*"))
+    adding.join()
+    assert Results(tmp_path).find(CELL) is not None
+
+
 def test_a_cell_is_of_the_settings_it_was_run_with(tmp_path):
     results = empty(tmp_path)
     keep(results, CELL)
@@ -117,11 +194,12 @@ def test_any_other_setting_that_is_newer_than_a_result_does_not_count(tmp_path):
 
 
 def test_files_of_other_results_are_left_alone(tmp_path):
-    (tmp_path / "theorem1.json").write_text('{"experiment": "theorem1"}')
+    keep_theorem(empty(tmp_path), "0.1")
+    before = (tmp_path / "theorem1.json").read_bytes()
     results = empty(tmp_path)
     keep(results, CELL)
     assert len(list(Results(tmp_path))) == 1
-    assert (tmp_path / "theorem1.json").read_text() == '{"experiment": "theorem1"}'
+    assert (tmp_path / "theorem1.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -133,6 +211,8 @@ def test_files_of_other_results_are_left_alone(tmp_path):
         ("[1, 2]", "holds no results of this study: expected runs, scenario, found list"),
         ('{"scenario": "fashion-mnist-4", "runs": [{"preset": "paper"}]}', "expected cells, changes, commit, config"),
         ('{"scenario": "digits-4", "runs": []}', "holds results of digits-4; name it digits-4.json"),
+        ('{"experiment": "fashion-mnist-4"}', "expected settings, found experiment"),
+        ('{"experiment": "theorem1", "settings": {}}', "holds results of theorem1; name it theorem1.json"),
     ],
 )
 def test_files_that_hold_something_else_are_refused_with_their_path(tmp_path, text, problem):

@@ -111,18 +111,18 @@ def test_interrupted_it_goes_on_with_the_next_rho(experiment, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setitem(experiment.names, "trace_run", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            experiment.measure(tmp_path, False, told.append)
+            experiment.measure(Results(tmp_path), False, told.append)
     assert told[0] == "3 rho, 0 of them are there"
     assert "Not run yet: rho 1 and 10." in experiment.report(Results(tmp_path))
     first = json.loads((tmp_path / "theorem1.json").read_text())["rho"]
     told.clear()
-    experiment.measure(tmp_path, False, told.append)
+    experiment.measure(Results(tmp_path), False, told.append)
     assert told[:2] == ["3 rho, 1 of them are there", "  rho 1: 60 uploads with seed 0"]
     second = json.loads((tmp_path / "theorem1.json").read_text())["rho"]
     assert list(second) == ["0.1", "1.0", "10.0"]
     assert second["0.1"] == first["0.1"]
     told.clear()
-    experiment.measure(tmp_path, False, told.append)
+    experiment.measure(Results(tmp_path), False, told.append)
     assert told == ["3 rho, 3 of them are there"]
 
 
@@ -131,15 +131,14 @@ def test_interrupted_it_goes_on_with_the_next_rho(experiment, tmp_path, monkeypa
     [("PENALTY", 0.7), ("CLIENTS", 7), ("EPSILON", 0.5), ("DATA_SEED", 1), ("SCENARIO", "digits-4-sudden")],
 )
 def test_a_result_of_other_settings_is_none(experiment, tmp_path, monkeypatch, name, value):
-    file = tmp_path / "theorem1.json"
-    settings = experiment.names["settings"](smoke=False)
-    file.write_text(json.dumps({"experiment": "theorem1", "settings": settings, "rho": {"0.1": {}}}))
     found, asked = experiment.names["_found"], experiment.names["settings"]
-    assert found(file, asked(smoke=False)) == {"0.1": {}}
-    assert found(file, asked(smoke=True)) == {}
+    results = Results(tmp_path)
+    results.add_measured("theorem1", asked(smoke=False), rho={"0.1": {}})
+    assert found(results, asked(smoke=False)) == {"0.1": {}}
+    assert found(results, asked(smoke=True)) == {}
     monkeypatch.setitem(experiment.names, name, value)
-    assert found(file, asked(smoke=False)) == {}
-    assert experiment.report(Results(tmp_path)) == "Nothing of it has been run yet.\n"
+    assert found(results, asked(smoke=False)) == {}
+    assert experiment.report(results) == "Nothing of it has been run yet.\n"
 
 
 def test_a_hyperparameter_that_is_another_one_makes_another_result(experiment):
@@ -151,16 +150,16 @@ def test_a_hyperparameter_that_is_another_one_makes_another_result(experiment):
 
 
 def test_a_smoke_run_is_not_taken_for_the_result(experiment, tmp_path):
-    experiment.measure(tmp_path, True, lambda line: None)
+    experiment.measure(Results(tmp_path), True, lambda line: None)
     assert "A smoke run" in experiment.report(Results(tmp_path))
-    told: list[str] = []
-    experiment.measure(tmp_path, False, told.append)
-    assert told[0] == "3 rho, 0 of them are there"
-    assert "A smoke run" not in experiment.report(Results(tmp_path))
+    before = (tmp_path / "theorem1.json").read_bytes()
+    with pytest.raises(ValueError, match="holds smoke runs"):
+        experiment.measure(Results(tmp_path), False, lambda line: None)
+    assert (tmp_path / "theorem1.json").read_bytes() == before
 
 
 def test_what_is_said_of_gradient_and_loss_is_what_was_measured(experiment, tmp_path):
-    experiment.measure(tmp_path, False, lambda line: None)
+    experiment.measure(Results(tmp_path), False, lambda line: None)
     file = tmp_path / "theorem1.json"
     stored = json.loads(file.read_text())
     for rho, ends, fall in (("0.1", (8.0, 6.0), 0.2), ("1.0", (4.0, 3.0), -0.3), ("10.0", (4.0, 4.0), -0.1)):
