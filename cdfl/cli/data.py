@@ -8,17 +8,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cdfl.cli.options import refuse
+from cdfl.cli.options import DataDir, refuse
 from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
 
 app = typer.Typer(help="List, fetch, check and look at datasets.", no_args_is_help=True)
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder with the datasets. Default: $CDFL_DATA, else ~/.cache/cdfl."),
-]
 
 
 @app.command("list")

@@ -40,7 +40,9 @@ Clients = Annotated[int | None, typer.Option(help="Another number of clients.")]
 Uploads = Annotated[int | None, typer.Option(help="Stop after so many uploads.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A hyperparameter, as name=value; may be repeated.")]
 Resume = Annotated[bool, flag("--resume", "Go on with what was interrupted in --out.")]
-DataDir = Annotated[Path | None, typer.Option(envvar="CDFL_DATA", help="Where datasets are.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="CDFL_DATA", help="Folder with the datasets; if not given, ~/.cache/cdfl.")
+]
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def serve(
         from cdfl.server.setup import load_setup
         from cdfl.server.store import Store
 
-        keep_freed_memory(512, one_pool=True)
+        keep_freed_memory(512, one_pool=True)  # now: threads start below
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(

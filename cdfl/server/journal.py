@@ -10,12 +10,10 @@ Errors:
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cdfl.core import Hyperparams, Layout, ServerState
 from cdfl.core.accept import past_harm_after
-
-Outcome = Literal["applied", "deprecated", "rejected"]
+from cdfl.wire import Outcome
 
 
 class StoreError(Exception):

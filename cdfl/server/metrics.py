@@ -3,9 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from torch import Tensor
+
+from cdfl.wire import Outcome
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 STAGES = ("receive", "decode", "evaluate", "apply", "commit")
@@ -38,7 +41,7 @@ class Metrics:
         self.connections = Gauge("cdfl_connections", "Open connections.", registry=here)
         self.epoch = Gauge("cdfl_epoch", "The server's epoch.", registry=here)
         self.losses = Gauge("cdfl_cluster_loss", "Loss of each cluster on its proxy set.", ["cluster"], registry=here)
-        for outcome in ("applied", "deprecated", "rejected"):
+        for outcome in get_args(Outcome):
             self.uploads.labels(outcome)
         for stage in STAGES:
             self.seconds.labels(stage)

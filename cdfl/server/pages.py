@@ -1,6 +1,6 @@
 """What the server says in JSON, and how its OpenAPI page describes models, headers and refusals."""
 
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -22,6 +22,7 @@ from cdfl.wire import (
     OUTCOME,
     RATES,
     STALENESS,
+    Outcome,
 )
 
 
@@ -169,7 +170,7 @@ _REPLY_HEADERS = {
 _UPDATE_HEADERS = _REPLY_HEADERS | {
     RATES: _header("How far each cluster moved to the upload.", _NUMBERS),
     STALENESS: _header("Epochs since the base epoch.", _COUNT),
-    OUTCOME: _header("What became of the upload.", {"enum": ["applied", "deprecated", "rejected"]}),
+    OUTCOME: _header("What became of the upload.", {"enum": list(get_args(Outcome))}),
     DETAIL: _header("Why it was rejected, and what to do; only then.", {"type": "string"}),
 }
 _UPLOAD = {

@@ -60,6 +60,11 @@ def _detail_of(entry: Entry) -> str:
     )
 
 
+def outcome_of(reply: Reply) -> Outcome:
+    """What became of an upload, in the word that journal and headers have for it."""
+    return "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+
+
 def distances_of(reply: Reply) -> tuple[float, ...] | None:
     """What the journal keeps of them: a rejected upload may be farther away than numbers reach."""
     if reply.measures is None or not bool(reply.measures.distances.isfinite().all()):
@@ -69,7 +74,7 @@ def distances_of(reply: Reply) -> tuple[float, ...] | None:
 
 def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
     """What the journal keeps of an upload; `state` is the one after it."""
-    outcome: Outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
+    outcome = outcome_of(reply)
     losses = None if outcome == "deprecated" else submission.losses
     return Entry(
         epoch=reply.epoch,

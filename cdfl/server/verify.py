@@ -13,7 +13,7 @@ from cdfl.server.journal import Entry, Snapshot, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.snapshots import load_state
 from cdfl.server.store import Store
-from cdfl.server.uploads import distances_of
+from cdfl.server.uploads import distances_of, outcome_of
 from cdfl.wire import DTYPES, UnfitError, encode_model
 
 TRIES = 5  # beside a running server, which may delete what is about to be read
@@ -112,9 +112,8 @@ class _Walk:
         """Compare what was decided with what is decided now; False: something differs."""
         pairs: list[tuple[str, object, object]] = [("mixture", entry.mixture, tuple(reply.mixture.tolist()))]
         if anew:
-            outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
             pairs += [
-                ("outcome", entry.outcome, outcome),
+                ("outcome", entry.outcome, outcome_of(reply)),
                 ("rates", entry.rates, tuple(reply.rates.tolist())),
                 ("staleness", entry.staleness, reply.staleness),
                 ("harm", entry.harm, reply.harm),

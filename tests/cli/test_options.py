@@ -1,9 +1,11 @@
 import json
 import re
+from collections import defaultdict
 
 import pytest
 import typer
 
+from cdfl.cli import app
 from cdfl.cli.options import open_folder, parse_settings, refuse
 from cdfl.record import RunFolder
 
@@ -119,3 +121,17 @@ def test_flags_are_shown_without_a_value(command):
     code, page = call(*command.split(), "--help")
     assert code == 0
     assert [word for word in re.findall(r"(--[a-z-]+) <bool>", page) if word != "--help"] == []  # that one is typer's
+
+
+def test_an_option_is_described_alike_everywhere():
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
+
+    told = defaultdict(set)
+    for command in commands(typer.main.get_command(app)):
+        for option in command.params:
+            if option.name in ("data_dir", "device", "precision", "store", "blobs"):
+                told[option.name].add((*option.opts, option.envvar, option.help))
+    assert [name for name, words in told.items() if len(words) > 1] == []
+    assert [words[:2] for words in told["data_dir"]] == [("--data-dir", "CDFL_DATA")]
