@@ -1,8 +1,8 @@
 """Ablations: one setting changed at a time, 4 clusters and 100 clients.
 
 Claim: the paper's: proxy sets of 500 images are enough, more clients change little (here each of many uploads less
-often, as uploads are 2,000 in all), and a small rho serves clusters. What the paper does not vary: one cluster, no
-drift, who is there when, and a fixed tau_0 while clients grow.
+often, as uploads are 2,000 in all), and a small rho serves clusters. What the paper does not vary: no drift, who is
+there when, and a fixed tau_0 while clients grow.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. 2,000 uploads on FashionMNIST, 1,000
 on CIFAR-10, which stands in for CIFAR-100.
 Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 3 runs for each of the two rows;
@@ -23,7 +23,7 @@ import numpy as np
 from cdfl.data.randomness import generator
 from cdfl.paper import Cell, Kept, Results, resolve
 from cdfl.paper.compare import grouped
-from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, is_smoke, legend, means
+from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import number, provenance, spread, table
 from cdfl.sim.clock import TIME_MODELS
@@ -201,18 +201,26 @@ ORDERED = PANELS[0][:4]
 
 def _accuracies(results: Results, scenario: str, title: str, folder: Path) -> str:
     asked: dict[str, list[tuple[str, list[Kept]]]] = {}
+    presets = {}
     for question, preset, value, where, changes in _lines(scenario):
         asked.setdefault(question, []).append((value, results.trials(where, preset, "cdfl", changes)))
+        presets[question] = preset
     name = f"ablations-{scenario.removesuffix('-ablation')}"
     grid: Any = {"nrows": 2, "ncols": len(PANELS[0]), "sharey": "row", "height_ratios": (1, 1.3)}
-    with figure(folder, name, PAGE, 4.6, smoke=is_smoke(results), **grid) as axes:
+    with figure(folder, name, PAGE, 4.8, smoke=results.smoke, **grid) as axes:
         for own, question in zip(axes.flat, (*PANELS[0], *PANELS[1]), strict=True):
             _panel(own, asked[question], joined=question in ORDERED)
-            own.set_title(re.sub(r", (?!b\))", ",\n", question).replace("`", ""))
+            own.set_title(_title(question, presets[question]))
         for own in axes[:, 0]:
-            own.set_ylabel(f"accuracy, {title}\npaper-reading")
+            own.set_ylabel(f"accuracy, {title.replace(' (4)', '')}")  # a panel is about other numbers of clusters
         legend(axes[0][0], ncols=4)
     return name
+
+
+def _title(question: str, preset: str) -> str:
+    """A question in short lines, the preset last."""
+    asked = question.removesuffix(f", `{preset}`")
+    return re.sub(r", (?!b\))", ",\n", asked) + f",\n{preset}"
 
 
 def _panel(axes, values: list[tuple[str, list[Kept]]], joined: bool) -> None:
@@ -240,7 +248,7 @@ def _staleness(results: Results, scenario: str, title: str, folder: Path) -> lis
     if not there:
         return []
     drawn = f"ablations-staleness-{scenario.removesuffix('-ablation')}"
-    shown: Any = {"smoke": is_smoke(results), "ncols": len(there), "squeeze": False, "sharex": True}
+    shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False, "sharex": True}
     with figure(folder, drawn, PAGE, 2.2, **shown) as axes:
         for own, (name, trials) in zip(axes[0], there.items(), strict=True):
             _histogram(own, np.concatenate([staleness(kept) for kept in trials]))

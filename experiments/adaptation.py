@@ -20,7 +20,7 @@ import numpy as np
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import Cell, Kept, Results
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
-from cdfl.paper.figures import COLORS, GREY, LABELS, PAGE, figure, is_smoke, legend
+from cdfl.paper.figures import COLORS, GREY, LABELS, PAGE, figure, legend
 from cdfl.paper.rows import LOCAL
 from cdfl.paper.tables import NOTHING, number, provenance, spread, table
 
@@ -156,7 +156,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     ]
     if not there:
         return []
-    shown: Any = {"smoke": is_smoke(results), "ncols": len(there), "squeeze": False}
+    shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False}
     with figure(folder, "adaptation", PAGE, 2.7, **shown) as axes:
         for own, (scenario, preset) in zip(axes[0], there, strict=True):
             _panel(own, results, scenario, preset)

@@ -2,8 +2,8 @@
 
 Claim: the paper's: the server's estimate from one uploaded model is nearer to the truth than the client's own, made
 from K models.
-Settings: `paper-reading` and `default`, CDFL and FedSoft-Async; the runs of Table 1. KL(true || estimated), the
-estimate smoothed by 1e-4, mean over the last upload of every client.
+Settings: `paper-reading` and `default`, CDFL and FedSoft-Async, with `default` IFCA as well; the runs of Table 1.
+KL(true || estimated), the estimate smoothed by 1e-4, mean over the last upload of every client.
 Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1.
 
     cdfl paper estimation --rows fashion-mnist-6
@@ -15,7 +15,7 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
 from cdfl.paper.compare import RULE, compare, held
-from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, is_smoke, legend, means, rows_below
+from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, span, spread, table
 
@@ -75,12 +75,12 @@ def draw(results: Results, folder: Path) -> list[str]:
     for scenario in SIX_CLUSTERS:
         runs = {name: results.find(Cell(scenario, "paper-reading", name)) for name in ("cdfl", "fedsoft")}
         if all(runs.values()):
-            _pairs({name: kept for name, kept in runs.items() if kept}, scenario, folder)
+            _pairs({name: kept for name, kept in runs.items() if kept}, scenario, folder, smoke=results.smoke)
             drawn.append("estimation-mixtures")
             break
     rows = [row for row in EVERY_ROW if results.values("divergence", row.scenario, "paper-reading")]
     if rows:
-        with figure(folder, "estimation-kl", PAGE, 2.5, smoke=is_smoke(results)) as axes:
+        with figure(folder, "estimation-kl", PAGE, 2.5, smoke=results.smoke) as axes:
             for place, (preset, algorithm) in enumerate(COMPARED):
                 trials = [results.values("divergence", row.scenario, preset, algorithm) for row in rows]
                 at = [where + 0.14 * (place - 2) for where in range(len(rows))]
@@ -94,12 +94,11 @@ def draw(results: Results, folder: Path) -> list[str]:
     return drawn
 
 
-def _pairs(runs: dict[str, Kept], scenario: str, folder: Path) -> None:
+def _pairs(runs: dict[str, Kept], scenario: str, folder: Path, *, smoke: bool) -> None:
     row = next(row for row in EVERY_ROW if row.scenario == scenario)
     shown = f"{row.title}, paper-reading; last {len(runs['cdfl'].digest['mixtures']['true'])} uploads of one run"
     if not row.printed.startswith("MiniImagenet"):
         shown += "\n(the paper shows MiniImagenet (6))"
-    smoke = is_smoke(runs.values())
     with figure(folder, "estimation-mixtures", COLUMN, 2.3, smoke=smoke, ncols=2, sharey=True) as axes:
         for place, (name, kept) in enumerate(runs.items()):
             mixtures = kept.digest["mixtures"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
 from cdfl.paper.compare import named
-from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, is_smoke, legend
+from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, legend
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import NOTHING, number, provenance, table
 
@@ -35,7 +35,7 @@ FAMILIES = {
     for family in ("fashion-mnist", "cifar-10", "mini-imagenet", "digit-recognition")
 }
 WORDS = (
-    "A session is as many uploads as there are clients; means over trials. *Ahead from*: the first session after which "
+    "A session is as many uploads as there are clients; means over trials. *Ahead from*: the first session from which "
     "the reply is better than the upload in every one. *Lowest*: of the mean over trials.\n"
 )
 
@@ -118,7 +118,7 @@ def draw(results: Results, folder: Path) -> list[str]:
             continue
         name, width = f"over_time-{family}", max(COLUMN, PAGE / 5 * len(there))
         grid: Any = {"nrows": 3, "ncols": len(there), "sharex": "col", "sharey": "row", "squeeze": False}
-        with figure(folder, name, width, 4.8, smoke=is_smoke(results), **grid) as axes:
+        with figure(folder, name, width, 4.8, smoke=results.smoke, **grid) as axes:
             seen = [_panels(column, results, row) for column, row in zip(axes.T, there, strict=True)]
             for own, values in zip(axes, zip(*seen, strict=True), strict=True):
                 low, high = min(map(np.min, values)), max(map(np.max, values))

@@ -17,7 +17,7 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
 from cdfl.paper.costs import Costs, costs, reply_bytes
-from cdfl.paper.figures import COLORS, PAGE, figure, is_smoke, legend, rows_below
+from cdfl.paper.figures import COLORS, PAGE, figure, legend, rows_below
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import provenance, table
 from cdfl.scenarios import load_scenario
@@ -143,7 +143,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = overheads(results)
     if not found:
         return []
-    with figure(folder, "overhead", PAGE, 1.9, smoke=is_smoke(results)) as axes:
+    with figure(folder, "overhead", PAGE, 1.9, smoke=results.smoke) as axes:
         for place, (cost, filled) in enumerate({"download": True, "computation": False}.items()):
             at = np.arange(len(found)) + 0.36 * (place - 0.5)
             bars = [getattr(one, cost) for one in found]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results
 from cdfl.paper.compare import grouped, named
-from cdfl.paper.figures import COLORS, MARKERS, PAGE, PALE, figure, is_smoke, legend
+from cdfl.paper.figures import COLORS, MARKERS, PAGE, PALE, figure, legend
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.tables import distance, printed, provenance, signed, spread, table
 
@@ -153,8 +153,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = tried(results)
     if not found:
         return []
-    smoke = is_smoke(kept for one in found for kept in one.trials)
-    with figure(folder, "reading", PAGE, 0.19 * len(found) + 1.2, smoke=smoke) as axes:
+    with figure(folder, "reading", PAGE, 0.19 * len(found) + 1.2, smoke=results.smoke) as axes:
         for place, column in enumerate(COLUMNS):
             away = [one.distances[place] for one in found]
             axes.plot(away, range(len(found)), ls="", color=COLORS["cdfl"], label=column, **MARKERS[column])

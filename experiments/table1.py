@@ -2,10 +2,11 @@
 
 Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) alone, CDFL, FedSoft-Async and Local
 give the figures of Table 1; with settings of our own, CDFL gives better ones.
-Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms; `paper`, the printed values, CDFL alone.
-Machine: one H200 for full runs; seconds stand beside the results. Cost: 60 runs a row, 12 with `--trials 1`.
-With several processes side by side 60 runs take three to eight minutes for FashionMNIST, about twenty for the digits;
-a ResNet-18 takes 30 to 75 seconds a run with two or three clusters.
+Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms (Local keeps its model); `paper`, the
+printed values, CDFL alone.
+Machine: one H200 for full runs; seconds stand beside the results. Cost: 55 runs a row, 11 with `--trials 1`.
+With several processes side by side 55 runs take three to seven minutes for FashionMNIST, about seventeen for the
+digits; a ResNet-18 takes 30 to 75 seconds a run with two or three clusters.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """
@@ -13,10 +14,9 @@ a ResNet-18 takes 30 to 75 seconds a run with two or three clusters.
 from pathlib import Path
 from statistics import fmean
 
-from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped, held, named, tally
-from cdfl.paper.figures import COLORS, COLUMN, MARKERS, PALE, figure, is_smoke, legend, means
+from cdfl.paper.figures import COLORS, COLUMN, MARKERS, PALE, figure, legend, means
 from cdfl.paper.rows import COLUMNS, LOCAL, Figure, footnote
 from cdfl.paper.tables import difference, distance, printed, provenance, span, spread, table
 
@@ -38,7 +38,7 @@ WORDS = (
 
 def cells(trials: int) -> list[Cell]:
     """What is compared with the paper first, then our own columns."""
-    algorithms = {"paper-reading": list(BESIDE_THE_PAPER), "default": list(ALGORITHMS), "paper": ["cdfl"]}
+    algorithms = {"paper-reading": list(BESIDE_THE_PAPER), "default": list(OURS), "paper": ["cdfl"]}
     return row_cells(algorithms, trials)
 
 
@@ -141,7 +141,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     """CDFL's figures on the paper's own data: the paper's bars, and our means in two presets."""
     if not any(results.trials(row.scenario, "paper-reading") for row in SAME):
         return []
-    with figure(folder, "table1", COLUMN, 2.4, smoke=is_smoke(results), ncols=3, sharey=True) as axes:
+    with figure(folder, "table1", COLUMN, 2.4, smoke=results.smoke, ncols=3, sharey=True) as axes:
         for place, column in enumerate(COLUMNS):
             _panel(axes[place], results, column)
         axes[0].set_ylabel("accuracy of CDFL")

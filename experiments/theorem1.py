@@ -291,7 +291,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = _results(results)
     if not found:
         return []
-    with figure(folder, "theorem1", PAGE, 2.3, ncols=3) as axes:
+    with figure(folder, "theorem1", PAGE, 2.3, smoke=results.smoke, ncols=3) as axes:
         for (rho, one), color in zip(found.items(), SHADES, strict=False):
             curve, own = _curve(one), one["clusters"]
             updates = np.arange(1, len(curve) + 1) / len(curve) * _mean(cluster["updates"] for cluster in own)

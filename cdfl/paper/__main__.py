@@ -1,4 +1,7 @@
-"""The same as `cdfl paper`, where only torch, numpy and safetensors are."""
+"""The same as `cdfl paper`, where only torch, numpy and safetensors are.
+
+It exists for machines with a GPU that have these three and on which nothing can be installed.
+"""
 
 import argparse
 import sys

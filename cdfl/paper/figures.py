@@ -4,13 +4,12 @@ A colour means an algorithm, everywhere; what else differs has a line, a marker 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from cdfl.paper.results import Kept
 from cdfl.paper.rows import Row
 
 COLORS = {  # Okabe and Ito's, and a brown
@@ -59,7 +58,7 @@ STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "cdfl",  # the same picture is the same file
 }
-SMOKE = "smoke run: 8x8 digits, not the data named here"
+SMOKE = "smoke run: tiny, on 8x8 digits"  # whatever data are named above it
 
 
 def legend(axes: Any, ncols: int) -> None:
@@ -94,11 +93,6 @@ def rows_below(axes: Any, rows: Sequence[Row]) -> None:
     for places in data.values():
         axes.axvline(places[-1] + 0.5, color=GREY, lw=0.4)
     axes.set_xlim(-0.5, len(rows) - 0.5)
-
-
-def is_smoke(kept: Iterable[Kept]) -> bool:
-    """Whether some of what is shown comes from smoke runs."""
-    return any(one.record["smoke"] for one in kept)
 
 
 @contextmanager

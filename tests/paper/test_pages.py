@@ -42,6 +42,11 @@ def test_a_result_file_names_settings_that_load(path: Path):
             assert kept.record["commit"]
 
 
+def test_every_result_is_of_some_experiment():
+    asked = {cell.key for experiment in list_experiments() for cell in experiment.cells(experiment.trials)}
+    assert [kept.cell for kept in RESULTS if kept.cell.key not in asked] == []
+
+
 def test_every_result_of_earlier_settings_is_named_in_the_readme():
     lines = [line for line in readme(RESULTS).splitlines() if line.startswith("Run with earlier settings")]
     for kept in RESULTS:

@@ -1,15 +1,17 @@
 """Pictures show what their results say, say what they show, and are the same files every time."""
 
+import re
+
 import pytest
 from matplotlib import pyplot
 
 from cdfl.paper import EVERY_ROW, Cell, Results
-from cdfl.paper.experiment import load_experiment
+from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.figures import COLORS, GREY, PALE, SMOKE, figure, legend, means, rows_below
 from cdfl.paper.folder import experiments_folder
 from cdfl.sim.metrics import staleness_histogram
 
-from .small import HEADER, empty, keep
+from .small import HEADER, empty, keep, keep_theorem
 
 ABLATIONS = load_experiment("ablations").draw.__globals__
 READING = load_experiment("reading").draw.__globals__
@@ -62,6 +64,18 @@ def test_every_question_of_the_ablations_has_its_panel():
         assert {line[0] for line in ABLATIONS["_lines"](scenario)} == {*ABLATIONS["PANELS"][0], *ABLATIONS["PANELS"][1]}
 
 
+def test_every_panel_of_the_ablations_names_its_preset(tmp_path):
+    results = empty(tmp_path)
+    for cell in load_experiment("ablations").cells(1):
+        keep(results, cell)
+    load_experiment("ablations").draw(results, tmp_path)
+    shown = re.findall(r"<text [^>]*>([^<]*)</text>", (tmp_path / "ablations-fashion-mnist-4.svg").read_text())
+    assert shown.count("paper-reading") == 9
+    assert shown.count("default") == 1  # of time models, beside those of the other preset
+    assert shown[shown.index("default") - 1] == "time model,"
+    assert shown.count("accuracy, FashionMNIST") == 2
+
+
 def test_staleness_asked_again_is_that_of_the_runs():
     there = [kept for kept in RESULTS if kept.cell.scenario in ABLATIONS["SCENARIOS"]]
     assert there
@@ -70,16 +84,18 @@ def test_staleness_asked_again_is_that_of_the_runs():
         assert staleness_histogram(ABLATIONS["staleness"](kept), width) == kept.end["staleness"], kept.cell
 
 
-@pytest.mark.parametrize("name", ["reading", "table1", "over_time", "estimation", "ablations"])
+@pytest.mark.parametrize("name", [experiment.name for experiment in list_experiments()])
 def test_pictures_of_smoke_runs_say_so(name, tmp_path):
     experiment = load_experiment(name)
     told = []
     for smoke in (True, False):
         folder = tmp_path / str(smoke)
         results = empty(folder)
+        if experiment.measure is not None:
+            keep_theorem(results, "0.01", "0.1", smoke=smoke)
         for cell in experiment.cells(1):
             if cell.scenario in (experiment.smoke_rows or [cell.scenario]) and cell.algorithm in ("cdfl", "fedsoft"):
-                keep(results, cell, HEADER | {"smoke": smoke})
+                keep(results, cell, HEADER | {"smoke": smoke}, rounds=20 if name == "adaptation" else 6)
         drawn = experiment.draw(results, folder)
         told.append([SMOKE in (folder / f"{picture}.svg").read_text() for picture in drawn])
     assert told[0]

@@ -60,6 +60,17 @@ def test_the_verdict_of_table_1_counts_and_names(tmp_path):
     assert "FedBuff" not in text
 
 
+def test_table_1_shows_whatever_it_asks_for(tmp_path):
+    experiment = load_experiment("table1")
+    asked = [cell for cell in experiment.cells(1) if cell.scenario == "fashion-mnist-4"]
+    assert len(asked) == 11
+    for place, cell in enumerate(asked):
+        results = empty(tmp_path / str(place))
+        keep(results, cell, before=0.123)
+        line = next(line for line in experiment.report(results).splitlines() if " before " in line)
+        assert " .123 " in line, cell
+
+
 def test_estimates_are_compared_apart_on_stand_ins(tmp_path):
     results = empty(tmp_path)
     for seed in (0, 1):
