@@ -306,7 +306,9 @@ class TestConnections:
         with Live(tmp_path, limits=Limits(connections=300)) as server, ExitStack() as idle:
             server.model()
             for _ in range(2000):
-                idle.enter_context(Raw(server))
+                last = idle.enter_context(Raw(server)).socket.getsockname()
+            # Until then the connection of `model` may be closed just as it is used again.
+            wait_for(lambda: last in [connection.client for connection in list(server.server.door._open)])
             assert server.update(near(server, 0)).headers[wire.OUTCOME] == "applied"
             with httpx.Client(base_url=server.url) as newcomer:
                 assert newcomer.get("/healthz").status_code == 200
