@@ -98,14 +98,27 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcom
     others = active_children()
     with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
         try:
-            begun = {pool.submit(_attempt, group, how, _silent): group for group in groups}
+            begun = {_submit(pool, group, how): group for group in groups}
             for done in as_completed(begun):
                 yield _result(done, begun[done])
-        except BaseException:  # else the pool would wait until every group is done
+        finally:
+            # The pool would wait for processes that nobody waits for any more, and one that was just starting when
+            # another was killed would never end.
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(active_children()).difference(others):
+            mine = set(active_children()).difference(others)
+            for process in mine:
                 process.terminate()
-            raise
+            for process in mine:
+                process.join()
+
+
+def _submit(pool: ProcessPoolExecutor, group: Group, how: How) -> "Future[Outcome | Failure]":
+    try:
+        return pool.submit(_attempt, group, how, _silent)
+    except BrokenExecutor as error:  # the system has ended a process already
+        refused: Future[Outcome | Failure] = Future()
+        refused.set_exception(error)
+        return refused
 
 
 def _name(cells: Sequence[tuple[Any, ...]]) -> str:
