@@ -13,18 +13,17 @@ about six minutes for FashionMNIST, six processes side by side.
 
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from cdfl.data.randomness import generator
-from cdfl.paper import Cell, Kept, Results, resolve
+from cdfl.paper import Cell, Kept, Results
 from cdfl.paper.compare import grouped
 from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
 from cdfl.paper.rows import COLUMNS
+from cdfl.paper.staleness import histogram, limits, staleness
 from cdfl.paper.tables import number, provenance, spread, table
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import find_preset
@@ -251,48 +250,9 @@ def _staleness(results: Results, scenario: str, title: str, folder: Path) -> lis
     shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False, "sharex": True}
     with figure(folder, drawn, PAGE, 2.2, **shown) as axes:
         for own, (name, trials) in zip(axes[0], there.items(), strict=True):
-            _histogram(own, np.concatenate([staleness(kept) for kept in trials]))
-            _limits(own, trials[0])
+            histogram(own, np.concatenate([staleness(kept) for kept in trials]))
+            limits(own, trials[0], [b for _, b in PAIRS])
             own.set_title(f"{name}\n({fmean(kept.end['deprecated'] for kept in trials):.0%} above tau_0)")
         axes[0][0].set_ylabel(f"share of uploads,\n{title}")
         legend(axes[0][0], ncols=4)
     return [drawn]
-
-
-def staleness(kept: Kept) -> list[int]:
-    """How stale every upload of a run was.
-
-    Results keep this in bins too wide for a picture. Who uploads when is decided by time model and seed alone, so it is
-    asked again: no model is needed.
-    """
-    config = resolve(kept.cell, "cpu", smoke=kept.record["smoke"])
-    turns = config.time_model.turns(config.scenario.num_clients, generator(config.seed, "turns"))
-    looks = (turn.client for turn in turns if turn.kind == "look")
-    last = dict.fromkeys(range(config.scenario.num_clients), 0)
-    ages = []
-    for epoch, client in enumerate(islice(looks, config.scenario.num_uploads), start=1):
-        ages.append(epoch - last[client])
-        last[client] = epoch
-    return ages
-
-
-def _histogram(axes, ages: np.ndarray) -> None:
-    """Ten bins a decade, but none narrower than an epoch: below 6 each staleness has its own."""
-    edges = np.unique((10 ** np.arange(0, np.log10(ages.max()) + 0.2, 0.1)).round())
-    counts, _ = np.histogram(ages, edges)
-    axes.bar(edges[:-1], counts / len(ages), np.diff(edges), align="edge", color=COLORS["cdfl"])
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axes.set(xscale="log", xlabel="staleness of an upload")
-    axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-    axes.minorticks_off()
-
-
-def _limits(axes, kept: Kept) -> None:
-    """Where an upload begins to count less, here and in other pairs (a, b); and where it no longer counts."""
-    told = kept.record["config"]["hyperparams"]
-    grace, oldest = told["staleness_grace"], told["max_staleness"]
-    others = sorted({b for _, b in PAIRS} - {grace})
-    axes.axvline(grace, color="black", lw=0.8, label=f"b = {grace:g}")
-    for b in others:
-        axes.axvline(b, color="black", lw=0.8, ls=":", label=f"b = {', '.join(map(str, others))}: tried")
-    axes.axvline(oldest, color="black", lw=0.8, ls="--", label=f"tau_0 = {oldest}: older ones move nothing")

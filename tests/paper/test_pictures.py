@@ -9,6 +9,7 @@ from cdfl.paper import EVERY_ROW, Cell, Results
 from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.figures import COLORS, GREY, PALE, SMOKE, figure, legend, means, rows_below
 from cdfl.paper.folder import experiments_folder
+from cdfl.paper.staleness import staleness
 from cdfl.sim.metrics import staleness_histogram
 
 from .small import HEADER, empty, keep, keep_theorem
@@ -81,7 +82,7 @@ def test_staleness_asked_again_is_that_of_the_runs():
     assert there
     for kept in there:
         width = kept.record["config"]["scenario"]["num_clients"] // 8
-        assert staleness_histogram(ABLATIONS["staleness"](kept), width) == kept.end["staleness"], kept.cell
+        assert staleness_histogram(staleness(kept), width) == kept.end["staleness"], kept.cell
 
 
 @pytest.mark.parametrize("name", [experiment.name for experiment in list_experiments()])
