@@ -35,6 +35,11 @@ SETTINGS: list[dict[str, object]] = [
     *({"time_model": "sessions", **changed} for changed in ({}, *BOUNDS)),
     {"main_share": 0.55},
     {"main_share": 0.75},
+    # The paper's own, one at a time.
+    {"weight_decay": 0.005},
+    {"proximal_strength": 0.1},
+    {"learning_rate": 0.01},
+    {"shared_epochs": 0, "separate_epochs": 10},
 ]
 
 
