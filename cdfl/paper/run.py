@@ -96,29 +96,20 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcom
             yield _attempt(group, how, tell)
         return
     others = active_children()
-    with ProcessPoolExecutor(how.processes, get_context("spawn")) as pool:
+    threads = max(1, torch.get_num_threads() // how.processes)  # all together as many as one alone
+    with ProcessPoolExecutor(how.processes, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         try:
-            begun = {_submit(pool, group, how): group for group in groups}
+            begun = {pool.submit(_attempt, group, how, _silent): group for group in groups}
             for done in as_completed(begun):
                 yield _result(done, begun[done])
         finally:
-            # The pool would wait for processes that nobody waits for any more, and one that was just starting when
-            # another was killed would never end.
+            # The pool would wait for processes that nobody waits for any more.
             pool.shutdown(wait=False, cancel_futures=True)
             mine = set(active_children()).difference(others)
             for process in mine:
                 process.terminate()
             for process in mine:
                 process.join()
-
-
-def _submit(pool: ProcessPoolExecutor, group: Group, how: How) -> "Future[Outcome | Failure]":
-    try:
-        return pool.submit(_attempt, group, how, _silent)
-    except BrokenExecutor as error:  # the system has ended a process already
-        refused: Future[Outcome | Failure] = Future()
-        refused.set_exception(error)
-        return refused
 
 
 def _name(cells: Sequence[tuple[Any, ...]]) -> str:
