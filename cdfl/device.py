@@ -17,8 +17,8 @@ def find_device(name: str) -> str:
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
         raise ValueError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {name!r}, but this machine has no such GPU that torch can use; take 'cpu'")

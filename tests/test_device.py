@@ -9,7 +9,7 @@ def test_a_device_that_is_here():
     assert find_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("name", ["gpu", "tpu", "", "cuda:x", "cuda:-1"])
+@pytest.mark.parametrize("name", ["gpu", "tpu", "", "cuda:", "cuda:x", "cuda:-1"])
 def test_a_device_that_is_none(name):
     with pytest.raises(ValueError, match=f"device is '{name}'; expected auto, cpu, cuda or cuda:N"):
         find_device(name)

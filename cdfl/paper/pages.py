@@ -14,8 +14,8 @@ from cdfl.paper.tables import earlier
 INTRODUCTION = """\
 # The paper, table by table
 
-Written by `cdfl paper readme` from the files in [results](results); do not edit. What held up and what did not, in
-short: [docs/paper.md](../docs/paper.md).
+Written by `cdfl paper readme` from the files in [results](results); do not edit. What held up and what did not, in ten
+sentences: [docs/paper.md](../docs/paper.md).
 
 Each result of the paper is one file here, with its claim, settings, machine and cost in its header.
 `cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures;
