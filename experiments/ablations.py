@@ -1,18 +1,20 @@
-"""Ablations: one setting changed at a time, 4 clusters and 100 clients.
+"""Ablations: one setting changed at a time, 4 clusters.
 
 Claim: the paper's: proxy sets of 500 images are enough, more clients change little (here each of many uploads less
-often, as uploads are 2,000 in all), and a small rho serves clusters. What the paper does not vary: no drift, who is
+often, as uploads are as many in all), and a small rho serves clusters. What the paper does not vary: no drift, who is
 there when, and a fixed tau_0 while clients grow.
-Settings: CDFL in `paper-reading` with one change; time models also in `default`. 2,000 uploads on FashionMNIST, 1,000
-on CIFAR-10, which stands in for CIFAR-100.
-Machine: one H200; seconds stand beside the results. Cost: about 30 settings of 3 runs for each of the two rows;
-about six minutes for FashionMNIST, six processes side by side.
+Settings: CDFL in `paper-reading` with one change; time models also in `default`. 100 clients and 2,000 uploads on
+FashionMNIST; the 20 clients and 400 uploads of Table 1 on CIFAR-10, which stands in for CIFAR-100, where the paper has
+100 and 1,000.
+Machine: one H200; seconds stand beside the results. Cost: about 30 settings for each of the two rows; about six minutes
+for FashionMNIST (2 trials), six processes side by side; about half an hour for CIFAR-10 (1 trial), three.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """
 
 import re
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,18 +27,15 @@ from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legen
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.staleness import histogram, limits, staleness
 from cdfl.paper.tables import number, provenance, spread, table
+from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import find_preset
 
 NUMBER, TRIALS = 5, 3
 SMOKE_ROWS = ("fashion-mnist-4-ablation", "fashion-mnist-1")
-SCENARIOS = {"fashion-mnist-4-ablation": "FashionMNIST (4)", "cifar-10-4-ablation": "CIFAR-10 (4) †"}
-ONE_CLUSTER = {"fashion-mnist-4-ablation": "fashion-mnist-1", "cifar-10-4-ablation": "cifar-10-1"}
-SIZE = {
-    "fashion-mnist-1": {"num_clients": 100, "num_uploads": 2000},
-    "cifar-10-1": {"num_clients": 100, "num_uploads": 1000},
-}
-CLIENTS = (100, 250, 500, 1000)
+SCENARIOS = {"fashion-mnist-4-ablation": "FashionMNIST (4)", "cifar-10-4": "CIFAR-10 (4) †"}
+ONE_CLUSTER = {"fashion-mnist-4-ablation": "fashion-mnist-1", "cifar-10-4": "cifar-10-1"}
+MORE_CLIENTS = (1, 2.5, 5, 10)  # times those of the scenario: the paper's 100, 250, 500 and 1,000
 PAIRS = ((10, 5), (1, 5), (10, 3), (1, 3), (10, 20))
 LITTLE = 0.01  # of accuracy: a change that is no more is little
 NUMBERS = dict(zip(COLUMNS, COLUMNS, strict=True)) | {
@@ -48,35 +47,39 @@ WORDS = (
     "*Deprecated*: share of uploads older than tau_0, which move nothing. *Mean rate*: how far the cluster that moves "
     "most goes to an upload."
 )
-CHANGES_LITTLE = {  # what the paper says of a value: it gives about what others give
-    "size of proxy set": ("500", "proxy sets of 500 are enough"),
-    "number of clients": ("1000", "more clients change little"),
+CHANGES_LITTLE = {  # what the paper says of one value, the first or the last: it gives about what others give
+    "size of proxy set": (0, "proxy sets of {} are enough"),
+    "number of clients": (-1, "more clients change little"),
 }
-
-# Question -> what a line is called -> changes. An empty change is the base of all of them.
-QUESTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "size of proxy set": {str(size): {"proxy": size} if size != 1000 else {} for size in (500, 1000, 2000, 4000)},
-    "number of clients": {str(many): {"num_clients": many} if many != 100 else {} for many in CLIENTS},
-    "number of clients, tau_0 = 100": {
-        str(many): {"num_clients": many, "max_staleness": 100} if many != 100 else {} for many in CLIENTS
-    },
-    "rho": {str(rho): {"proximal_strength": rho} if rho != 0.1 else {} for rho in (0.01, 0.1, 0.5, 1.0)},
-    "(a, b)": {
-        f"({a}, {b})": {"staleness_slope": a, "staleness_grace": b} if (a, b) != PAIRS[0] else {} for a, b in PAIRS
-    },
-    "(a, b), uniform uploads": {
-        f"({a}, {b})": {"time_model": "uniform", "staleness_slope": a, "staleness_grace": b}
-        for a, b in ((10, 5), (1, 5), (10, 200))
-    },
-    "drift": {
-        "the paper's": {},
-        "none": {"drift": "static"},
-        "uneven others": {"drift": {"kind": "paper", "rest": "uneven"}},
-    },
-}
+Changes = Mapping[str, Any]
 
 
-def times(preset: str) -> dict[str, dict[str, Any]]:
+def questions(scenario: str) -> dict[str, dict[str, Changes]]:
+    """Question -> what a line is called -> changes. An empty change is the base of all of them."""
+    usual = load_scenario(scenario).num_clients
+    more = [int(times * usual) for times in MORE_CLIENTS if times != 1]
+    return {
+        "size of proxy set": {str(size): {"proxy": size} if size != 1000 else {} for size in (500, 1000, 2000, 4000)},
+        "rho": {str(rho): {"proximal_strength": rho} if rho != 0.1 else {} for rho in (0.01, 0.1, 0.5, 1.0)},
+        "number of clients": {str(usual): {}} | {str(many): {"num_clients": many} for many in more},
+        "number of clients, tau_0 fixed": {str(usual): {}}
+        | {str(many): {"num_clients": many, "max_staleness": usual} for many in more},
+        "(a, b)": {
+            f"({a}, {b})": {"staleness_slope": a, "staleness_grace": b} if (a, b) != PAIRS[0] else {} for a, b in PAIRS
+        },
+        "(a, b), uniform uploads": {
+            f"({a}, {b})": {"time_model": "uniform", "staleness_slope": a, "staleness_grace": b}
+            for a, b in ((10, 5), (1, 5), (10, 200))
+        },
+        "drift": {
+            "the paper's": {},
+            "none": {"drift": "static"},
+            "uneven others": {"drift": {"kind": "paper", "rest": "uneven"}},
+        },
+    }
+
+
+def times(preset: str) -> dict[str, Changes]:
     """The simple time models; that of the preset is no change."""
     usual = find_preset(preset).time_model
     return {
@@ -100,27 +103,36 @@ def report(results: Results) -> str:
     parts, used = [], []
     for scenario, title in SCENARIOS.items():
         lines = []
-        for question, preset, name, where, changes in _lines(scenario):
-            trials = results.trials(where, preset, "cdfl", changes)
-            if trials:
+        for question, values in _found(results, scenario).items():
+            for name, trials in values.items():
                 used += trials
-                values = [[kept.end[column] for kept in trials] for column in NUMBERS]
-                lines.append([question, name, str(len(trials)), *map(spread, values)])
+                numbers = [[kept.end[column] for kept in trials] for column in NUMBERS]
+                lines.append([question, name, str(len(trials)), *map(spread, numbers)])
         if lines:
             parts += [f"**{title}**\n", table(["question", "value", "trials", *NUMBERS.values()], lines)]
     stand_in = " † stands in for CIFAR-100, which is not at hand." if any("†" in part for part in parts) else ""
     return "\n".join([*parts, WORDS + stand_in + "\n", verdict(results), provenance(used)])
 
 
-def _lines(scenario: str) -> list[tuple[str, str, str, str, Mapping[str, Any]]]:
+def _found(results: Results, scenario: str) -> dict[str, dict[str, list[Kept]]]:
+    """Question -> value -> trials, of values that were run; a question needs two of them."""
+    found: dict[str, dict[str, list[Kept]]] = {}
+    for question, preset, name, where, changes in _lines(scenario):
+        if trials := results.trials(where, preset, "cdfl", changes):
+            found.setdefault(question, {})[name] = trials
+    return {question: values for question, values in found.items() if len(values) > 1}
+
+
+def _lines(scenario: str) -> list[tuple[str, str, str, str, Changes]]:
     """Question, preset, value, where it is run, changes."""
-    lines: list[tuple[str, str, str, str, Mapping[str, Any]]] = [
+    lines = [
         (question, "paper-reading", name, scenario, changes)
-        for question, values in QUESTIONS.items()
+        for question, values in questions(scenario).items()
         for name, changes in values.items()
     ]
-    one = ONE_CLUSTER[scenario]
-    lines.append(("clusters", "paper-reading", "1", one, SIZE[one]))
+    usual = load_scenario(scenario)
+    size = {"num_clients": usual.num_clients, "num_uploads": usual.num_uploads}
+    lines.append(("clusters", "paper-reading", "1", ONE_CLUSTER[scenario], size))
     lines.append(("clusters", "paper-reading", "4", scenario, {}))
     for preset, title in (("paper-reading", "time model"), ("default", "time model, `default`")):
         lines += [(title, preset, name, scenario, changes) for name, changes in times(preset).items()]
@@ -132,7 +144,7 @@ def verdict(results: Results) -> str:
     lines = []
     for scenario, title in SCENARIOS.items():
         means = _means(results, scenario)
-        lines += [f"- {title}, {told}\n" for told in (*_claims(means), *_extremes(means))]
+        lines += [f"- {title}, {told}\n" for told in (*_claims(scenario, means), *_extremes(means))]
     return "".join(lines) or "Ablations have not been run yet.\n"
 
 
@@ -140,19 +152,20 @@ Means = Mapping[str, Mapping[str, Mapping[str, float]]]  # question -> value -> 
 
 
 def _means(results: Results, scenario: str) -> Means:
-    means: dict[str, dict[str, dict[str, float]]] = {}
-    for question, preset, name, where, changes in _lines(scenario):
-        trials = results.trials(where, preset, "cdfl", changes)
-        if trials:
-            own = {column: fmean(kept.end[column] for kept in trials) for column in COLUMNS}
-            means.setdefault(question, {})[name] = own
-    return means
+    return {
+        question: {
+            name: {column: fmean(kept.end[column] for kept in trials) for column in COLUMNS}
+            for name, trials in values.items()
+        }
+        for question, values in _found(results, scenario).items()
+    }
 
 
-def _claims(means: Means) -> list[str]:
+def _claims(scenario: str, means: Means) -> list[str]:
     """What became of the paper's claims, as far as they can be told."""
     told = []
-    for question, (value, claim) in CHANGES_LITTLE.items():
+    for question, (place, claim) in CHANGES_LITTLE.items():
+        value = list(questions(scenario)[question])[place]
         others = dict(means.get(question, {}))
         own = others.pop(value, None)
         if own and others:
@@ -161,9 +174,11 @@ def _claims(means: Means) -> list[str]:
                 f"{name} ({number(most)})": "holds for" if most <= LITTLE else "not for" for name, most in away.items()
             }
             parts = [f"{way} {', '.join(names)}" for way, names in grouped(ways).items()]
-            told.append(f"{claim} ({value} within {number(LITTLE)} of {', '.join(others)}): {', '.join(parts)}")
+            told.append(
+                f"{claim.format(value)} ({value} within {number(LITTLE)} of {', '.join(others)}): {', '.join(parts)}"
+            )
     rho = {name: own["cluster"] for name, own in means.get("rho", {}).items()}
-    if len(rho) > 1:
+    if rho:
         way = "holds" if list(rho.values()) == sorted(rho.values(), reverse=True) else "does not hold"
         listed = ", ".join(f"{name} ({number(cluster)})" for name, cluster in rho.items())
         told.append(f"a small rho serves clusters: {way}, {listed}")
@@ -175,8 +190,7 @@ def _extremes(means: Means) -> list[str]:
     for question, values in means.items():
         after = {name: own["after"] for name, own in values.items()}
         best, worst = max(after, key=lambda name: after[name]), min(after, key=lambda name: after[name])
-        if len(after) > 1:
-            told.append(f"{question}: {best} {number(after[best])}, {worst} {number(after[worst])}")
+        told.append(f"{question}: {best} {number(after[best])}, {worst} {number(after[worst])}")
     return [f"best and worst value after the reply: {'; '.join(told)}"] if told else []
 
 
@@ -184,34 +198,38 @@ def draw(results: Results, folder: Path) -> list[str]:
     """Accuracies over the values of every question, and the staleness under each time model."""
     drawn = []
     for scenario, title in SCENARIOS.items():
-        if not results.trials(scenario, "paper-reading"):
+        if not _found(results, scenario):
             continue
         drawn += [_accuracies(results, scenario, title, folder), *_staleness(results, scenario, title, folder)]
     return drawn
 
 
-# Questions whose values have an order come first; those in one line share an axis.
-PANELS = (
-    ("size of proxy set", "number of clients", "number of clients, tau_0 = 100", "rho", "drift"),
-    ("(a, b)", "(a, b), uniform uploads", "time model", "time model, `default`", "clusters"),
-)
-ORDERED = PANELS[0][:4]
+# Questions whose values have an order come first; those in one line share an axis. Inches of its height.
+ORDERED = ("size of proxy set", "rho", "number of clients", "number of clients, tau_0 fixed")
+PANELS = {
+    (*ORDERED, "drift"): 2.1,
+    ("(a, b)", "(a, b), uniform uploads", "time model", "time model, `default`", "clusters"): 2.7,
+}
 
 
 def _accuracies(results: Results, scenario: str, title: str, folder: Path) -> str:
-    asked: dict[str, list[tuple[str, list[Kept]]]] = {}
-    presets = {}
-    for question, preset, value, where, changes in _lines(scenario):
-        asked.setdefault(question, []).append((value, results.trials(where, preset, "cdfl", changes)))
-        presets[question] = preset
+    found = _found(results, scenario)
+    presets = {question: preset for question, preset, *_ in _lines(scenario)}
+    rows = [
+        (own, height) for row, height in PANELS.items() if (own := [question for question in row if question in found])
+    ]
+    heights = [height for _, height in rows]
     name = f"ablations-{scenario.removesuffix('-ablation')}"
-    grid: Any = {"nrows": 2, "ncols": len(PANELS[0]), "sharey": "row", "height_ratios": (1, 1.3)}
-    with figure(folder, name, PAGE, 4.8, smoke=results.smoke, **grid) as axes:
-        for own, question in zip(axes.flat, (*PANELS[0], *PANELS[1]), strict=True):
-            _panel(own, asked[question], joined=question in ORDERED)
-            own.set_title(_title(question, presets[question]))
-        for own in axes[:, 0]:
-            own.set_ylabel(f"accuracy, {title.replace(' (4)', '')}")  # a panel is about other numbers of clusters
+    grid: Any = {"nrows": len(rows), "ncols": max(len(row) for row, _ in rows), "sharey": "row", "squeeze": False}
+    with figure(folder, name, PAGE, sum(heights), smoke=results.smoke, height_ratios=heights, **grid) as axes:
+        for line, (row, _) in zip(axes, rows, strict=True):
+            line[0].set_ylabel(f"accuracy, {title.replace(' (4)', '')}")  # a panel is about other numbers of clusters
+            for own, question in zip_longest(line, row):
+                if question is None:
+                    own.set_axis_off()
+                    continue
+                _panel(own, found[question], joined=question in ORDERED)
+                own.set_title(_title(question, presets[question]))
         legend(axes[0][0], ncols=4)
     return name
 
@@ -222,29 +240,25 @@ def _title(question: str, preset: str) -> str:
     return re.sub(r", (?!b\))", ",\n", asked) + f",\n{preset}"
 
 
-def _panel(axes, values: list[tuple[str, list[Kept]]], joined: bool) -> None:
+def _panel(axes, values: Mapping[str, list[Kept]], joined: bool) -> None:
     """A point for each value and accuracy; lines between them where values have an order, else side by side."""
     for column, aside in zip(COLUMNS, (-0.2, 0, 0.2), strict=True):
         style = {"ls": LINES[column] if joined else "", "color": COLORS["cdfl"]} | MARKERS[column]
-        trials = [[kept.end[column] for kept in found] for _, found in values]
+        trials = [[kept.end[column] for kept in found] for found in values.values()]
         at = [place if joined else place + aside for place in range(len(values))]
         means(axes, at, trials, label=column, **style)
-    for place, (_, found) in enumerate(values):
-        if found and not found[0].cell.changes:
+    for place, found in enumerate(values.values()):
+        if not found[0].cell.changes:
             axes.axvspan(place - 0.4, place + 0.4, color=PALE, lw=0, zorder=0, label="value of the preset")
-    names = [value for value, _ in values]
+    names = list(values)
     turned: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(values)), names, **(turned if len("".join(names)) > 12 else {}))
     axes.set_xlim(-0.5, len(values) - 0.5)
 
 
 def _staleness(results: Results, scenario: str, title: str, folder: Path) -> list[str]:
-    there = {
-        name: trials
-        for name, changes in times("paper-reading").items()
-        if (trials := results.trials(scenario, "paper-reading", "cdfl", changes))
-    }
-    if not there:
+    there = _found(results, scenario).get("time model")
+    if there is None:
         return []
     drawn = f"ablations-staleness-{scenario.removesuffix('-ablation')}"
     shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False, "sharex": True}

@@ -64,7 +64,7 @@ MINI_32 = [
     _rotated("mini-imagenet", "MiniImageNet-100 at 32x32", k, 20, "resnet18", "mini-imagenet", 32, FEW)
     for k in IN_TABLE_1
 ]
-FASHION_4, CIFAR_4, CIFAR_10_4 = FASHION[3], CIFAR[3], CIFAR_10[3]
+FASHION_4, CIFAR_4 = FASHION[3], CIFAR[3]
 
 DIGIT_RECOGNITION = Scenario(
     name="digit-recognition",
@@ -83,8 +83,6 @@ ABLATIONS = [
     replace(FASHION_4, name="fashion-mnist-4-ablation", summary="FashionMNIST, ablation size",
             num_clients=100, num_uploads=2000),
     replace(CIFAR_4, name="cifar-100-4-ablation", summary="CIFAR-100, ablation size",
-            num_clients=100, num_uploads=1000),
-    replace(CIFAR_10_4, name="cifar-10-4-ablation", summary="CIFAR-10, ablation size",
             num_clients=100, num_uploads=1000),
 ]  # fmt: skip
 
