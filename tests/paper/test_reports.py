@@ -83,6 +83,15 @@ def test_estimates_are_compared_apart_on_stand_ins(tmp_path):
     assert "paper-reading" not in text
 
 
+def test_an_estimate_farther_than_equal_shares_is_named(tmp_path):
+    results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-2", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.4, 0.6])
+    keep(results, Cell("fashion-mnist-6", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.6, 0.4])
+    text = load_experiment("estimation").verdict(results)
+    assert "- CDFL, `default`: 1 of 2: FashionMNIST (2)\n" in text
+    assert "- `default`: FashionMNIST (2) 0%, (6) 100%\n" in text
+
+
 def test_clusters_that_fall_on_the_way_are_told(tmp_path):
     results = empty(tmp_path)
     cell = Cell("fashion-mnist-4", "paper-reading")
@@ -124,6 +133,8 @@ def test_readings_that_were_not_run_are_named(tmp_path):
     keep(results, Cell("fashion-mnist-4", "paper-reading"))
     keep(results, Cell("fashion-mnist-6", "paper-reading"), HEADER | {"precision": "bfloat16"})
     text = reading.report(results)
+    explained, _, _ = text.partition("\n|")
+    assert explained.startswith("BASE: few active, Adam .001, min bars; what begins with BASE is this,")
     assert "Of 27 readings, 26 were tried" in text
     assert "Not run: uniform, Adam .001, min bars, beta_0 .1, no staleness. Seed 0 of the search" in text
     assert "The search ran in float32. In Table 1 FashionMNIST (6) ran in bfloat16.\n" in text
