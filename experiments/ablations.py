@@ -36,7 +36,8 @@ SMOKE_ROWS = ("fashion-mnist-4-ablation", "fashion-mnist-1")
 SCENARIOS = {"fashion-mnist-4-ablation": "FashionMNIST (4)", "cifar-10-4": "CIFAR-10 (4) †"}
 ONE_CLUSTER = {"fashion-mnist-4-ablation": "fashion-mnist-1", "cifar-10-4": "cifar-10-1"}
 MORE_CLIENTS = (1, 2.5, 5, 10)  # times those of the scenario: the paper's 100, 250, 500 and 1,000
-PAIRS = ((10, 5), (1, 5), (10, 3), (1, 3), (10, 20))
+PAIRS = ((10, 5), (1, 5), (10, 3), (1, 3), (10, 20))  # (a, b), the preset's first
+UNIFORM_PAIRS = (PAIRS[0], (1, 5), (10, 200))
 LITTLE = 0.01  # of accuracy: a change that is no more is little
 NUMBERS = dict(zip(COLUMNS, COLUMNS, strict=True)) | {
     "divergence": "KL",
@@ -51,7 +52,7 @@ CHANGES_LITTLE = {  # what the paper says of one value, the first or the last: i
     "size of proxy set": (0, "proxy sets of {} are enough"),
     "number of clients": (-1, "more clients change little"),
 }
-Changes = Mapping[str, Any]
+Changes = dict[str, Any]
 
 
 def questions(scenario: str) -> dict[str, dict[str, Changes]]:
@@ -64,12 +65,9 @@ def questions(scenario: str) -> dict[str, dict[str, Changes]]:
         "number of clients": {str(usual): {}} | {str(many): {"num_clients": many} for many in more},
         "number of clients, tau_0 fixed": {str(usual): {}}
         | {str(many): {"num_clients": many, "max_staleness": usual} for many in more},
-        "(a, b)": {
-            f"({a}, {b})": {"staleness_slope": a, "staleness_grace": b} if (a, b) != PAIRS[0] else {} for a, b in PAIRS
-        },
+        "(a, b)": {f"({a}, {b})": _staleness_weight(a, b) for a, b in PAIRS},
         "(a, b), uniform uploads": {
-            f"({a}, {b})": {"time_model": "uniform", "staleness_slope": a, "staleness_grace": b}
-            for a, b in ((10, 5), (1, 5), (10, 200))
+            f"({a}, {b})": {"time_model": "uniform"} | _staleness_weight(a, b) for a, b in UNIFORM_PAIRS
         },
         "drift": {
             "the paper's": {},
@@ -77,6 +75,10 @@ def questions(scenario: str) -> dict[str, dict[str, Changes]]:
             "uneven others": {"drift": {"kind": "paper", "rest": "uneven"}},
         },
     }
+
+
+def _staleness_weight(a: int, b: int) -> Changes:
+    return {} if (a, b) == PAIRS[0] else {"staleness_slope": a, "staleness_grace": b}
 
 
 def times(preset: str) -> dict[str, Changes]:
