@@ -1,4 +1,4 @@
-"""Accuracy over time: clients before and after the reply session by session, clusters epoch by epoch.
+"""Accuracy over time: clients before and after the reply, and clusters, session by session.
 
 Claim: the paper's: replies overtake what clients train themselves after a few sessions on FashionMNIST, and from the
 start on harder data; with one cluster the same holds.
@@ -18,9 +18,9 @@ import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row
 from cdfl.paper.compare import named
-from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, legend, wrapped
 from cdfl.paper.rows import footnote
-from cdfl.paper.tables import NOTHING, number, provenance, table
+from cdfl.paper.tables import NOTHING, number, provenance, span, table
 
 NUMBER, TRIALS = 2, 5
 SMOKE_ROWS = ("fashion-mnist-1", "fashion-mnist-4")
@@ -118,56 +118,51 @@ def draw(results: Results, folder: Path) -> list[str]:
             continue
         name, width = f"over_time-{family}", max(COLUMN, PAGE / 5 * len(there))
         grid: Any = {"nrows": 3, "ncols": len(there), "sharex": "col", "sharey": "row", "squeeze": False}
-        with figure(folder, name, width, 4.8, smoke=results.smoke, **grid) as axes:
-            seen = [_panels(column, results, row) for column, row in zip(axes.T, there, strict=True)]
-            for own, values in zip(axes, zip(*seen, strict=True), strict=True):
-                low, high = min(map(np.min, values)), max(map(np.max, values))
-                margin = max(MARGIN * (high - low), 0.001)  # with one cluster, both do the same
-                own[0].set_ylim(low - margin, high + margin)
+        with figure(folder, name, width, 5.1, smoke=results.smoke, **grid) as axes:
+            for column, row in zip(axes.T, there, strict=True):
+                _panels(column, results, row)
             for own, label in zip(axes[:, 0], YLABELS, strict=True):
                 own.set_ylabel(label)
-                own.locator_params(axis="y", min_n_ticks=4)
-            legend(axes[0][0], ncols=4 if len(there) > 3 else 2)
+            counts = span(
+                len(results.trials(row.scenario, "paper-reading", name)) for row in there for name in ALGORITHMS
+            )
+            legend(axes[0][0], ncols=5 if len(there) > 3 else 2, title=f"paper-reading, trials: {counts}")
         drawn.append(name)
     return drawn
 
 
-YLABELS = ("client accuracy", "client accuracy ± SD,\nCDFL - FedSoft-Async", "cluster accuracy ± SD")
-MARGIN = 0.08  # of what is seen
-EARLY = 5  # a fifth of a run: replies of the first sessions are so low that nothing else could be seen beside them
+YLABELS = ("client accuracy", "client accuracy,\nCDFL - FedSoft-Async", "cluster accuracy")
+SMALL_LEAD = 0.01  # linear up to here, logarithmic beyond: replies of the first sessions are far apart
 
 
-def _panels(axes, results: Results, row: Row) -> list[np.ndarray]:
-    """What clients have, how far CDFL is ahead in it, what clusters have; gives what has to be seen of each."""
+def _panels(axes, results: Results, row: Row) -> None:
+    """What clients have, how far CDFL is ahead in it, what clusters have."""
     clients, lead, clusters = axes
     there = {name: results.trials(row.scenario, "paper-reading", name) for name in ALGORITHMS}
-    seen: list[list[np.ndarray]] = [[], [], []]
+    lead.set_yscale("symlog", linthresh=SMALL_LEAD)
+    lead.yaxis.set_major_formatter("{x:g}")
     for name in ("after", "before"):
         for algorithm, trials in there.items():
             if trials:
                 at, curves = _curves(trials, name)
                 style: Any = {"color": COLORS[algorithm], "label": f"{LABELS[algorithm]}, {name}"}
                 clients.plot(at, curves.mean(axis=0), LINES[name], **style)
-                seen[0].append(curves.mean(axis=0)[len(at) // EARLY if name == "after" else 0 :])
-        seen[1].append(_lead(lead, *there.values(), name))
+        _lead(lead, *there.values(), name)
     for algorithm, trials in there.items():
         if trials:
-            seen[2].append(_with_band(clusters, *_curves(trials, "cluster"), color=COLORS[algorithm]))
-    clients.set(title=row.title)
+            _with_band(clusters, *_curves(trials, "cluster"), color=COLORS[algorithm])
+    clients.set(title=wrapped(row.title, 16))
     clusters.set(xlabel="session")
-    return [np.concatenate(values, axis=None) for values in seen]
 
 
-def _lead(axes, ours: list[Kept], theirs: list[Kept], name: str) -> np.ndarray:
+def _lead(axes, ours: list[Kept], theirs: list[Kept], name: str) -> None:
     """How far our curves are above theirs, seed by seed."""
     axes.axhline(0, color=GREY, lw=0.5)
     pairs = [(kept, other) for kept in ours for other in theirs if kept.cell.seed == other.cell.seed]
-    if not pairs:
-        return np.zeros(1)
-    (at, first), (_, second) = (_curves(trials, name) for trials in zip(*pairs, strict=True))
-    length = min(first.shape[1], second.shape[1])
-    band = _with_band(axes, at[:length], first[:, :length] - second[:, :length], ls=LINES[name], color=GREY)
-    return band[:, length // EARLY :]
+    if pairs:
+        (at, first), (_, second) = (_curves(trials, name) for trials in zip(*pairs, strict=True))
+        length = min(first.shape[1], second.shape[1])
+        _with_band(axes, at[:length], first[:, :length] - second[:, :length], ls=LINES[name], color=GREY)
 
 
 def _curves(trials: Sequence[Kept], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -179,10 +174,10 @@ def _curves(trials: Sequence[Kept], name: str) -> tuple[np.ndarray, np.ndarray]:
     return epochs / clients, np.array([kept.digest[part][column][:length] for kept in trials])
 
 
-def _with_band(axes, at: np.ndarray, curves: np.ndarray, **style: Any) -> np.ndarray:
-    """A mean over trials with its deviation around it; gives both edges, (2, sessions)."""
+def _with_band(axes, at: np.ndarray, curves: np.ndarray, **style: Any) -> None:
+    """A mean over trials, with its deviation around it where there are several."""
     mean = curves.mean(axis=0)
-    spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
     axes.plot(at, mean, **style)
-    axes.fill_between(at, mean - spread, mean + spread, color=style["color"], alpha=0.2, lw=0)
-    return np.stack([mean - spread, mean + spread])
+    if len(curves) > 1:
+        spread = curves.std(axis=0, ddof=1)
+        axes.fill_between(at, mean - spread, mean + spread, color=style["color"], alpha=0.2, lw=0, label="± SD")

@@ -56,6 +56,8 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     | {"learning_rate": 1e-3, "base_rate": 0.1, "staleness_slope": 0, "max_staleness": None},
 }
 
+BASE_NAME = next(name for name, changes in CANDIDATES.items() if changes == BASE)
+
 # The nearest reading keeps a bar above every loss, which turns the ranking of clusters upside down; this one does not,
 # is as near, and keeps every printed value but the learning rate.
 TAKEN = "few active, Adam .001, loss summed over 16 batches"
@@ -102,7 +104,10 @@ def report(results: Results) -> str:
         lines.append([*line, f"{one.worst:.1f}"])
     header = ["change of `paper`", "trials", "before", "Δ", "after", "Δ", "cluster", "Δ", "KL", "mean rate", "worst Δ"]
     figures = [part for column in COLUMNS for part in (printed(ROW.published("cdfl", column)), "")]
-    words = "Δ: distance from the paper's mean in its deviations; sorted by the worst of the three.\n"
+    words = (
+        f"{BASE_NAME}; what begins with BASE is this, but for what it says then. Δ: distance from the paper's mean in "
+        "its deviations; sorted by the worst of the three.\n"
+    )
     used = [kept for one in tried(results) for kept in one.trials]
     rows = [["*the paper*", "5", *figures, "", "", ""], *lines]
     return "\n".join([words, table(header, rows), verdict(results), *_limits(results), provenance(used)])

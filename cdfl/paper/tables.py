@@ -97,10 +97,8 @@ def provenance(kept: Iterable[Kept]) -> str:
     runs = [one.record for one in cells]
     machines = sorted({_machine(run) for run in runs})
     commits = sorted({str(run["commit"]) for run in runs})
-    # Processes share the device, and cells of one group are run at once: each took its part of the time.
-    seconds = sum(run["seconds"] / run["together"] / run["processes"] for run in runs)
     smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
-    told = f"{len(cells)} runs in {seconds:,.0f} s; {'; '.join(machines)}; commit {', '.join(commits)}."
+    told = f"{len(cells)} runs in {_seconds(runs)}; {'; '.join(machines)}; commit {', '.join(commits)}."
     return f"{told}{_precisions(cells)}{smoke}\n"
 
 
@@ -128,6 +126,17 @@ def _precisions(cells: Sequence[Kept]) -> str:
         names = dict.fromkeys(f"{cell.scenario} with `{cell.preset}`" for cell in own)
         text += f" In {precision}, not {usual}: {', '.join(names)}."
     return text
+
+
+def _seconds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Of the machines: cells of a group are run at once, and groups side by side share a machine."""
+    shares = [(run["seconds"] / run["together"], run["processes"]) for run in runs]
+    taken = sum(seconds / processes for seconds, processes in shares)
+    most = max(processes for _, processes in shares)
+    if most == 1:
+        return f"{taken:,.0f} s"
+    added_up = sum(seconds for seconds, _ in shares)
+    return f"about {taken:,.0f} s of the machine, up to {most} groups side by side ({added_up:,.0f} s added up)"
 
 
 def _machine(run: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """What experiments say of results, in tables and in a few sentences."""
 
-from cdfl.paper import Cell, Results
+from cdfl.paper import Cell, Results, resolve
 from cdfl.paper.experiment import load_experiment
+from cdfl.paper.results import stored
 
 from .small import HEADER, empty, keep
 
@@ -123,6 +124,12 @@ def test_ablations_say_what_became_of_the_claims(tmp_path):
     assert "a small rho serves clusters: holds" in load_experiment("ablations").verdict(results)
     clusters["cluster"] -= 0.2
     assert "a small rho serves clusters: does not hold" in load_experiment("ablations").verdict(results)
+
+
+def test_no_setting_is_run_twice_for_two_questions():
+    cells = load_experiment("ablations").cells(1)
+    settings = [(cell.scenario, stored(resolve(cell, "cpu"))) for cell in cells]
+    assert [one for place, one in enumerate(settings) if one in settings[:place]] == []
 
 
 def test_readings_that_were_not_run_are_named(tmp_path):
