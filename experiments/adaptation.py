@@ -93,7 +93,8 @@ def report(results: Results) -> str:
         f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; > : not in every trial "
     )
     words += "before the next jump.\n"
-    return "\n".join([*parts, words, verdict(results), RULE, provenance(used)])
+    told = [] if results.smoke else [verdict(results), RULE]
+    return "\n".join([*parts, words, *told, provenance(used)])
 
 
 def verdict(results: Results) -> str:

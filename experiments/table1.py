@@ -51,12 +51,15 @@ def report(results: Results) -> str:
         header += [f"{title}, `paper-reading`", "paper", "difference"]
     header += [f"{OURS[algorithm]}, `{preset}`" for preset, algorithm in OWN_COLUMNS]
     lines = [_line(results, row, column) for row in there for column in COLUMNS]
-    parts = [WORDS, table([*header, "trials"], lines), *footnote(there), verdict(results), *_rivals(results)]
-    return "\n".join([*parts, provenance(mine)])
+    told = [] if results.smoke else [verdict(results), *_rivals(results)]
+    return "\n".join([WORDS, table([*header, "trials"], lines), *footnote(there), *told, provenance(mine)])
 
 
 def _line(results: Results, row: Row, column: str) -> list[str]:
-    beside = [(_values(results, row, column, name), _figure(row, name, column)) for name in BESIDE_THE_PAPER]
+    beside = [
+        (_values(results, row, column, name), None if results.smoke else _figure(row, name, column))
+        for name in BESIDE_THE_PAPER
+    ]
     own = [results.values(column, row.scenario, *asked) for asked in OWN_COLUMNS]
     line = [row.title, column]
     for values, published in beside:

@@ -169,7 +169,7 @@ def _line(found: Sequence[Measured], results: Results) -> str:
     told += f"{sum(one['seconds'] for one in found):,.0f} s; {'; '.join(sorted(machines))}; "
     told += f"commit {', '.join(sorted(commits))}."
     told += f" Not run yet: rho {listed(missing)}." if missing else ""
-    return told + (" **A smoke run: it shows that the code works and nothing else.**" if results.smoke else "") + "\n"
+    return told + "\n"
 
 
 def _results(results: Results) -> list[Measured]:

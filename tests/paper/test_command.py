@@ -1,10 +1,12 @@
 """What a command does around its runs: refuse, keep, report."""
 
+from pathlib import Path
+
 import pytest
 
 from cdfl.paper import Cell, Results
 from cdfl.paper import run as running
-from cdfl.paper.command import Only, perform
+from cdfl.paper.command import Only, obey, perform
 from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How
@@ -27,7 +29,9 @@ SMOKE = How(device="cpu", smoke=True, commit="abc")
     ],
 )
 def test_what_an_experiment_without_cells_would_not_look_at_is_refused_first(tmp_path, how, trials, only, option):
-    with pytest.raises(ValueError, match=f"theorem1 is one computation on the CPU.*; leave {option} away"):
+    with pytest.raises(
+        ValueError, match=f"theorem1 is one computation on the CPU, without .* trials .*; leave {option} away"
+    ):
         perform("theorem1", how, tmp_path / "out", trials, only, print)
     assert not (tmp_path / "out").exists()
 
@@ -72,7 +76,31 @@ def test_what_is_done_is_reported_however_it_ends(tmp_path, monkeypatch, error):
     assert "FashionMNIST (2)" in text
     assert "FashionMNIST (6)" not in text
     assert (tmp_path / "overhead.png").exists()
-    assert ("what is done is kept; the same command goes on" in told) is isinstance(error, KeyboardInterrupt)
+    stopped = ["2 of 4 cells are kept, 2 are missing", "the same command goes on from here"]
+    assert [line for line in told if line in stopped] == (stopped if isinstance(error, KeyboardInterrupt) else [])
+
+
+@pytest.mark.parametrize("name", ["list", "readme"])
+@pytest.mark.parametrize(
+    ("how", "out", "trials", "only", "option"),
+    [
+        (How(), None, None, Only(rows=["foo"]), "--rows"),
+        (How(), None, 1, Only(presets=["paper"], algorithms=["cdfl"]), "--presets, --algorithms, --trials"),
+        (How("cuda", "tf32", None, 2, 2, smoke=True), Path("x"), None, Only(),
+         "--together, --processes, --precision, --out, --smoke, --device"),
+    ],
+)  # fmt: skip
+def test_what_has_no_rows_to_run_refuses_options_of_runs(name, how, out, trials, only, option):
+    told: list[str] = []
+    with pytest.raises(ValueError, match=rf"^{name} .*; leave {option} away$"):
+        obey(name, how, out, trials, only, [], told.append)
+    assert told == []
+
+
+def test_results_are_copied_for_the_pages_alone():
+    for name in ("list", "table1"):
+        with pytest.raises(ValueError, match="; leave --add away"):
+            obey(name, How(), None, None, Only(), [Path("other")])
 
 
 def test_nothing_is_reported_where_nothing_was_done(tmp_path, monkeypatch):

@@ -1,5 +1,9 @@
 """What experiments say of results, in tables and in a few sentences."""
 
+import re
+
+import pytest
+
 from cdfl.paper import Cell, Results, resolve
 from cdfl.paper.experiment import load_experiment
 from cdfl.paper.results import stored
@@ -59,6 +63,20 @@ def test_the_verdict_of_table_1_counts_and_names(tmp_path):
     assert f"rows of the paper's data, {after} FedAsync: 1 above, 1 lower in one trial\n" in text
     assert f"(†), {after} FedAsync: 1 higher in one trial\n" in text
     assert "FedBuff" not in text
+
+
+@pytest.mark.parametrize("smoke", [True, False])
+@pytest.mark.parametrize("name", ["table1", "reading", "ablations", "adaptation"])
+def test_smoke_runs_are_not_held_to_the_paper(tmp_path, name, smoke):
+    experiment, results = load_experiment(name), empty(tmp_path)
+    for cell in experiment.cells(1):
+        if cell.scenario in (experiment.smoke_rows or [cell.scenario]):
+            keep(results, cell, HEADER | {"smoke": smoke}, rounds=20 if name == "adaptation" else 6)
+    text = experiment.report(results)
+    assert (experiment.verdict(results) in text) is not smoke
+    if name in ("table1", "reading"):
+        assert bool(re.search(r"[+-]\d*\.\d", text)) is not smoke  # a difference
+        assert (".800 ± .006" in text) is not smoke  # what the paper has
 
 
 def test_table_1_shows_whatever_it_asks_for(tmp_path):

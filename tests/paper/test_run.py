@@ -59,6 +59,30 @@ def test_a_cell_of_other_settings_is_run_again(tmp_path):
     assert results.find(cells("local")[0]).record["config"]["hyperparams"]["weight_decay"] != 0.123
 
 
+@pytest.mark.parametrize(
+    ("together", "told_last"),
+    [
+        (2, r"2 of 3 cells are kept, 1 are missing; .*--together 1 loses less"),
+        (1, r"1 of 3 cells are kept, 2 are missing$"),
+    ],
+)
+def test_interrupted_it_says_what_is_kept_and_how_to_lose_less(tmp_path, monkeypatch, together, told_last):
+    compare, calls = running.compare_events, []
+
+    def interrupted(*given, **options):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return compare(*given, **options)
+
+    monkeypatch.setattr(running, "compare_events", interrupted)
+    asked = [Cell("digits-4", "default", "local", seed, SMALL) for seed in range(3)]
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_missing(asked, empty(tmp_path), How("cpu", together=together, commit="abc"), told.append)
+    assert re.match(told_last, told[-1])
+
+
 def test_interrupted_it_keeps_the_groups_that_are_done(tmp_path, monkeypatch):
     asked = [*cells("local"), *cells("local", learning_rate=0.002)]  # train differently: two groups
     compare, calls = running.compare_events, []

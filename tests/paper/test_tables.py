@@ -33,11 +33,5 @@ def test_provenance_adds_up_seconds_machines_and_commits(tmp_path):
     assert provenance([]) == "Nothing of it has been run yet.\n"
 
 
-def test_smoke_runs_are_never_taken_for_results(tmp_path):
-    results = empty(tmp_path)
-    keep(results, Cell("fashion-mnist-4", "default"), HEADER | {"smoke": True})
-    assert "Smoke runs" in provenance(results)
-
-
 def test_spread_of_one_is_no_deviation():
     assert spread([0.25]) == ".250"
