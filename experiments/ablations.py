@@ -26,7 +26,7 @@ from cdfl.paper.compare import grouped
 from cdfl.paper.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
 from cdfl.paper.rows import COLUMNS
 from cdfl.paper.staleness import histogram, limits, staleness
-from cdfl.paper.tables import number, provenance, spread, table
+from cdfl.paper.tables import number, provenance, span, spread, table
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import find_preset
@@ -147,7 +147,8 @@ def verdict(results: Results) -> str:
     lines = []
     for scenario, title in SCENARIOS.items():
         means = _means(results, scenario)
-        lines += [f"- {title}, {told}\n" for told in (*_claims(scenario, means), *_extremes(means))]
+        told = (*_claims(scenario, means), *_extremes(means), *_left_out(results, scenario))
+        lines += [f"- {title}, {part}\n" for part in told]
     return "".join(lines) or "Ablations have not been run yet.\n"
 
 
@@ -195,6 +196,19 @@ def _extremes(means: Means) -> list[str]:
         best, worst = max(after, key=lambda name: after[name]), min(after, key=lambda name: after[name])
         told.append(f"{question}: {best} {number(after[best])}, {worst} {number(after[worst])}")
     return [f"best and worst value after the reply: {'; '.join(told)}"] if told else []
+
+
+def _left_out(results: Results, scenario: str) -> list[str]:
+    """How many trials there are, and what was not run of a scenario of which something was."""
+    if not _found(results, scenario):
+        return []
+    counts, missing = [], {}
+    for question, preset, name, where, changes in _lines(scenario):
+        counts.append(len(results.trials(where, preset, "cdfl", changes)))
+        if counts[-1] == 0:
+            missing.setdefault(question, []).append(name)
+    listed = "; ".join(f"{question}: {', '.join(names)}" for question, names in missing.items())
+    return [f"{span(counts)} of {TRIALS} trials" + (f"; not run: {listed}" if missing else "")]
 
 
 def draw(results: Results, folder: Path) -> list[str]:

@@ -27,7 +27,8 @@ OURS = {
     "cdfl": "CDFL", "fedsoft": "FedSoft-Async", "fedasync": "FedAsync", "fedbuff": "FedBuff", "ifca": "IFCA",
     "local": "Local (keeps)", "oracle": "Oracle",
 }  # fmt: skip
-OWN_COLUMNS = [*(("default", algorithm) for algorithm in OURS), ("paper", "cdfl")]
+COLUMNS_OF = {"paper-reading": BESIDE_THE_PAPER, "default": OURS, "paper": {"cdfl": "CDFL"}}  # preset -> titles
+OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in COLUMNS_OF[preset]]
 SAME, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 WORDS = (
     "Mean ± deviation over trials; *difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
@@ -38,8 +39,7 @@ WORDS = (
 
 def cells(trials: int) -> list[Cell]:
     """What is compared with the paper first, then our own columns."""
-    algorithms = {"paper-reading": list(BESIDE_THE_PAPER), "default": list(OURS), "paper": ["cdfl"]}
-    return row_cells(algorithms, trials)
+    return row_cells({preset: list(titles) for preset, titles in COLUMNS_OF.items()}, trials)
 
 
 def report(results: Results) -> str:
@@ -52,7 +52,8 @@ def report(results: Results) -> str:
     header += [f"{OURS[algorithm]}, `{preset}`" for preset, algorithm in OWN_COLUMNS]
     lines = [_line(results, row, column) for row in there for column in COLUMNS]
     told = [] if results.smoke else [verdict(results), *_rivals(results)]
-    return "\n".join([WORDS, table([*header, "trials"], lines), *footnote(there), *told, provenance(mine)])
+    notes = footnote(there if results.smoke else EVERY_ROW)  # the verdict names rows that were not run, too
+    return "\n".join([WORDS, table([*header, "trials"], lines), *notes, *told, provenance(mine)])
 
 
 def _line(results: Results, row: Row, column: str) -> list[str]:
@@ -107,7 +108,28 @@ def verdict(results: Results) -> str:
         if any(found.values()):
             told = "; ".join(f"{title}: {count}" for title, count in found.items() if count)
             lines.append(f"- rows {where}, CDFL with `default` after the reply against {told}")
-    return "\n".join([*lines, "", RULE] if lines else ["Table 1 has not been run yet.\n"])
+    if not any(results.find(cell) for cell in cells(TRIALS)):
+        return "Table 1 has not been run yet.\n"
+    return "\n".join([*lines, *_left_out(results), "", RULE])
+
+
+def _left_out(results: Results) -> list[str]:
+    """What was not run at all, and rows with fewer trials than asked for."""
+    missing: list[str] = []
+    counts: dict[str, list[int]] = {row.title: [] for row in EVERY_ROW}
+    for preset, titles in COLUMNS_OF.items():
+        lacking: dict[str, str | None] = {}
+        for row in EVERY_ROW:
+            found = {title: len(results.trials(row.scenario, preset, name)) for name, title in titles.items()}
+            counts[row.title] += found.values()
+            none = [title for title, count in found.items() if count == 0]
+            what = f"`{preset}`" if len(none) == len(found) else f"`{preset}`, {', '.join(none)}"
+            lacking[row.title] = what if none else None
+        missing += [f"{what} on {named(rows)}" for what, rows in grouped(lacking).items()]
+    few = {title: span(found) for title, found in counts.items() if any(0 < count < TRIALS for count in found)}
+    fewer = [f"{count} on {named(rows)}" for count, rows in grouped(few).items()]
+    told = {"not run": missing, f"trials, where they are not {TRIALS}": fewer}
+    return [f"- {what}: {'; '.join(where)}" for what, where in told.items() if where]
 
 
 def _near(results: Results) -> dict[str, str | None]:

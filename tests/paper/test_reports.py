@@ -35,8 +35,8 @@ def test_table_1_is_one_table_beside_the_paper_and_stand_ins_are_not(tmp_path):
     stand_in = next(line for line in lines if line[:2] == ["CIFAR-10 (4) †", "after"])
     assert stand_in[2:5] == [".795 ± .007", "-", "-"]
     assert ".376" not in text  # the paper's figure of CIFAR-100 (4)
-    assert "CIFAR-10 (10 classes)" in text
-    assert "plate" not in text  # a stand-in that is not in the table
+    for note in ("CIFAR-10 (10 classes)", "3,421 instead of 100,000 plate digits"):  # of what was not run as well
+        assert note in text
 
 
 def test_the_verdict_of_table_1_counts_and_names(tmp_path):
@@ -62,7 +62,35 @@ def test_the_verdict_of_table_1_counts_and_names(tmp_path):
     after = "CDFL with `default` after the reply against"
     assert f"rows of the paper's data, {after} FedAsync: 1 above, 1 lower in one trial\n" in text
     assert f"(†), {after} FedAsync: 1 higher in one trial\n" in text
-    assert "FedBuff" not in text
+
+
+def test_table_1_names_what_was_not_run_and_where_trials_are_few(tmp_path):
+    table1, results = load_experiment("table1"), empty(tmp_path)
+    for cell in table1.cells(2):
+        if cell.scenario == "fashion-mnist-6" and (cell.preset, cell.seed) != ("default", 1):
+            keep(results, cell)
+    for seed in range(5):
+        keep(results, Cell("cifar-10-2", "default", seed=seed))
+    rest = "FashionMNIST (2), (3), (4), CIFAR-10 {}(3) †, (4) †, (6) †, MiniImageNet 32x32 (2) †, (3) †, (4) †, (6) †, "
+    rest += "digits with fewer plates †"
+    default = "`default`, FedSoft-Async, FedAsync, FedBuff, IFCA, Local (keeps), Oracle on CIFAR-10 (2) †"
+    lines = table1.verdict(results).splitlines()
+    with_cifar, without = rest.format("(2) †, "), rest.format("")
+    expected = f"- not run: `paper-reading` on {with_cifar}; `default` on {without}; {default}; `paper` on {with_cifar}"
+    assert expected in lines
+    assert "- trials, where they are not 5: 1-2 on FashionMNIST (6)" in lines
+    assert table1.report(results).count("not run: ") == 1
+
+
+def test_table_1_that_is_complete_lacks_nothing(tmp_path):
+    table1, results = load_experiment("table1"), empty(tmp_path)
+    table = table1.cells.__globals__
+    table["EVERY_ROW"] = table["EVERY_ROW"][:1]
+    for cell in table1.cells(5):
+        if cell.scenario == "fashion-mnist-2":
+            keep(results, cell)
+    assert "not run" not in table1.verdict(results)
+    assert "trials, where" not in table1.verdict(results)
 
 
 @pytest.mark.parametrize("smoke", [True, False])
@@ -134,6 +162,10 @@ def test_ablations_say_what_became_of_the_claims(tmp_path):
     little = "more clients change little (1000 within .010 of 100):"
     assert f"{little} holds for before (.000), cluster (.000), not for after (.050)\n" in text
     assert "number of clients: 100 .800, 1000 .750" in text
+    assert "- FashionMNIST (4), 1 of 3 trials; not run: size of proxy set: 2000, 4000; rho: 0.01, 0.5, 1.0; " in text
+    assert "; number of clients: 250, 500; " in text
+    assert text.endswith("; time model, `default`: uniform, sessions, few-active, exponential\n")
+    assert "CIFAR-10" not in text  # nothing of it was run
     assert "small rho" not in text  # one value only
     assert "†" not in load_experiment("ablations").report(results)
     keep(results, Cell(name, "paper-reading", changes={"proximal_strength": 0.01}))
