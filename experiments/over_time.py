@@ -123,24 +123,24 @@ def draw(results: Results, folder: Path) -> list[str]:
                 _panels(column, results, row)
             for own, label in zip(axes[:, 0], YLABELS, strict=True):
                 own.set_ylabel(label)
-            counts = span(
-                len(results.trials(row.scenario, "paper-reading", name)) for row in there for name in ALGORITHMS
-            )
-            legend(axes[0][0], ncols=5 if len(there) > 3 else 2, title=f"paper-reading, trials: {counts}")
+            trials = span(len(results.trials(row.scenario, "paper-reading")) for row in there)
+            legend(axes[0][0], ncols=5 if len(there) > 3 else 2, title=f"paper-reading, trials: {trials}")
         drawn.append(name)
     return drawn
 
 
-YLABELS = ("client accuracy", "client accuracy,\nCDFL - FedSoft-Async", "cluster accuracy")
-SMALL_LEAD = 0.01  # linear up to here, logarithmic beyond: replies of the first sessions are far apart
+LEAD_FROM = 6  # sessions: the first replies are so far apart that nothing else could be seen beside them
+YLABELS = (
+    "client accuracy",
+    f"client accuracy,\nCDFL - FedSoft-Async\nfrom session {LEAD_FROM} on",
+    "cluster accuracy",
+)
 
 
 def _panels(axes, results: Results, row: Row) -> None:
     """What clients have, how far CDFL is ahead in it, what clusters have."""
     clients, lead, clusters = axes
     there = {name: results.trials(row.scenario, "paper-reading", name) for name in ALGORITHMS}
-    lead.set_yscale("symlog", linthresh=SMALL_LEAD)
-    lead.yaxis.set_major_formatter("{x:g}")
     for name in ("after", "before"):
         for algorithm, trials in there.items():
             if trials:
@@ -156,13 +156,14 @@ def _panels(axes, results: Results, row: Row) -> None:
 
 
 def _lead(axes, ours: list[Kept], theirs: list[Kept], name: str) -> None:
-    """How far our curves are above theirs, seed by seed."""
+    """How far our curves are above theirs, seed by seed, after the first sessions."""
     axes.axhline(0, color=GREY, lw=0.5)
     pairs = [(kept, other) for kept in ours for other in theirs if kept.cell.seed == other.cell.seed]
     if pairs:
         (at, first), (_, second) = (_curves(trials, name) for trials in zip(*pairs, strict=True))
         length = min(first.shape[1], second.shape[1])
-        _with_band(axes, at[:length], first[:, :length] - second[:, :length], ls=LINES[name], color=GREY)
+        shown = [place for place in range(length) if at[place] >= LEAD_FROM]
+        _with_band(axes, at[shown], first[:, shown] - second[:, shown], ls=LINES[name], color=GREY)
 
 
 def _curves(trials: Sequence[Kept], name: str) -> tuple[np.ndarray, np.ndarray]:

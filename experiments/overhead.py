@@ -143,7 +143,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = overheads(results)
     if not found:
         return []
-    with figure(folder, "overhead", PAGE, 1.9, smoke=results.smoke) as axes:
+    with figure(folder, "overhead", PAGE, 2.3, smoke=results.smoke) as axes:
         for place, (cost, filled) in enumerate({"download": True, "computation": False}.items()):
             at = np.arange(len(found)) + 0.36 * (place - 0.5)
             bars = [getattr(one, cost) for one in found]
