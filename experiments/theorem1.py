@@ -178,8 +178,12 @@ def _results(results: Results) -> list[Measured]:
     return [Measured(rho, found[str(rho)]) for rho in RHOS if str(rho) in found]
 
 
+ABOVE: Any = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0, "ncols": 3}  # a panel
+ABOVE |= {"handlelength": 1.2, "handletextpad": 0.3, "columnspacing": 0.8}
+
+
 def draw(results: Results, folder: Path) -> list[str]:
-    """The gradient over updates; the bound above it; the rho that the theorem asks for at each distance."""
+    """The gradient over updates; the bound above it; the rho that the theorem asks for at distances that occur."""
     found = _results(results)
     if not found:
         return []
@@ -188,14 +192,18 @@ def draw(results: Results, folder: Path) -> list[str]:
             curve = one.curve
             updates = np.arange(1, len(curve) + 1) / len(curve) * one.mean("updates")
             axes[0].plot(updates, curve, color=color, label=f"rho = {one.rho:g}")
-            for value, marker in ((one.bound, "v"), (one["v1"], "_"), (one.mean("measured"), "o")):
-                axes[1].plot(f"{one.rho:g}", value, marker, color=color)
-            far = np.geomspace(one["largest_distance"] / 100, one["limit"], 60)
-            axes[2].plot(far, [needed_rho(d, one["v1"], EPSILON) for d in far], color=color)
-            axes[2].plot([far[0], far[-1]], [one.rho] * 2, "--", lw=0.8, color=color)
+            values = {"bound": (one.bound, "v"), "V_1": (one["v1"], "_"), "measured": (one.mean("measured"), "o")}
+            marks = [axes[1].plot(f"{one.rho:g}", value, mark, color=color)[0] for value, mark in values.values()]
+            largest = one["largest_distance"]
+            far = np.geomspace(largest / 100, largest, 60)
+            lines = axes[2].plot(far, [needed_rho(d, one["v1"], EPSILON) for d in far], color=color)
+            lines += axes[2].plot([far[0], largest], [one.rho] * 2, "--", lw=0.8, color=color)
+            lines += axes[2].plot(largest, one["needed_at_largest"], "o", color=color)
         axes[0].set(xlabel="updates of a cluster", ylabel="squared gradient")
         axes[0].set_ylim(bottom=0)
+        axes[1].set(yscale="log", xlabel="rho", ylabel="squared gradient")
+        axes[1].legend(marks, values, **ABOVE)
+        axes[2].set(xscale="log", yscale="log", xlabel="distance ||v - u||", ylabel="rho")
+        axes[2].legend(lines, ("needed", "used", "largest distance"), **ABOVE)
         legend(axes[0], ncols=len(found))
-        axes[1].set(yscale="log", xlabel="rho", title="bound (v), V_1 (-), measured (o)")
-        axes[2].set(xscale="log", yscale="log", xlabel="distance ||v - u||", title="rho needed (-), used (--)")
     return ["theorem1"]
