@@ -16,7 +16,7 @@ from statistics import fmean
 
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped, held, named, tally
-from cdfl.paper.figures import COLORS, COLUMN, MARKERS, PALE, figure, legend, means
+from cdfl.paper.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means
 from cdfl.paper.rows import COLUMNS, LOCAL, Figure, footnote
 from cdfl.paper.tables import difference, distance, printed, provenance, span, spread, table
 
@@ -163,27 +163,30 @@ def _figure(row: Row, algorithm: str, column: str) -> Figure | None:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """CDFL's figures on the paper's own data: the paper's bars, and our means in two presets."""
+    """CDFL's and FedSoft-Async's figures on the paper's own data: the paper's bars, and our means in two presets."""
     if not any(results.trials(row.scenario, "paper-reading") for row in SAME):
         return []
-    with figure(folder, "table1", COLUMN, 2.4, smoke=results.smoke, ncols=3, sharey=True) as axes:
+    with figure(folder, "table1", PAGE, 2.6, smoke=results.smoke, ncols=3, sharey=True) as axes:
         for place, column in enumerate(COLUMNS):
-            _panel(axes[place], results, column)
-        axes[0].set_ylabel("accuracy of CDFL")
+            for algorithm, aside in (("cdfl", -0.2), ("fedsoft", 0.2)):
+                _figures(axes[place], results, column, algorithm, aside)
+            axes[place].set_xticks(range(len(SAME)), [row.printed.split("(")[1][:-1] for row in SAME])
+            axes[place].set(title=column)
+        axes[0].set_ylabel("accuracy")
         axes[1].set_xlabel("FashionMNIST, number of clusters")
         legend(axes[0], ncols=3)
     return ["table1"]
 
 
-def _panel(axes, results: Results, column: str) -> None:
+def _figures(axes, results: Results, column: str, algorithm: str, aside: float) -> None:
+    """One accuracy of one algorithm in all rows, to the left or to the right of their middles."""
     axes.use_sticky_edges = False  # else the lowest bar looks cut
-    for at, row in enumerate(SAME):
-        mean, deviation = row.published("cdfl", column)
-        label = "paper ± 2 SD" if at == 0 else None
-        axes.bar(at, 4 * deviation, 0.7, mean - 2 * deviation, color=PALE, label=label)
-        axes.plot([at - 0.35, at + 0.35], [mean, mean], color="white", lw=0.8)
+    at = [place + aside for place in range(len(SAME))]
+    for place, row in zip(at, SAME, strict=True):
+        mean, deviation = row.published(algorithm, column)
+        axes.bar(place, 4 * deviation, 0.36, mean - 2 * deviation, color=PALE, label="the paper ± 2 SD")
+        axes.plot([place - 0.18, place + 0.18], [mean, mean], color="white", lw=0.8)
     for preset in ("paper-reading", "default"):
-        trials = [results.values(column, row.scenario, preset) for row in SAME]
-        means(axes, range(len(SAME)), trials, ls="", color=COLORS["cdfl"], label=preset, **MARKERS[preset])
-    axes.set_xticks(range(len(SAME)), [row.printed.split("(")[1][:-1] for row in SAME])
-    axes.set(title=column)
+        trials = [results.values(column, row.scenario, preset, algorithm) for row in SAME]
+        style = {"ls": "", "color": COLORS[algorithm]} | MARKERS[preset]
+        means(axes, at, trials, label=f"{LABELS[algorithm]}, {preset}", **style)
