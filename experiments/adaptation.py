@@ -20,7 +20,7 @@ import numpy as np
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import Cell, Kept, Results
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
-from cdfl.paper.figures import COLORS, GREY, LABELS, PAGE, figure, legend
+from cdfl.paper.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
 from cdfl.paper.rows import LOCAL
 from cdfl.paper.tables import NOTHING, number, provenance, spread, table
 
@@ -65,9 +65,9 @@ def around(kept: Kept) -> dict[str, Any]:
         found.append(at | {"level": float(level), "uploads": float(back[0] + 1) if len(back) else None})
     if not found:
         return {}
-    means: dict[str, Any] = {name: fmean(jump[name] for jump in found) for name in ("level", "held", "before", "after")}
+    mean: dict[str, Any] = {name: fmean(jump[name] for jump in found) for name in ("level", "held", "before", "after")}
     waits = [jump["uploads"] for jump in found]
-    return means | {"uploads": None if None in waits else fmean(waits)}
+    return mean | {"uploads": None if None in waits else fmean(waits)}
 
 
 def report(results: Results) -> str:
@@ -147,8 +147,16 @@ def _numbers(found: list[dict[str, Any]]) -> list[str]:
     return [*columns, lost, recovered]
 
 
+MOMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "level": ("level before the jump", {"marker": "|", "ms": 8}),
+    "held": ("old model, new data", {"marker": "x"}),
+    "before": ("after local training", MARKERS["before"]),
+    "after": ("after the reply", MARKERS["after"]),
+}
+
+
 def draw(results: Results, folder: Path) -> list[str]:
-    """Replies over a client's uploads; main clusters jump at the lines."""
+    """What a client has before the jump and in the three moments after it, of every algorithm that was run."""
     there = [
         (scenario, preset)
         for preset in PRESETS
@@ -157,32 +165,24 @@ def draw(results: Results, folder: Path) -> list[str]:
     ]
     if not there:
         return []
-    shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False}
-    with figure(folder, "adaptation", PAGE, 2.7, **shown) as axes:
+    shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False, "sharey": True}
+    with figure(folder, "adaptation", PAGE, 3.1, **shown) as axes:
         for own, (scenario, preset) in zip(axes[0], there, strict=True):
             _panel(own, results, scenario, preset)
-            own.set(title=f"{SCENARIOS[scenario]}, {preset}", xlabel="upload of a client")
-        axes[0][0].set_ylabel("accuracy of the reply")
+            several = len(results.trials(scenario, preset)) > 1
+            own.set(title=f"{SCENARIOS[scenario]}, {preset}", xlabel="accuracy ± SD" if several else "accuracy")
+        axes[0][0].set_yticks(range(len(ALGORITHMS)), [NAMES[algorithm] for algorithm in ALGORITHMS])
+        axes[0][0].set_ylim(len(ALGORITHMS) - 0.5, -0.5)
         legend(axes[0][0], ncols=4)
     return ["adaptation"]
 
 
 def _panel(axes, results: Results, scenario: str, preset: str) -> None:
-    for algorithm in ("cdfl", "fedsoft", "fedasync", "fedbuff", "local", LOCAL):
-        trials = results.trials(scenario, preset, algorithm)
-        if not trials or (algorithm == LOCAL and preset == "default"):  # there, Local that keeps its model is better
-            continue
-        last = max(jumps(trials[0]), default=0) + trials[0].record["config"]["scenario"]["drift"]["every"]
-        after, held = (_mean(trials, name)[:last] for name in ("after", "held"))
-        axes.plot(np.arange(1, len(after) + 1), after, color=COLORS[algorithm], label=LABELS[algorithm])
-        if algorithm == "cdfl":
-            label = "CDFL: model held when the data came"  # the first is that of the start, which nobody trained for it
-            axes.plot(np.arange(2, len(held) + 1), held[1:], "-.", lw=0.9, color=COLORS[algorithm], label=label)
-    for jump in jumps(results.trials(scenario, preset)[0]):
-        axes.axvline(jump + 0.5, color=GREY, lw=0.8, ls="--", zorder=0, label="main clusters jump")
-
-
-def _mean(trials: list[Kept], name: str) -> np.ndarray:
-    curves = [kept.digest["updates"][name] for kept in trials]
-    length = min(map(len, curves))
-    return np.mean([curve[:length] for curve in curves], axis=0)
+    """A line for each algorithm, as in the tables; none where it was not run."""
+    for line, algorithm in enumerate(ALGORITHMS):
+        found = [at for kept in results.trials(scenario, preset, algorithm) if (at := around(kept))]
+        for place, (moment, (label, style)) in enumerate(MOMENTS.items()):
+            values = [[at[moment] for at in found]]
+            where = [line + 0.16 * (place - 1.5)]
+            means(axes, where, values, across=True, ls="", color=COLORS[algorithm], label=label, **style)
+        axes.axhline(line + 0.5, color=GREY, lw=0.4)
