@@ -13,7 +13,7 @@ for FashionMNIST (2 trials), six processes side by side; about half an hour for 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -227,6 +227,7 @@ PANELS = {
     (*ORDERED, "drift"): 2.1,
     ("(a, b)", "(a, b), uniform uploads", "time model", "time model, `default`", "clusters"): 2.7,
 }
+CHARACTERS = 90  # side by side in all panels of a line
 
 
 def _accuracies(results: Results, scenario: str, title: str, folder: Path) -> str:
@@ -238,14 +239,16 @@ def _accuracies(results: Results, scenario: str, title: str, folder: Path) -> st
     heights = [height for _, height in rows]
     name = f"ablations-{scenario.removesuffix('-ablation')}"
     grid: Any = {"nrows": len(rows), "ncols": max(len(row) for row, _ in rows), "sharey": "row", "squeeze": False}
-    with figure(folder, name, PAGE, sum(heights), smoke=results.smoke, height_ratios=heights, **grid) as axes:
+    room = CHARACTERS // grid["ncols"]
+    with figure(folder, name, PAGE, sum(heights) + 0.3, smoke=results.smoke, height_ratios=heights, **grid) as axes:
         for line, (row, _) in zip(axes, rows, strict=True):
-            line[0].set_ylabel(f"accuracy, {title.replace(' (4)', '')}")  # a panel is about other numbers of clusters
+            line[0].set_ylabel(f"accuracy,\n{title.replace(' (4)', '')}")  # a panel is about other numbers of clusters
             for own, question in zip_longest(line, row):
                 if question is None:
                     own.set_axis_off()
                     continue
                 _panel(own, found[question], joined=question in ORDERED)
+                _name_values(own, list(found[question]), room)
                 own.set_title(_title(question, presets[question]))
         legend(axes[0][0], ncols=4)
     return name
@@ -267,10 +270,14 @@ def _panel(axes, values: Mapping[str, list[Kept]], joined: bool) -> None:
     for place, found in enumerate(values.values()):
         if not found[0].cell.changes:
             axes.axvspan(place - 0.4, place + 0.4, color=PALE, lw=0, zorder=0, label="value of the preset")
-    names = list(values)
-    turned: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(values)), names, **(turned if len("".join(names)) > 12 else {}))
     axes.set_xlim(-0.5, len(values) - 0.5)
+
+
+def _name_values(axes, names: Sequence[str], room: int) -> None:
+    """Names below the axis, turned where so many characters are too few for all of them in places of one size."""
+    fit = len(names) * (max(map(len, names)) + 1) <= room
+    turned: Any = {} if fit else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), names, **turned)
 
 
 def _staleness(results: Results, scenario: str, title: str, folder: Path) -> list[str]:
