@@ -141,10 +141,10 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 def _pairs(runs: dict[str, Kept], scenario: str, folder: Path, *, smoke: bool) -> None:
     row = next(row for row in EVERY_ROW if row.scenario == scenario)
-    shown = f"{row.title}, paper-reading; last {len(runs['cdfl'].digest['mixtures']['true'])} uploads of one run"
+    shown = f"{row.title}, paper-reading;\nlast {len(runs['cdfl'].digest['mixtures']['true'])} uploads of one run"
     if not row.printed.startswith("MiniImagenet"):
         shown += "\n(the paper shows MiniImagenet (6))"
-    with figure(folder, "estimation-mixtures", COLUMN, 2.3, smoke=smoke, ncols=2, sharey=True) as axes:
+    with figure(folder, "estimation-mixtures", COLUMN, 2.5, smoke=smoke, ncols=2, sharey=True) as axes:
         for place, (name, kept) in enumerate(runs.items()):
             mixtures = kept.digest["mixtures"]
             true, estimated = np.ravel(mixtures["true"]), np.ravel(mixtures["estimated"])

@@ -131,7 +131,7 @@ def _taken(found: list[Tried]) -> str:
     mine = next((one for one in found if one.name == TAKEN), None)
     if mine is None:
         return ""
-    return f" Taken as `paper-reading`: {TAKEN} ({mine.worst:.1f}), whose bars do not rank clusters upside down."
+    return f" Taken as `paper-reading`: {TAKEN} ({mine.worst:.1f}), whose bars do not rank clusters upside down there."
 
 
 def _limits(results: Results) -> list[str]:
