@@ -9,8 +9,9 @@ READY  := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
 
+# A process for each core, four at most; the tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)
