@@ -3,7 +3,8 @@
 Claim: the paper's: one reply brings a client back to where it was; alone it takes longer. It has no figure of it, and
 does not ask whether rivals do as well.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 10
-(FashionMNIST) or 5 (8x8 digits) uploads of a client.
+(FashionMNIST) or 5 (8x8 digits) uploads of a client; with `paper-reading` that is when a client comes back after an
+absence, and what it finds is what clusters learned meanwhile, too.
 Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of
 2,000 uploads, about four minutes with four processes side by side; 40 of 600, about seven minutes.
 

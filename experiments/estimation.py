@@ -53,7 +53,8 @@ def report(results: Results) -> str:
             values = [[kept.end["divergence"] for kept in trials] for trials in found]
             rows.append([row.title, number(equal_shares(row.scenario)), *map(spread, values), span(map(len, found))])
     header = ["row", "equal shares", *COMPARED.values(), "trials"]
-    return "\n".join([table(header, rows), *footnote(there), verdict(results), RULE, provenance(used)])
+    told = [] if results.smoke else [verdict(results), RULE]
+    return "\n".join([table(header, rows), *footnote(there), *told, provenance(used)])
 
 
 def verdict(results: Results) -> str:

@@ -6,7 +6,7 @@ Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms (Lo
 printed values, CDFL alone.
 Machine: one H200 for full runs; seconds stand beside the results. Cost: 55 runs a row, 11 with `--trials 1`.
 With several processes side by side 55 runs take three to seven minutes for FashionMNIST, about seventeen for the
-digits; a ResNet-18 takes 30 to 75 seconds a run with two or three clusters.
+digits; a ResNet-18 takes half a minute to a minute and a half a run, the longer the more clusters.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """

@@ -59,10 +59,9 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
         failures = _run_groups(groups, results, how, tell)
     except KeyboardInterrupt:
         kept = sum(_is_known(cell, configs[key], results) for key, cell in missing.items())
-        share = (
-            1 if how.smoke else max(map(len, groups), default=1)
-        )  # smoke runs are one group whatever --together says
-        tell(stopped(len(configs) - len(wanted) + kept, len(configs), share))
+        largest = max(map(len, groups), default=1)
+        together = 1 if how.smoke else largest  # smoke runs are one group, whatever --together says
+        tell(stopped(len(configs) - len(wanted) + kept, len(configs), together))
         raise
     if failures:
         raise UnfinishedError(failures, len(groups))
