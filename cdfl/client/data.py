@@ -35,15 +35,22 @@ def is_batch(data: Any) -> bool:
     return isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list)
 
 
+def filled(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Those batches that have samples: of none the mean loss is NaN, and a training on them is none."""
+    return (pair for pair in map(pair_of, batches) if _length(pair[1]) > 0)
+
+
 def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
     """All batches so many times, on a device."""
     for _ in range(count):
         empty = True
-        for inputs, targets in map(pair_of, batches):
+        for inputs, targets in filled(batches):
             empty = False
             yield moved(inputs, device), moved(targets, device)
         if empty:
-            raise ValueError("there is no data to train on; expected at least one batch of (inputs, targets)")
+            raise ValueError(
+                "there is no data to train on; expected at least one batch of (inputs, targets) with samples in it"
+            )
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -68,7 +75,7 @@ def count_samples(batches: Iterable[Batch]) -> int:
 
 
 def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
-    """The loss of a model on data, without training it: the mean over batches, each weighted by its samples."""
+    """The loss of a model on filled batches, without training it: their mean, each weighted by its samples."""
     was_training = model.training
     model.eval()
     total, samples = 0.0, 0
@@ -78,7 +85,7 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: to
             total += float(loss(model(inputs), targets)) * _length(targets)
             samples += _length(targets)
     model.train(was_training)
-    mean = total / samples if samples else 0.0
+    mean = total / samples
     if not math.isfinite(mean):
         raise DivergedError(f"the loss on fresh data is {mean}; look at the data, or join again")
     return mean

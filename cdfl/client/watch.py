@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cdfl.client.data import Batch, Data, batches_of, count_samples, mean_loss
+from cdfl.client.data import Batch, Data, batches_of, count_samples, filled, mean_loss
 from cdfl.client.errors import DivergedError, ServerAwayError
 from cdfl.policy import Look, Policy
 
@@ -43,12 +43,14 @@ class Watcher:
             client.join()
 
     def look(self, data: Data) -> Seen:
-        """Look at fresh data; train and upload if the policy says so."""
+        """Look at fresh data; train and upload if the policy says so. Of no samples it is not asked."""
         client = self.client
-        batches = list(batches_of(data, client.hyperparams.batch_size))
+        batches = list(filled(batches_of(data, client.hyperparams.batch_size)))
         self._number += 1
-        self._recent.append(batches)
         samples, losses, reply = count_samples(batches), list[float](), self._flush()
+        if not batches:
+            return Seen(self._number, samples, None, decided=False, reply=reply, pending=client.pending)
+        self._recent.append(batches)
 
         def measure() -> float:
             losses.append(mean_loss(client.model, batches, client.loss, client.device))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from cdfl.policy import Always
+from cdfl.policy import Always, LossRises
 
 from .toy import make_data
 
@@ -55,3 +55,27 @@ def test_batches_that_are_no_pairs(make_client, data, words):
 )
 def test_batches_that_are(make_client, data):
     assert make_client().update(data).outcome == "applied"
+
+
+NOTHING = (INPUTS[:0], TARGETS[:0])
+
+
+@pytest.mark.parametrize("data", [NOTHING, [NOTHING], [NOTHING, NOTHING], []])
+def test_no_samples_are_no_training(server, make_client, data):
+    client = make_client()
+    with pytest.raises(ValueError, match="there is no data to train on; expected at least one batch"):
+        client.update(data)
+    assert (client.pending, client.uploads) == (False, 0)
+    seen = list(client.watch([data, (INPUTS, TARGETS)], Always()))
+    assert [(event.samples, event.decided) for event in seen] == [(0, False), (24, True)]
+    assert len(server.applied) == 1
+
+
+def test_an_empty_batch_among_others_counts_for_nothing(make_client):
+    (event,) = make_client().watch([[(INPUTS, TARGETS), NOTHING]], LossRises())
+    assert (event.samples, event.trouble) == (24, "")
+    alone, both = make_client(), make_client()
+    for client in (alone, both):
+        client.join()
+    whole = [(INPUTS, TARGETS)]
+    assert torch.equal(alone.train(whole), both.train([NOTHING, *whole, NOTHING]))
