@@ -44,7 +44,7 @@ class Dataset:
         >>> Dataset.from_arrays("mine", (images, [0, 1]), (images, [1, 0])).input_shape
         (3, 4, 4)
         """
-        labels = [torch.as_tensor(np.asarray(half[1]).astype(np.int64).reshape(-1)) for half in (train, test)]
+        labels = [_whole(f"{name} {half}", given) for half, (_, given) in (("train", train), ("test", test))]
         if num_classes is None:
             num_classes = 1 + max(int(part.max()) if len(part) else 0 for part in labels)
         return cls(
@@ -81,6 +81,18 @@ class Dataset:
             test_images=self.test_images.to(device),
             test_labels=self.test_labels.to(device),
         )
+
+
+def _whole(name: str, labels: np.ndarray) -> Tensor:
+    """Labels as int64; 1.0 is 1, but nothing is rounded."""
+    labels = np.asarray(labels).reshape(-1)
+    if labels.dtype.kind == "f":
+        wrong = labels[~(np.isfinite(labels) & (labels == np.rint(labels)))]
+    else:
+        wrong = labels[:0] if labels.dtype.kind in "iub" else labels
+    if len(wrong):
+        raise DataError(f"{name}: label {wrong[0].item()!r} is no whole number; number the classes 0, 1, 2, ...")
+    return torch.from_numpy(labels.astype(np.int64))
 
 
 def _channels_first(name: str, images: np.ndarray) -> Tensor:

@@ -16,11 +16,20 @@ def test_arrays_become_channels_first():
     assert data.train_labels.dtype == torch.int64
 
 
+def test_whole_numbers_are_labels_whatever_their_type():
+    for labels in ([0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8), np.array([[0], [1], [2]])):
+        assert Dataset.from_arrays("mine", (IMAGES, labels), (IMAGES, LABELS)).train_labels.tolist() == LABELS
+
+
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
         ((IMAGES, [0, 1, 7]), (IMAGES, LABELS), "mine train: label 7 is out of range; 3 classes are numbered 0..2"),
         ((IMAGES, [0, -1, 2]), (IMAGES, LABELS), "mine train: label -1 is out of range"),
+        ((IMAGES, [0, 0.7, 2]), (IMAGES, LABELS), "mine train: label 0.7 is no whole number; number the classes 0, 1"),
+        ((IMAGES, LABELS), (IMAGES, [0, 1, np.nan]), "mine test: label nan is no whole number"),
+        ((IMAGES, LABELS), (IMAGES, [0, 1, np.inf]), "mine test: label inf is no whole number"),
+        ((IMAGES, ["cat", "dog", "cat"]), (IMAGES, LABELS), "mine train: label 'cat' is no whole number"),
         ((IMAGES, [0, 1]), (IMAGES, LABELS), "mine train: 3 images need as many int64 labels"),
         ((IMAGES, LABELS), (IMAGES[:, :3], LABELS), r"mine: train images are \(1, 4, 4\) .* resize them to one size"),
         ((IMAGES, LABELS), (IMAGES[:0], []), "mine: there are no test images"),

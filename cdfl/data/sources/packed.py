@@ -42,7 +42,10 @@ def read_npz(name: str, path: Path, num_classes: int | None = None) -> Dataset:
     """Read a dataset from one `.npz` file."""
     found = _arrays(path, ARRAYS)
     train, test = ((found[f"{half}_images"], found[f"{half}_labels"]) for half in ("train", "test"))
-    return Dataset.from_arrays(name, train, test, num_classes)
+    try:
+        return Dataset.from_arrays(name, train, test, num_classes)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:

@@ -54,3 +54,10 @@ def test_broken_npz_files_get_one_sentence(tmp_path, make_dataset):
     np.savez(path, train_images=np.array([object()]), train_labels=0, test_images=0, test_labels=0)
     with pytest.raises(DataError, match="Object arrays cannot be loaded"):
         read_npz("mine", path)
+
+
+def test_what_is_wrong_with_the_arrays_is_said_with_the_name_of_their_file(tmp_path):
+    path, images = tmp_path / "mine.npz", np.zeros((2, 4, 4), np.uint8)
+    np.savez(path, train_images=images, train_labels=[0.7, 1.7], test_images=images, test_labels=[0, 1])
+    with pytest.raises(DataError, match=r"mine\.npz: mine train: label 0\.7 is no whole number"):
+        read_npz("mine", path)
