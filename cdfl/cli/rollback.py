@@ -42,5 +42,9 @@ def _list(opened: "Store") -> None:
     newest = opened.newest_epoch()
     typer.echo(f"the store is at epoch {newest}; there are snapshots of")
     for snapshot in opened.snapshots():
+        fault = opened.fault_of(snapshot)
+        if fault and snapshot not in opened.snapshots():  # a running server has deleted it meanwhile
+            continue
         taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created))
-        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {counted(newest - snapshot.epoch, 'upload')} ago")
+        ago = counted(newest - snapshot.epoch, "upload")
+        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {ago} ago{f'; cannot be read: {fault}' if fault else ''}")

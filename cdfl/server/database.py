@@ -347,7 +347,7 @@ def _translated() -> Iterator[None]:
     except (DatabaseError, sqlite3.DatabaseError) as error:
         if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # our mistake, not the database's
             raise
-        raise StoreDamaged(f"the database cannot be read: {_first_line(error)}; restore a backup") from error
+        raise StoreDamaged(f"the database cannot be read: {_first_line(error)}", "restore a backup") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -39,6 +39,10 @@ class StoreVersion(StoreError):  # noqa: N818
 class StoreDamaged(StoreError):  # noqa: N818
     """A stored value is not what was written."""
 
+    def __init__(self, what: str, remedy: str = "restore a backup, or go back with `cdfl rollback`") -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
+
 
 @dataclass(frozen=True)
 class Entry:

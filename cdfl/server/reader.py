@@ -49,7 +49,7 @@ class Reader:
             if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
                 raise StoreDamaged(
                     f"entry {entry.epoch} moved the clusters by {entry.rates}, but the stored hyperparameters give "
-                    f"{tuple(reply.rates.tolist())}; restore a backup, or go back with `cdfl rollback`"
+                    f"{tuple(reply.rates.tolist())}"
                 )
             if progress is not None:
                 progress(state.epoch - newest.epoch, total)
@@ -66,6 +66,26 @@ class Reader:
         if epoch not in kept:
             raise ValueError(f"there is no snapshot of epoch {epoch}; there are those of {', '.join(map(str, kept))}")
         return kept[epoch]
+
+    def check_snapshot(self, epoch: int) -> None:
+        """Refuse to go back to a snapshot that is not there or cannot be read, and say which others can."""
+        fault = self.fault_of(self.snapshot_at(epoch))
+        if fault is None:
+            return
+        others = [str(other.epoch) for other in self.snapshots() if other.epoch != epoch and not self.fault_of(other)]
+        instead = f"or go back to {' or '.join(others)}, which can be read" if others else "no other one can be read"
+        raise StoreDamaged(
+            f"the snapshot of epoch {epoch} cannot be read, so nothing was deleted: {fault}",
+            f"restore it from a backup, {instead}",
+        )
+
+    def fault_of(self, snapshot: Snapshot) -> str | None:
+        """Why a snapshot cannot be read; None: it can."""
+        try:
+            load_state(snapshot, self.layout(), self.blobs)
+        except StoreDamaged as error:
+            return error.what
+        return None
 
     def layout(self) -> Layout:
         """The layout of the model the store was begun with."""

@@ -28,22 +28,19 @@ def replay(
     which answers an upload that was too old.
     """
     if entry.epoch != state.epoch + 1:
-        raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}; restore a backup")
+        raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}", "restore a backup")
     mixture = _tensor(last_mixture)
     if entry.outcome != "applied" and not anew:
         state = state.replace(epoch=entry.epoch, recent_harms=_harms(state, entry))
         estimated = entry.outcome == "rejected" and entry.mixture != ()  # (): its client was forgotten
         return state, join(state, hyperparams, _tensor(entry.mixture) if estimated else mixture)
     if local_model is None:
-        raise StoreDamaged(f"the upload of entry {entry.epoch} is missing; restore a backup, or `cdfl rollback`")
+        raise StoreDamaged(f"the upload of entry {entry.epoch} is missing")
     if base_model is None and hyperparams.cluster_step == "along" and entry.outcome == "applied":
-        raise StoreDamaged(
-            f"the model that the upload of entry {entry.epoch} was trained from is missing; "
-            "restore a backup, or `cdfl rollback`"
-        )
+        raise StoreDamaged(f"the model that the upload of entry {entry.epoch} was trained from is missing")
     measured = entry.outcome == "applied" and entry.losses is not None  # a rejected one may be beyond all numbers
     if measured and entry.distances is None and hyperparams.measures == "relative":
-        raise StoreDamaged(f"the distances of entry {entry.epoch} are missing; restore a backup, or `cdfl rollback`")
+        raise StoreDamaged(f"the distances of entry {entry.epoch} are missing")
     known = {"losses": _tensor(entry.losses)} if anew else {"mixture": _tensor(entry.mixture)}
     upload = Upload(
         local_model, entry.base_epoch, entry.client_id, base_model=base_model, past_harm=entry.past_harm, **known

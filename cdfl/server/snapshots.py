@@ -12,6 +12,8 @@ from cdfl.server.blobs import Blobs, digest_of, new_name
 from cdfl.server.journal import Snapshot, StoreDamaged, StoreUnavailable
 from cdfl.wire import body_parts, decode_model
 
+REMEDY = "restore it from a backup, or go back with `cdfl rollback`"
+
 
 def save_snapshot(state: ServerState, layout: Layout, hyperparams: Hyperparams, blobs: Blobs) -> Snapshot:
     """Write every cluster model; returns the row that makes them a snapshot. Durable after `blobs.settle()`."""
@@ -61,13 +63,11 @@ def read_exactly(blobs: Blobs, name: str, digest: str) -> bytearray | mmap.mmap:
     """A blob that must have this sha256."""
     data = blobs.view(name)
     if data is None:
-        raise StoreDamaged(f"the blob {name} is missing; restore it from a backup, or go back with `cdfl rollback`")
+        raise StoreDamaged(f"the blob {name} is missing", REMEDY)
     found = digest_of(data)
     if found != digest:
-        raise StoreDamaged(
-            f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {digest[:12]}...; "
-            "restore it from a backup, or go back with `cdfl rollback`"
-        )
+        what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {digest[:12]}..."
+        raise StoreDamaged(what, REMEDY)
     return data
 
 

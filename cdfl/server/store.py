@@ -141,15 +141,18 @@ class Store(Reader):
         self._discard(names)
 
     def cut_off(self, epoch: int) -> tuple[int, int]:
-        """How many uploads of how many clients a rollback to this snapshot deletes."""
-        self.snapshot_at(epoch)
+        """How many uploads of how many clients a rollback to this snapshot deletes; refused as `rollback` is."""
+        self.check_snapshot(epoch)
         with self.reading() as connection:
             return rows.count_after(connection, epoch)
 
     def rollback(self, epoch: int) -> None:
-        """Go back to a snapshot: everything after it is deleted. Clients given a later epoch must ask for a model."""
+        """Go back to a snapshot: everything after it is deleted. Clients given a later epoch must ask for a model.
+
+        StoreDamaged, and nothing is deleted, where the snapshot cannot be read: what comes after may be all there is.
+        """
         with self._turn:
-            self.snapshot_at(epoch)
+            self.check_snapshot(epoch)
             try:
                 with self.writing() as connection:
                     names = rows.cut(connection, epoch)

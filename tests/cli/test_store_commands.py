@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,12 @@ def toy(place):
             toy.snapshot()
         toy.upload("car-7")
     return toy
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 class Server(threading.Thread):
@@ -189,10 +196,7 @@ def test_verify(toy, place):
     with Store.open(place) as store:
         (entry,) = store.entries(after=4, limit=1)
         assert call("verify", "--store", place)[0] == 0  # beside a server
-    path = place / "blobs" / entry.upload
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip_a_bit(place / "blobs" / entry.upload)
     code, output = call("verify", "--store", place)
     assert code == 1
     assert f"entry 5: the blob {entry.upload} is damaged: its sha256 is " in output
@@ -223,6 +227,35 @@ def test_rollback(toy, place):
     with Store.open(place) as store:
         assert store.epoch == store.recover().state.epoch == 6
         assert not store.was_given("car-7", 10)
+
+
+@pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink], ids=["damaged", "missing"])
+def test_no_way_back_to_a_snapshot_that_cannot_be_read(toy, place, harm):
+    with Store.open(place) as store:
+        kept = store.snapshots()
+    blobs = [place / "blobs" / snapshot.models[1] for snapshot in kept]
+    harm(blobs[0])
+    everything = {path.name for path in (place / "blobs").iterdir()}
+    code, output = call("rollback", 3, "--store", place)  # nobody is asked
+    assert code == 2
+    said = "cdfl: the snapshot of epoch 3 cannot be read, so nothing was deleted: the blob "
+    assert output.startswith(f"{said}{blobs[0].name} is ")
+    assert output.endswith("; restore it from a backup, or go back to 6 or 9, which can be read")
+    assert call("rollback", 3, "--store", place, "--yes") == (code, output)
+    assert {path.name for path in (place / "blobs").iterdir()} == everything
+    with Store.open(place) as store:
+        assert same_state(store.recover().state, toy.state)
+
+    output = call("rollback", "--store", place)[1]
+    assert f"7 uploads ago; cannot be read: the blob {blobs[0].name} is " in output
+    assert output.count("cannot be read") == 1
+    harm(blobs[2])
+    output = call("rollback", 9, "--store", place, "--yes")[1]
+    assert output.endswith("; restore it from a backup, or go back to 6, which can be read")
+    assert call("rollback", 6, "--store", place, "--yes")[0] == 0
+    harm(blobs[1])
+    output = call("rollback", 6, "--store", place, "--yes")[1]
+    assert output.endswith("; restore it from a backup, no other one can be read")
 
 
 # -- export

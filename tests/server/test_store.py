@@ -298,6 +298,16 @@ def test_back_to_a_snapshot(toy, store, where):
         assert again.epoch == 3
 
 
+def test_a_snapshot_that_breaks_before_the_answer_comes_deletes_nothing(toy, store):
+    """`cdfl rollback` asks first, and an answer may take its time."""
+    toy.upload("car-7")
+    assert store.cut_off(0) == (1, 1)
+    store.blobs.delete(store.snapshots()[0].models[:1])
+    with pytest.raises(StoreDamaged, match="the snapshot of epoch 0 cannot be read, so nothing was deleted"):
+        store.rollback(0)
+    assert (store.epoch, len(store.entries(after=0))) == (1, 1)
+
+
 def test_many_read_while_one_writes(toy, store):
     toy.upload("car-7")
     stop, seen, failures = threading.Event(), [], []
