@@ -2,6 +2,7 @@
 
 A policy is a setting; what it remembers of one client is a short list of numbers that the caller keeps and passes in
 again, so a policy serves a simulated client, ten thousand of them, or a real one that survives its own restart.
+Whoever asks a policy does so through `ask`: it may be somebody's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,10 @@ from datetime import time as TimeOfDay
 from statistics import fmean
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from cdfl.own import check_method
 
 Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
 
@@ -36,6 +41,28 @@ class Policy(Protocol):
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Is it time to train and upload? Also returns what to remember."""
         ...
+
+
+def check_policy(policy: Policy, name: str = "policy") -> None:
+    """Refuse what cannot be asked."""
+    check_method(name, policy, "decide", 2, "an object with decide(memory, look) -> (memory, bool)")
+
+
+def ask(policy: Policy, memory: Memory, look: Look) -> tuple[Memory, bool]:
+    """What a policy decides, if it is something that a decision can be and that a file can keep.
+
+    >>> ask(Always(), (), Look(60, lambda: 0.1))
+    ((), True)
+    """
+    answer, name = policy.decide(memory, look), type(policy).__name__
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise ValueError(f"{name}.decide gave {answer!r}; expected two things: (memory, bool)")
+    memory, upload = answer
+    if not isinstance(memory, tuple) or not all(isinstance(part, int | float) for part in memory):
+        raise ValueError(f"{name}.decide remembers {memory!r}; expected a tuple of numbers (int, float), to be kept")
+    if not isinstance(upload, bool | np.bool_):
+        raise ValueError(f"{name}.decide says {upload!r}; expected True (upload) or False")
+    return memory, bool(upload)
 
 
 @dataclass(frozen=True)

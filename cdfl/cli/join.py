@@ -1,8 +1,6 @@
 """`cdfl join`: a client on the command line, for trying things out."""
 
 import logging
-import runpy
-import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -17,8 +15,9 @@ from torch.nn.functional import cross_entropy
 from cdfl.cli.options import Settings, flag, parse_settings, refuse
 from cdfl.client import Client, ClientError, Reply, Retry, Seen
 from cdfl.core import Hyperparams, Loss
-from cdfl.policy import POLICIES, Policy
-from cdfl.server.mistakes import READABLE, mistakes_in
+from cdfl.core.batches import described
+from cdfl.own import SetupError, load_python, mistakes_in
+from cdfl.policy import POLICIES, Policy, check_policy
 from cdfl.wire import DTYPES, DType, WireError
 
 PATIENCE = Retry(attempts=7)  # half a minute: somebody may just be starting the server
@@ -86,23 +85,23 @@ def join(
 
 def read_setup(path: Path) -> Setup:
     """Read what a client needs from a Python file; `model` may be a network or a function that makes one."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; `cdfl init` writes one")
-    beside = str(path.absolute().parent)
-    if beside not in sys.path:  # as for a script that Python runs: it may import what lies beside it
-        sys.path.insert(0, beside)
-    with mistakes_in(str(path), "reading it", READABLE):
-        names = runpy.run_path(str(path))
+    module = load_python(str(path), "`cdfl init` writes one")
+    names = {name: value for name in Setup._fields if (value := getattr(module, name, None)) is not None}
     model = names.get("model")
     if callable(model) and not isinstance(model, nn.Module):
         with mistakes_in(str(path), "`model()`", "a torch.nn.Module"):
-            model = model()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{path} must name `model`, a torch.nn.Module or a function that makes one; got {model!r}")
-    if not isinstance(names.get("hyperparams") or Hyperparams(), Hyperparams):
-        raise ValueError(f"{path}: `hyperparams` is {names['hyperparams']!r}; expected cdfl.core.Hyperparams")
-    given = {name: names[name] for name in Setup._fields[1:] if names.get(name) is not None}
-    return Setup(model, **given)
+            names["model"] = model()
+    setup = Setup(**{"model": None, **names})
+    for name, expected, is_fine in (
+        ("model", "a torch.nn.Module, or a function that makes one", isinstance(setup.model, nn.Module)),
+        ("loss", "a function of (outputs, targets)", callable(setup.loss)),
+        ("hyperparams", "cdfl.core.Hyperparams", isinstance(setup.hyperparams, Hyperparams)),
+        ("stream", "a function: client_id -> data, again and again", setup.stream is None or callable(setup.stream)),
+    ):
+        if not is_fine:
+            raise SetupError(f"{path}: `{name}` is {described(getattr(setup, name))}; expected {expected}")
+    check_policy(setup.policy, f"{path}: `policy`")
+    return setup
 
 
 def line(seen: Seen) -> str:

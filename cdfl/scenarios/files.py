@@ -22,16 +22,17 @@ high = 80
 """
 
 import json
-import runpy
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from cdfl.data import DRIFTS, SOURCES, DataError, Domains, LabelPermutations, Rotations, Shifts, Sizes
 from cdfl.models import MODELS, MakeModel
+from cdfl.own import SetupError, load_python
 from cdfl.scenarios.scenario import Scenario
 
 CLUSTERS: dict[str, type] = {
@@ -71,7 +72,7 @@ def read_scenario(path: Path) -> Scenario:
     if not path.is_file():
         raise DataError(f"there is no file {path}; expected a .toml file, or a .py file that sets `scenario`")
     if path.suffix == ".py":
-        found = runpy.run_path(str(path)).get("scenario")
+        found = getattr(_loaded(path), "scenario", None)
         if not isinstance(found, Scenario):
             raise DataError(f"{path} must set `scenario` to a cdfl.scenarios.Scenario, got {type(found).__name__}")
         return found
@@ -80,6 +81,13 @@ def read_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no TOML file: {error}") from error
     return _scenario(path, values)
+
+
+def _loaded(path: Path) -> ModuleType:
+    try:
+        return load_python(str(path), "expected a .py file that sets `scenario`")
+    except SetupError as error:
+        raise DataError(str(error)) from error
 
 
 def _scenario(path: Path, values: dict[str, Any]) -> Scenario:

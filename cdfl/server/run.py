@@ -10,13 +10,13 @@ from typing import Any
 import uvicorn
 
 from cdfl.core import Hyperparams
+from cdfl.own import SetupError
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
 from cdfl.server.connections import Door
 from cdfl.server.events import Bell
 from cdfl.server.journal import Recovered
 from cdfl.server.limits import Limits
-from cdfl.server.mistakes import SetupError
 from cdfl.server.session import Session
 from cdfl.server.setup import Progress, Setup
 from cdfl.server.store import Store

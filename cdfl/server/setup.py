@@ -1,13 +1,8 @@
 """What a server learns, from one Python file or module: model, loss, proxy sets, and how the clusters start."""
 
 import copy
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +12,7 @@ from cdfl.core import DEFAULT, Hyperparams, Layout, Loss, ProxySets, ServerState
 from cdfl.core.batches import described, pair_of
 from cdfl.core.evaluate import outputs
 from cdfl.core.flat import flatten
-from cdfl.server.mistakes import READABLE, SetupError, mistakes_in
+from cdfl.own import SetupError, load_python, mistakes_in
 
 Progress = Callable[[str], Any]
 ONE_NUMBER = "one number, a tensor of shape []"
@@ -132,12 +127,7 @@ class Setup:
 
 def load_setup(place: str) -> Setup:
     """Read a set-up from a file, or from a module by its dotted name; either may import what lies beside it."""
-    path = Path(place)
-    is_file = path.suffix == ".py" or path.is_file()
-    beside = str(path.absolute().parent if is_file else Path.cwd())
-    if beside not in sys.path:  # as for a script that Python runs; and it stays, for what is imported later
-        sys.path.insert(0, beside)
-    module = _module(place, path if is_file else None)
+    module = load_python(place, "`cdfl init` writes an example")
     missing = [name for name in NAMES[:3] if getattr(module, name, None) is None]
     if missing:
         raise SetupError(f"{place} does not name {', '.join(missing)}; `cdfl init` writes an example")
@@ -146,28 +136,6 @@ def load_setup(place: str) -> Setup:
         with mistakes_in(place, "`model()`", "a torch.nn.Module"):
             values["model"] = values["model"]()
     return Setup(**values, place=place)
-
-
-def _module(place: str, path: Path | None) -> ModuleType:
-    try:
-        with mistakes_in(place, "reading it", READABLE):
-            return importlib.import_module(place) if path is None else _file(path)
-    except ModuleNotFoundError as error:
-        if path is None and error.name and place.startswith(error.name):
-            raise SetupError(f"there is no file or module {place}; `cdfl init` writes an example") from None
-        raise ModuleNotFoundError(f"{place} imports {error.name}, which is not here; install it") from error
-
-
-def _file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise SetupError(f"there is no file {path}; `cdfl init` writes an example")
-    spec = importlib.util.spec_from_file_location("cdfl_setup", path)
-    if spec is None or spec.loader is None:
-        raise SetupError(f"{path} cannot be read as Python; expected a file that ends with .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes in it want to find their module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _moved(pair: tuple[Any, Any], device: str | torch.device) -> tuple[Any, Any]:

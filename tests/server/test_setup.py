@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Hyperparams
-from cdfl.server.mistakes import SetupError
+from cdfl.own import SetupError
 from cdfl.server.run import MAX_HARM, in_service, open_session
 from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
@@ -78,9 +78,8 @@ class TestLoading:
 
     def test_a_module_that_itself_lacks_something(self, place):
         place.write_text("import no_such_library")
-        with pytest.raises(
-            ModuleNotFoundError, match=r"my_setup.py imports no_such_library, which is not here; install"
-        ):
+        words = r"my_setup.py, line 1: there is no module no_such_library; install it, or put no_such_library.py beside"
+        with pytest.raises(SetupError, match=words):
             load_setup(str(place))
 
     @pytest.mark.parametrize(
