@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cdfl.client.data import Batch, Data, batches_of, count_samples, filled, mean_loss
 from cdfl.client.errors import DivergedError, ServerAwayError
-from cdfl.policy import Look, Policy
+from cdfl.policy import Look, Policy, ask, check_policy
 
 if TYPE_CHECKING:
     from cdfl.client.client import Client, Reply
@@ -34,6 +34,7 @@ class Watcher:
     def __init__(self, client: "Client", policy: Policy, recent: int = 1) -> None:
         if recent < 1:
             raise ValueError(f"recent is {recent}; expected at least 1: the data of a look, to train on")
+        check_policy(policy)
         self.client, self.policy = client, policy
         self._name = re.sub(r" at 0x[0-9a-f]+", "", repr(policy))  # of this policy after a restart, too
         self._recent: deque[list[Batch]] = deque(maxlen=recent)
@@ -59,7 +60,7 @@ class Watcher:
         decided, trouble = False, ""
         try:
             look = Look(samples, cache(measure), random.random(), client.clock())  # noqa: S311
-            memory, decided = self.policy.decide(client.recall(self._name), look)
+            memory, decided = ask(self.policy, client.recall(self._name), look)
             client.remember(self._name, memory, now=not decided)
             if decided:
                 reply = client.update([batch for recent in self._recent for batch in recent]) or reply

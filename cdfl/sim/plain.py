@@ -12,7 +12,7 @@ import torch
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
-from cdfl.policy import ALWAYS, Memory, Policy
+from cdfl.policy import ALWAYS, Memory, Policy, ask
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel
 from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
@@ -59,7 +59,7 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         look, draw = mine.looks, federation.draw(client, mine.looks)
         mine.looks += 1
         assignment = algorithm.assign(mine.state, mine.reply, task.view(draw))
-        mine.memory, upload_now = policy.decide(mine.memory, task.look(assignment.personal_model, draw, client, look))
+        mine.memory, upload_now = ask(policy, mine.memory, task.look(assignment.personal_model, draw, client, look))
         if not upload_now:
             continue
 

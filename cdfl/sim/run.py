@@ -13,13 +13,13 @@ from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Hyperparams
 from cdfl.device import find_device
 from cdfl.plain import plain
-from cdfl.policy import ALWAYS, POLICIES, Policy
+from cdfl.policy import ALWAYS, POLICIES, Look, Policy, ask, check_policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS, TimeModel, make_time_model
 from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
-from cdfl.sim.own import check_policy, check_time_model
+from cdfl.sim.own import check_time_model
 from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
@@ -105,6 +105,7 @@ def configure(
         policy = POLICIES[policy]
     check_time_model(clock, chosen.num_clients)
     check_policy(policy)
+    ask(policy, (), Look(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
     if seed < 0:
         raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
     device = find_device(device)

@@ -18,7 +18,7 @@ from cdfl.algorithms import Algorithm, Assignment, ClientView
 from cdfl.core import NotFiniteError, Reply, Upload, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Samples
-from cdfl.policy import ALWAYS, Memory, Policy
+from cdfl.policy import ALWAYS, Memory, Policy, ask
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.clock import TimeModel, Turn
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
@@ -220,7 +220,7 @@ class Simulation:
             client.uploads = True
             return
         look = task.look(client.assignment.personal_model, draw, number, client.looks)
-        client.memory, client.uploads = self.policy.decide(client.memory, look)
+        client.memory, client.uploads = ask(self.policy, client.memory, look)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]

@@ -85,20 +85,40 @@ def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
     assert words in said
 
 
-def test_set_up_files_that_lack_something(site, tmp_path):
+NET = "from tests.client.toy import make_data, make_model as model\n"
+DECIDE = "class Mine:\n    def decide(self, memory, look): return True\npolicy = Mine()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "`model` is of type NoneType; expected a torch.nn.Module, or a function that makes one"),
+        ("model = 3", "`model` is of type int; expected a torch.nn.Module"),
+        (NET + "hyperparams = {'momentum': 1}", "`hyperparams` is of type dict; expected cdfl.core.Hyperparams"),
+        (NET + "loss = 5", "`loss` is of type int; expected a function of (outputs, targets)"),
+        (NET + "stream = [1]", "`stream` is a list of 1; expected a function: client_id -> data"),
+        (NET + "policy = 5", "`policy` is 5; expected an object with decide(memory, look) -> (memory, bool)"),
+        (NET + "policy = 'adwin'", "`policy` is 'adwin'; expected an object with decide"),
+        (NET + "from cdfl.policy import LossRises as policy", "`policy` is the class LossRises; expected an object"),
+    ],
+)
+def test_set_up_files_with_something_else_than_expected(site, tmp_path, text, words):
     path = tmp_path / "mine.py"
-    path.write_text("model = 3")
+    path.write_text(text)
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
     assert code == 2
-    assert "must name `model`, a torch.nn.Module or a function that makes one; got 3" in said
-    path.write_text("from tests.client.toy import make_model as model\nhyperparams = {'momentum': 1}")
-    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
-    assert code == 2
-    assert "`hyperparams` is {'momentum': 1}; expected cdfl.core.Hyperparams" in said
-    path.write_text("from tests.client.toy import make_model as model")
-    code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
-    assert code == 2
-    assert "the set-up file names no `stream`" in said
+    assert said.startswith(f"cdfl: {path}: {words}")
+
+
+def test_watching_needs_a_stream_and_a_policy_that_decides(site, tmp_path):
+    path = tmp_path / "mine.py"
+    command = ("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
+    path.write_text(NET)
+    code, said = call(*command)
+    assert (code, "the set-up file names no `stream`" in said) == (2, True)
+    path.write_text(NET + DECIDE + "def stream(client_id): return [make_data()]")
+    code, said = call(*command)
+    assert (code, said.endswith("cdfl: Mine.decide gave True; expected two things: (memory, bool)")) == (2, True)
 
 
 @pytest.mark.parametrize(

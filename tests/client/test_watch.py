@@ -253,6 +253,46 @@ def test_a_kill_between_the_decision_and_the_upload_decides_again(make_client, t
     assert [event.decided for event in again.watch([make_data()], policy)] == [True]
 
 
+class Answers:
+    """A policy of one's own that says what it is told to, after a first look at which all is well."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def decide(self, memory, look):
+        return self.answer if memory else ((1.0,), False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (True, "Answers.decide gave True; expected two things"),
+        (((1.0,), "yes"), "Answers.decide says 'yes'; expected True"),
+        (({"a": 1}, False), r"remembers {'a': 1}; expected a tuple of numbers \(int, float\), to be kept"),
+        (((1, (2, 3)), False), r"remembers \(1, \(2, 3\)\); expected a tuple of numbers"),
+        (((torch.ones(()),), False), r"remembers \(tensor\(1.\),\); expected a tuple of numbers"),
+    ],
+)
+def test_what_a_policy_says_is_checked_at_every_look(make_client, tmp_path, answer, words):
+    client = make_client(state_dir=tmp_path)
+    with pytest.raises(ValueError, match=words):
+        list(client.watch(calm(2), policy := Answers(answer)))
+    assert (client.uploads, client.recall(Watcher(client, policy)._name)) == (0, (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (5, r"policy is 5; expected an object with decide\(memory, look\)"),
+        ("adwin", "policy is 'adwin'; expected an object"),
+        (LossRises, r"policy is the class LossRises; expected an object .*: LossRises\(\.\.\.\)"),
+    ],
+)
+def test_what_is_no_policy(make_client, policy, words):
+    with pytest.raises(ValueError, match=words):
+        list(make_client().watch([make_data()], policy))
+
+
 def test_nothing_to_train_on(make_client):
     with pytest.raises(ValueError, match="recent is 0; expected at least 1"):
         list(make_client().watch([], ALWAYS, recent=0))

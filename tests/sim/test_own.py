@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.record import RunFolder
-from cdfl.sim.run import configure, run_events
+from cdfl.sim.run import configure, run, run_events
 
 from .test_resume import stop_after
 
@@ -58,3 +58,16 @@ def test_it_is_compared_with_others(own, tmp_path):
     assert told.exit_code == 0, told.output
     summary = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert summary["calm"] == summary["cdfl"]  # it changes nothing but the name
+
+
+class Tires:
+    """A policy that is one until it has decided five times."""
+
+    def decide(self, memory, look):
+        looks = len(memory) + 1
+        return (*memory, 1.0) if looks > 5 else ((*memory, 1.0), False)
+
+
+def test_a_policy_is_checked_whenever_it_is_asked():
+    with pytest.raises(ValueError, match=r"Tires.decide gave \(1.0, 1.0, .*; expected two things: \(memory, bool\)"):
+        run("digits-4", policy=Tires(), num_uploads=9, num_clients=4, **QUICK)

@@ -128,7 +128,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of its own"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
-        ({"policy": 3}, r"policy is 3; expected a name, or an object with decide\(memory, look\) -> \(memory, bool\)"),
+        ({"policy": 3}, r"policy is 3; expected an object with decide\(memory, look\) -> \(memory, bool\)"),
         ({"policy": Sometimes}, r"policy is the class Sometimes; expected an object .*: Sometimes\(\.\.\.\)"),
         (
             {"policy": Decides(lambda memory: True)},
@@ -139,7 +139,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"policy": Decides(lambda memory, look: ((), "no"))}, "Decides.decide says 'no'; expected True"),
         (
             {"time_model": 0},
-            r"time_model is 0; expected a name, or an object with turns\(num_clients, rng\) that yields",
+            r"time_model is 0; expected an object with turns\(num_clients, rng\) that yields",
         ),
         ({"time_model": Uniform}, r"time_model is the class Uniform; expected an object"),
         ({"time_model": Turning((0.0, 1))}, r"Turning.turns gave \(0.0, 1\); expected cdfl.sim.clock.Turn"),
