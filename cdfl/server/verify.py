@@ -1,6 +1,6 @@
-"""Is everything that is stored what it should be? The journal is run again and compared, bit for bit."""
+"""Is what is stored what it should be? Snapshots are read, the journal is run again and compared, bit for bit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,12 +23,13 @@ TRIES = 5  # beside a running server, which may delete what is about to be read
 class Verified:
     """What was looked at, and what was wrong with it."""
 
-    first: int  # epoch of the snapshot it began with
+    first: int  # epoch of the snapshot the replay began with
     last: int  # epoch it came to
-    snapshots: int = 0
+    read: int = 0  # snapshots of which every byte is what was written
+    snapshots: int = 0  # those of them that were compared with the replay
     entries: int = 0
     replies: int = 0
-    findings: list[str] = field(default_factory=list)  # one sentence each; empty: everything is as it should be
+    findings: list[str] = field(default_factory=list)  # one sentence each; empty: all of that is as it should be
 
 
 class _Overtaken(Exception):  # noqa: N818
@@ -37,6 +38,8 @@ class _Overtaken(Exception):  # noqa: N818
 
 def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
     """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
+
+    Snapshots that the replay does not come by are read as well: `cdfl rollback` offers them.
 
     `tolerance` is for a store whose server ran on other hardware: by so much, and by that part of themselves, may
     mixtures, rates, harms and distances differ.
@@ -57,6 +60,7 @@ class _Walk:
         self.tolerance = tolerance
         self.layout = store.layout()
         self.snapshots = {snapshot.epoch: snapshot for snapshot in store.snapshots()}
+        self.unread = set(self.snapshots)
         with store.reading() as connection:
             complete, last = rows.complete_since(connection), rows.last_epoch(connection)
         first = min(epoch for epoch in self.snapshots if epoch >= complete)
@@ -65,6 +69,7 @@ class _Walk:
     def run(self, progress: Callable[[int, int], None]) -> Verified:
         """Go from the first snapshot to the last entry. After something unreadable, go on at the next snapshot."""
         result = self.result
+        self._load_all(epoch for epoch in self.snapshots if epoch < result.first)  # now: a server deletes them first
         state = self._load(self.snapshots[result.first])
         hyperparams = self.snapshots[result.first].hyperparams
         for entry in self._entries():
@@ -73,6 +78,7 @@ class _Walk:
             if snapshot := self.snapshots.get(entry.epoch):
                 state, hyperparams = self._compare(state, snapshot), snapshot.hyperparams
             progress(entry.epoch - result.first, result.last - result.first)
+        self._load_all(sorted(self.unread))  # of epochs whose entries are missing
         return result
 
     def _entries(self) -> Iterator[Entry]:
@@ -155,12 +161,21 @@ class _Walk:
                 self.result.findings.append(f"snapshot {snapshot.epoch}: {name} are not what a replay gives")
         return stored
 
+    def _load_all(self, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            self._load(self.snapshots[epoch])
+
     def _load(self, snapshot: Snapshot) -> ServerState | None:
+        self.unread.discard(snapshot.epoch)
         try:
-            return load_state(snapshot, self.layout, self.store.blobs)
+            state = load_state(snapshot, self.layout, self.store.blobs)
         except StoreDamaged as error:
-            self._unreadable(f"snapshot {snapshot.epoch}: {error}")
+            is_newest = snapshot.epoch == max(self.snapshots)  # else the server runs without it
+            words = error if is_newest else f"{error.what}; restore it from a backup, or there is no way back to it"
+            self._unreadable(f"snapshot {snapshot.epoch}: {words}")
             return None
+        self.result.read += 1
+        return state
 
     def _unreadable(self, finding: str) -> None:
         if [snapshot.epoch for snapshot in self.store.snapshots()] != list(self.snapshots):

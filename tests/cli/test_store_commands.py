@@ -190,8 +190,8 @@ def test_verify(toy, place):
         code, output = call("verify", "--store", place)
         assert code == 0
         assert output == (
-            "from the snapshot of epoch 3 to epoch 10: 7 entries replayed, 2 later snapshots and 3 replies compared "
-            "everything is as it should be"
+            "3 snapshots read; 7 entries replayed from epoch 3 to 10, 2 later snapshots and 3 replies compared "
+            "all of that is as it should be"
         )
     with Store.open(place) as store:
         (entry,) = store.entries(after=4, limit=1)
@@ -201,6 +201,12 @@ def test_verify(toy, place):
     assert code == 1
     assert f"entry 5: the blob {entry.upload} is damaged: its sha256 is " in output
     assert output.endswith("1 finding")
+
+
+def test_verify_claims_no_more_than_it_looked_at(toy, place):
+    call("forget", "car-7", "--store", place)
+    nothing = "nothing was replayed: no entry follows on epoch 10, since which the journal is complete"
+    assert call("verify", "--store", place) == (0, f"2 snapshots read; {nothing} all of that is as it should be")
 
 
 # -- rollback

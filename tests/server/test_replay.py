@@ -246,11 +246,40 @@ def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(store):
     assert result.snapshots == 1  # that of epoch 24; that of 12 had nothing to be compared with
 
 
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+def test_snapshots_older_than_the_replay_are_read(where, harm):
+    """`cdfl rollback` offers them, so they should be what was written."""
+    with Store.open(*where) as store:  # which keeps no uploads that recovery does not need
+        lively(store)
+        assert (verify(store).first, verify(store).read) == (24, 2)
+        (name, *_), epoch = store.snapshots()[0].models, store.snapshots()[0].epoch
+        if harm == "missing":
+            store.blobs.delete([name])
+        else:
+            (store.blobs.folder / name).write_bytes(b"")
+        result = verify(store)
+        (finding,) = result.findings
+        assert finding.startswith(f"snapshot {epoch}: the blob {name} is {harm}")
+        assert finding.endswith("; restore it from a backup, or there is no way back to it")
+        assert (result.first, result.read, result.entries) == (24, 1, 6)
+
+
 def test_a_missing_entry_is_found(store):
     lively(store)
     with store.writing() as connection:
         connection.execute(journal.delete().where(journal.c.epoch == 20))
     assert any("entry 20 is missing" in finding for finding in verify(store).findings)
+
+
+def test_the_snapshot_of_a_missing_entry_is_read(store):
+    lively(store)
+    (name, *_) = store.snapshots()[-1].models
+    store.blobs.delete([name])
+    with store.writing() as connection:
+        connection.execute(journal.delete().where(journal.c.epoch == 24))
+    found = verify(store).findings
+    assert [finding.partition(":")[0] for finding in found] == ["entry 25", "snapshot 24"]
+    assert f"the blob {name} is missing" in found[1]
 
 
 def test_beside_a_running_server(where):
