@@ -100,7 +100,7 @@ def cut_digits(path: Path, plate: Plate) -> Iterator[tuple[np.ndarray, int]]:
     """The digits of one photograph, each `(32, 32, 3)`, upright however the plate was seen."""
     from PIL import Image
 
-    with reading(path), Image.open(path) as photograph:
+    with reading(path, "unpack it again, or move it away"), Image.open(path) as photograph:
         rgb = photograph.convert("RGB")
     to_photograph = perspective(np.array([[0, 0], [PLATE[0], 0], [PLATE[0], PLATE[1]], [0, PLATE[1]]]), plate.corners)
     for place, digit in plate.digits():

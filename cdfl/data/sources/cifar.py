@@ -10,7 +10,7 @@ import numpy as np
 
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
-from cdfl.data.sources.source import reading
+from cdfl.data.sources.source import FETCH_AGAIN, reading
 
 PIXELS = 3 * 32 * 32
 
@@ -29,7 +29,7 @@ def cifar_100(folder: Path) -> Dataset:
 
 
 def _read(name: str, path: Path, train: list[str], test: list[str], num_labels: int, num_classes: int) -> Dataset:
-    with reading(path):
+    with reading(path, FETCH_AGAIN):
         raw: dict[str, bytes] = {}
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:  # in the order of the archive: seeking back in gzip would unpack it again

@@ -6,9 +6,11 @@ Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` with the same classes in 
 
 import csv
 import io
+import os
 import tarfile
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -21,10 +23,11 @@ from cdfl.data.sources.source import reading
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+REPLACE = "replace it, or move it away"
 TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
 
 Files = dict[PurePosixPath, bytes]
-Classes = dict[str, list[bytes]]
+Classes = dict[str, list[PurePosixPath]]
 
 
 def mini_imagenet(folder: Path) -> Dataset:
@@ -41,11 +44,11 @@ def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
     files = _read_files(path)
     train, test = _halves(path, files)
     classes = sorted(train.keys() | test.keys())
-    if side is None:
-        _check_sizes(path, [train, test])
+    pixels = {file: _decode(_place(path, file), files[file], side) for half in (train, test) for file in _all(half)}
+    _check_sizes(path, list(pixels.values()))
     halves = []
     for half in (train, test):
-        images = [_decode(path, raw, side) for label in classes for raw in half.get(label, [])]
+        images = [pixels[file] for label in classes for file in half.get(label, [])]
         labels = [at for at, label in enumerate(classes) for _ in half.get(label, [])]
         halves.append((np.stack(images) if images else np.zeros((0, 1, 1, 3), np.uint8), np.array(labels, np.int64)))
     return Dataset.from_arrays(name, halves[0], halves[1], len(classes))
@@ -54,7 +57,7 @@ def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
 def _read_files(path: Path) -> Files:
     """Every image and table below `path`, still encoded, by its place relative to the tree's root."""
     files: Files = {}
-    with reading(path):
+    with reading(path, REPLACE):
         if path.name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
                 files = {PurePosixPath(n): archive.read(n) for n in archive.namelist() if _wanted(n)}
@@ -65,7 +68,7 @@ def _read_files(path: Path) -> Files:
                     if file is not None:
                         files[PurePosixPath(member.name)] = file.read()
         else:
-            for found in path.rglob("*"):
+            for found in _below(path):
                 if _wanted(found.name) and found.is_file():
                     files[PurePosixPath(found.relative_to(path).as_posix())] = found.read_bytes()
     if not any(file.name.lower().endswith(ENDINGS) for file in files):
@@ -73,30 +76,40 @@ def _read_files(path: Path) -> Files:
     return files
 
 
+def _below(folder: Path) -> Iterator[Path]:
+    """Every file of the tree; a folder that may not be read is an error, where `rglob` would leave it out."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for at, _, names in os.walk(folder, onerror=fail):
+        yield from (Path(at, name) for name in names)
+
+
 def _wanted(name: str) -> bool:
     return name.lower().endswith((*ENDINGS, ".csv")) and not PurePosixPath(name).name.startswith(".")
 
 
 def _halves(path: Path, files: Files) -> tuple[Classes, Classes]:
-    images = {file: raw for file, raw in sorted(files.items()) if not file.name.endswith(".csv")}
+    images = sorted(file for file in files if not file.name.endswith(".csv"))
     tables = [raw for file, raw in sorted(files.items()) if file.name in ("train.csv", "val.csv", "test.csv")]
     if tables:
         label_of = {
             row["filename"]: row["label"] for raw in tables for row in csv.DictReader(io.StringIO(raw.decode()))
         }
-        named = {file.name: raw for file, raw in images.items()}
+        named = {file.name: file for file in images}
         lost = sorted(label_of.keys() - named.keys())
         if lost:
             raise DataError(f"{path}: {lost[0]} is in the tables but not among the images ({len(lost)} are missing)")
-        return _divide([(label_of[file], raw) for file, raw in named.items() if file in label_of])
+        return _divide([(label_of[name], file) for name, file in named.items() if name in label_of])
     halves: dict[str, Classes] = {"train": defaultdict(list), "test": defaultdict(list)}
     flat = []
-    for file, raw in images.items():
+    for file in images:
         if len(file.parts) < 2:
             raise DataError(f"{path}: {file} is in no class folder; expected CLASS/{file.name}")
-        flat.append((file.parts[-2], raw))
+        flat.append((file.parts[-2], file))
         if len(file.parts) > 2 and file.parts[-3] in halves:
-            halves[file.parts[-3]][file.parts[-2]].append(raw)
+            halves[file.parts[-3]][file.parts[-2]].append(file)
     given = sum(len(part) for half in halves.values() for part in half.values())
     # The few-shot split has other classes in train than in test; for classification all are pooled.
     if given == len(images) and halves["train"].keys() == halves["test"].keys():
@@ -104,11 +117,11 @@ def _halves(path: Path, files: Files) -> tuple[Classes, Classes]:
     return _divide(flat)
 
 
-def _divide(labelled: list[tuple[str, bytes]]) -> tuple[Classes, Classes]:
+def _divide(labelled: list[tuple[str, PurePosixPath]]) -> tuple[Classes, Classes]:
     """A fixed fifth of each class for the test half."""
     by_class: Classes = defaultdict(list)
-    for label, raw in labelled:
-        by_class[label].append(raw)
+    for label, file in labelled:
+        by_class[label].append(file)
     train: Classes = {}
     test: Classes = {}
     for label, images in by_class.items():
@@ -119,24 +132,34 @@ def _divide(labelled: list[tuple[str, bytes]]) -> tuple[Classes, Classes]:
     return train, test
 
 
-def _decode(path: Path, raw: bytes, side: int | None) -> np.ndarray:
-    from PIL import Image
+def _all(half: Classes) -> Iterator[PurePosixPath]:
+    return (file for files in half.values() for file in files)
 
-    with reading(path), Image.open(io.BytesIO(raw)) as image:
-        rgb = image.convert("RGB")
+
+def _place(path: Path, file: PurePosixPath) -> str:
+    """Where a file is, in words."""
+    return str(path / file) if path.is_dir() else f"{file} in {path}"
+
+
+def _decode(place: str, raw: bytes, side: int | None) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    with reading(place, REPLACE):
+        try:
+            image = Image.open(io.BytesIO(raw))
+        except UnidentifiedImageError as error:
+            raise DataError(f"{place} is no image, or only the start of one; {REPLACE}") from error
+        except Image.DecompressionBombError as error:
+            raise DataError(f"{place}: {error}; {REPLACE}") from error
+        with image:
+            rgb = image.convert("RGB")
         if side is not None and rgb.size != (side, side):
             rgb = rgb.resize((side, side), Image.Resampling.BILINEAR)
         return np.asarray(rgb)
 
 
-def _check_sizes(path: Path, halves: list[Classes]) -> None:
-    from PIL import Image
-
-    sizes = set()
-    for half in halves:
-        for raw in (raw for images in half.values() for raw in images):
-            with reading(path), Image.open(io.BytesIO(raw)) as image:
-                sizes.add(image.size)
+def _check_sizes(path: Path, images: list[np.ndarray]) -> None:
+    sizes = sorted({(image.shape[1], image.shape[0]) for image in images})
     if len(sizes) > 1:
-        few = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
+        few = ", ".join(f"{width}x{height}" for width, height in sizes[:3])
         raise DataError(f"{path}: images of different sizes ({few}); resize them to one size first")

@@ -8,14 +8,14 @@ import numpy as np
 
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
-from cdfl.data.sources.source import reading
+from cdfl.data.sources.source import FETCH_AGAIN, reading
 
 UINT8 = 8  # the type code of unsigned bytes, the only one these datasets use
 
 
 def read_idx(path: Path) -> np.ndarray:
     """Read one gzipped IDX file of unsigned bytes."""
-    with reading(path):
+    with reading(path, FETCH_AGAIN):
         raw = gzip.decompress(path.read_bytes())
         if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UINT8:
             raise DataError(f"{path} is no IDX file of unsigned bytes: it starts with {raw[:4].hex() or 'nothing'}")

@@ -5,10 +5,12 @@ also the simplest form for a user's own dataset. In a mosaic, images stand in th
 from the top left, in tiles of `PITCH` pixels whose upper left `SIDE` pixels are the image.
 """
 
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from cdfl.data.dataset import Dataset, Half
 from cdfl.data.errors import DataError
@@ -17,6 +19,7 @@ from cdfl.data.sources.source import reading
 HALVES: tuple[Half, Half] = ("train", "test")
 TILES = {"cifar-10": (32, 32), "svhn": (32, 32), "mini-imagenet": (84, 96)}  # SIDE, PITCH
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+SAVE_AGAIN = f"save one with numpy.savez and the arrays {', '.join(ARRAYS)}"
 
 
 def is_packed(folder: Path) -> bool:
@@ -70,11 +73,23 @@ def remember(folder: Path, dataset: Dataset) -> Dataset:
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    with reading(path, SAVE_AGAIN), path.open("rb") as opened:
+        if not zipfile.is_zipfile(opened):
+            raise DataError(f"{path} is no .npz file, or only a part of one; {SAVE_AGAIN}")
+        opened.seek(0)
+        return _of_zip(path, np.load(opened, allow_pickle=False), names)
+
+
+def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    with file:
         missing = [name for name in names if name not in file.files]
         if missing:
             raise DataError(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(names)}")
-        return {name: file[name] for name in names}
+        arrays = {}
+        for name in names:
+            with reading(f"{name} in {path}", "save it anew, as numbers"):  # never as objects, which could run code
+                arrays[name] = file[name]
+        return arrays
 
 
 def _mosaics(folder: Path, half: str, side: int, pitch: int, count: int) -> np.ndarray:
@@ -82,7 +97,7 @@ def _mosaics(folder: Path, half: str, side: int, pitch: int, count: int) -> np.n
 
     parts = []
     for path in sorted((*folder.glob(f"{half}-*.jpg"), *folder.glob(f"{half}-*.webp"))):
-        with reading(path), Image.open(path) as image:
+        with reading(path, "copy it again"), Image.open(path) as image:
             if image.width % pitch or image.height % pitch:
                 raise DataError(f"{path} is {image.width}x{image.height}; expected whole tiles of {pitch}x{pitch}")
             pixels = np.asarray(image.convert("RGB"))

@@ -1,12 +1,12 @@
 """What is known about a published dataset, and the one way in which reading it fails."""
 
-import gzip
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from struct import error as StructError  # noqa: N812: an exception
 from tarfile import TarError
 
 from cdfl.data.dataset import Dataset
@@ -39,16 +39,20 @@ class Source:
     bundled: bool = False  # comes with a library: needs no folder
 
 
+FETCH_AGAIN = "delete it and fetch it again"  # what to do about a file that `cdfl data fetch` brings
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what readers throw at broken files into one sentence."""
+def reading(path: Path | str, remedy: str) -> Iterator[None]:
+    """Turn what readers throw at one file into one sentence, with what to do where its content is broken."""
     try:
         yield
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; `cdfl data list` shows what each dataset needs") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error, TarError, zipfile.BadZipFile, ValueError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{path} is truncated or corrupted ({error or type(error).__name__}); delete it and fetch it again"
-        ) from error
+    except (EOFError, zlib.error, TarError, zipfile.BadZipFile, ValueError, SyntaxError, StructError, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:  # the system's, and not what a decoder says of the content
+            who = "; check who may read it" if isinstance(error, PermissionError) else ""
+            raise DataError(f"{error.filename or path} cannot be read: {error.strerror}{who}") from error
+        raise DataError(f"{path} is truncated or corrupted ({error or type(error).__name__}); {remedy}") from error

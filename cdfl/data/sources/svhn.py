@@ -6,7 +6,7 @@ import numpy as np
 
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
-from cdfl.data.sources.source import reading
+from cdfl.data.sources.source import FETCH_AGAIN, reading
 
 
 def svhn(folder: Path) -> Dataset:
@@ -19,12 +19,12 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    with reading(path), path.open("rb") as file:
+    with reading(path, FETCH_AGAIN), path.open("rb") as file:
         try:
             found = loadmat(file, variable_names=("X", "y"))
             images, labels = found["X"], found["y"].reshape(-1)
         except (MatReadError, NotImplementedError, TypeError, KeyError) as error:
-            raise DataError(f"{path} is no MATLAB file with X and y ({error}); delete it and fetch it again") from error
+            raise DataError(f"{path} is no MATLAB file with X and y ({error}); {FETCH_AGAIN}") from error
     if images.shape != (32, 32, 3, len(labels)):
         raise DataError(f"{path}: X is {images.shape} for {len(labels)} labels; expected (32, 32, 3, {len(labels)})")
     if len(labels) and not 1 <= labels.min() <= labels.max() <= 10:

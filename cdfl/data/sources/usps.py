@@ -7,7 +7,7 @@ import numpy as np
 
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
-from cdfl.data.sources.source import reading
+from cdfl.data.sources.source import FETCH_AGAIN, reading
 
 PIXELS = 16 * 16
 
@@ -19,7 +19,7 @@ def usps(folder: Path) -> Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with reading(path):
+    with reading(path, FETCH_AGAIN):
         lines = bz2.decompress(path.read_bytes()).decode("ascii").splitlines()
         rows = [_parse(line) for line in lines if line.strip()]
         if not rows:

@@ -1,4 +1,5 @@
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -90,10 +91,29 @@ def test_bad_folders_get_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"loose.png is in no class folder; expected CLASS/loose.png"):
         read_folder("x", tmp_path)
     (tmp_path / "loose.png").unlink()
-    place(tmp_path, {"a/1.png": picture(1), "a/2.png": picture(2)[:40]})
-    with pytest.raises(DataError, match="truncated or corrupted"):
+    place(tmp_path, {"a/1.png": picture(1), "a/2.png": picture(2)[:-40]})
+    with pytest.raises(DataError, match=r"a/2.png is truncated or corrupted \(.*\); replace it, or move it away"):
+        read_folder("x", tmp_path)
+    place(tmp_path, {"a/2.png": picture(2)[:40]})
+    with pytest.raises(DataError, match=r"a/2.png is no image, or only the start of one; replace it, or move it away"):
         read_folder("x", tmp_path)
     archive = tmp_path / "mini.zip"
     archive.write_bytes(b"PK nothing")
-    with pytest.raises(DataError, match=r"mini.zip is truncated or corrupted"):
+    with pytest.raises(DataError, match=r"mini.zip is truncated or corrupted \(.*\); replace it"):
         mini_imagenet(tmp_path)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("top/a/1.png", b"no picture")
+    with pytest.raises(DataError, match=r"top/a/1.png in .*mini.zip is no image"):
+        mini_imagenet(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("closed", ["b", "b/1.png"])
+def test_what_may_not_be_read_is_said_and_not_left_out(tmp_path, closed):
+    place(tmp_path, {f"{c}/{i}.png": picture(i) for c in "ab" for i in range(2)})
+    (tmp_path / closed).chmod(0)
+    try:
+        with pytest.raises(DataError, match=rf"{closed} cannot be read: Permission denied; check who may read it"):
+            read_folder("x", tmp_path)
+    finally:
+        (tmp_path / closed).chmod(0o700)
