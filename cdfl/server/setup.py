@@ -88,6 +88,11 @@ class Setup:
                 loss = self.loss(guesses, targets)
             if not isinstance(loss, Tensor) or loss.shape != ():
                 raise self._mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
+            if not loss.isfinite():
+                raise self._mistake(
+                    f"{given} is {loss.item()}; expected a finite number: look for NaN and infinity in inputs, targets "
+                    "and the weights `model` has, for a logarithm of 0 or a division by 0 in `loss`"
+                )
 
     def start(self, progress: Progress = lambda message: None) -> ServerState:
         """The state at epoch 0: pre-trained clusters, with a shared start.

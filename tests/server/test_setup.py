@@ -173,6 +173,14 @@ class TestMistakes:
         assert words in said
         assert said.startswith(f"{place}, line 16: " if "failed" in words else f"{place}: ")
 
+    @pytest.mark.parametrize("came", ["nan", "inf"])
+    def test_a_loss_that_is_no_number(self, place, came):
+        lines = f"def loss(outputs, targets):\n    return outputs.mean() + float('{came}')\n"
+        place.write_text(FILE.format(model="Net()") + lines)
+        said = said_by(load_setup(str(place)).try_out)
+        assert said.startswith(f"{place}: `loss(outputs, targets)` on proxy_sets[0] with a tensor of shape [4, 1] ")
+        assert f"is {came}; expected a finite number: look for NaN" in said
+
     def test_pretraining_that_fails(self):
         setup = tiny_setup(pretraining_sets=[(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 3)
         said = said_by(setup.start)
