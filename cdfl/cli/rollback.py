@@ -23,6 +23,7 @@ def rollback(
     Clients that were given a later model are told so at their next upload, and fetch a new one.
     """
     with refuse_store(), open_store(store, blobs, own=epoch is not None) as opened:
+        opened.layout()  # an empty store has none, and says so
         if epoch is None:
             _list(opened)
             return

@@ -94,6 +94,13 @@ def test_a_place_without_the_blobs_is_refused_and_not_made(toy, place, tmp_path,
     assert call("verify", "--store", place)[0] == 0  # and nothing has happened to it
 
 
+@pytest.mark.parametrize("command", ["verify", "rollback", "rollback 3 --yes", "export --out models"])
+def test_an_empty_store_is_told(place, command):
+    call("token", "create", "car-7", "--store", place)
+    code, output = call(*command.split(), "--store", place)
+    assert (code, output) == (2, "cdfl: the store is empty; start a server with `cdfl serve` first")
+
+
 def test_what_a_server_needs_may_not_be_installed(toy, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     for name in [name for name in sys.modules if name.startswith("cdfl.server.") and name != "cdfl.server.journal"]:
@@ -299,9 +306,3 @@ def test_what_cannot_be_exported(toy, place, tmp_path, options, words):
     assert not (tmp_path / "out").exists()
     code, output = call("export", "--store", place, "--out", place)
     assert (code, output) == (2, f"cdfl: {place} is not empty; name a new folder")
-
-
-def test_nothing_to_export(place, tmp_path):
-    call("token", "create", "car-7", "--store", place)
-    code, output = call("export", "--store", place, "--out", tmp_path / "out")
-    assert (code, output) == (2, "cdfl: the store is empty; start a server with `cdfl serve` first")
