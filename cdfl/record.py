@@ -151,7 +151,11 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """Read the resolved config back."""
-        values: dict[str, Any] = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        file = self.path / "config.json"
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file} cannot be read ({error}); restore it, or name another folder") from error
         return values
 
     @contextmanager
@@ -172,7 +176,13 @@ class RunFolder:
         """All events of the run so far; a last line that was cut off does not count."""
         file = self.path / "events.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
-        return [from_json(line) for line in lines[:-1]]
+        told = []
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                told.append(from_json(line))
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}") from None
+        return told
 
 
 def versions() -> dict[str, str]:

@@ -18,22 +18,28 @@ def keeping(folder: RunFolder, runs: Sequence[RunFolder], num_uploads: int) -> I
     """Run into folders: `folder` is what `--out` names, `runs` are the runs in it, `num_uploads` those of all of them.
 
     Ctrl-C and SIGTERM (Slurm, docker stop) end it with exit code 130, and tell what is kept and how to go on. An error
-    before anything is told, such as data that are not there, leaves no folder behind.
+    before anything is told, such as data that are not there, leaves no folder behind; one that comes later, such as a
+    full disk, tells how to go on as well.
     """
     try:
         with stoppable():
             yield
     except KeyboardInterrupt:
-        kept = [num_kept(run) for run in runs]
-        known = [uploads for uploads in kept if uploads is not None]
-        state = f"{sum(known):,} of {num_uploads:,} uploads are kept" if known else "nothing is kept yet"
-        verb = "go on" if known else "begin again"
-        typer.secho(f"cdfl: stopped; {state}; {verb} with:\n{command_to_go_on(folder.path)}", err=True)
+        typer.secho(f"cdfl: stopped; {_left(folder, runs, num_uploads)}", err=True)
         raise typer.Exit(130) from None
-    except Exception:
+    except Exception as error:
         for made in (*runs, folder):
             _remove_unused(made.path)
+        if isinstance(error, OSError) and (folder.path / "config.json").exists():
+            raise OSError(f"{folder.path}: {error}; {_left(folder, runs, num_uploads)}") from error
         raise
+
+
+def _left(folder: RunFolder, runs: Sequence[RunFolder], num_uploads: int) -> str:
+    """What is kept, and the command that goes on."""
+    known = [uploads for run in runs if (uploads := num_kept(run)) is not None]
+    state = f"{sum(known):,} of {num_uploads:,} uploads are kept" if known else "nothing is kept yet"
+    return f"{state}; {'go on' if known else 'begin again'} with:\n{command_to_go_on(folder.path)}"
 
 
 def num_kept(run: RunFolder) -> int | None:

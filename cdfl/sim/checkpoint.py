@@ -1,13 +1,14 @@
 """A bookmark on disk: one safetensors file, its numbers as JSON in the header; reading it can run no code."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,15 +34,19 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
     }
     # safetensors refuses views that share memory, so each is made its own.
     own = {name: tensor.contiguous().clone() for name, tensor in tensors.held.items()}
-    save_file(own, folder / (FILE + ".new"), metadata={"numbers": json.dumps(numbers)})
-    (folder / (FILE + ".new")).replace(folder / FILE)
+    new = folder / (FILE + ".new")
+    try:
+        save_file(own, new, metadata={"numbers": json.dumps(numbers)})
+    except SafetensorError as error:  # what the disk says, in another kind of error
+        new.unlink(missing_ok=True)
+        raise OSError(f"the checkpoint cannot be kept: {error}") from error
+    new.replace(folder / FILE)
 
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark into a simulation that was built like the one that wrote it, and has not begun."""
     task = simulation.task
-    with safe_open(folder / FILE, framework="pt", device=str(task.device)) as file:
-        numbers = json.loads(file.metadata()["numbers"])
+    with _opened(folder, str(task.device)) as (file, numbers):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     task.start = tensors["start"]
     begun = simulation.algorithm.initial(task.start, simulation.evaluate, task.layout.num_parameters)
@@ -68,14 +73,26 @@ def exists(folder: Path) -> bool:
 
 def num_told(folder: Path) -> int:
     """How many events of its run a checkpoint goes on after; those that were told later will be told again."""
-    with safe_open(folder / FILE, framework="pt") as file:
-        told: int = json.loads(file.metadata()["numbers"])["told"]
+    with _opened(folder) as (_, numbers):
+        told: int = numbers["told"]
     return told
 
 
 def remove(folder: Path) -> None:
     """A run is over: nothing is left to resume."""
     (folder / FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The file, and the numbers in its header."""
+    try:
+        with safe_open(folder / FILE, framework="pt", device=device) as file:
+            yield file, json.loads(file.metadata()["numbers"])
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{folder / FILE} is damaged ({error}); restore it, or delete it and the run begins anew"
+        ) from error
 
 
 class _Names:

@@ -1,18 +1,23 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 
 from cdfl.cli import progress
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
+from cdfl.sim.run import configure, run_events
 from cdfl.sim.stack import Stack
 
+from ..sim.test_resume import stop_after
 from .small import call, scenario_file
 
 
@@ -193,6 +198,56 @@ def test_a_signal_and_resume(tmp_path, stop):
     assert call("run", small, "--out", whole.path)[0] == 0
     assert (parts.path / "events.jsonl").read_bytes() == (whole.path / "events.jsonl").read_bytes()
     assert json.loads((parts.path / "config.json").read_text()) == whole.config()
+
+
+@contextmanager
+def no_room(file_bytes):
+    """Files may not grow beyond that: writing fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("file_bytes", [4500, 20_000], ids=["events", "checkpoint"])
+def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes):
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    monkeypatch.setattr(sys, "argv", ["cdfl", "run", "small.toml"])
+    if file_bytes > 4500:
+        monkeypatch.setattr(import_module("cdfl.sim.run"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    with no_room(file_bytes):
+        code, output = call("run", small, "--out", parts)
+    assert code == 2
+    assert output.startswith(f"cdfl: {parts}: ")
+    assert "File too large" in output
+    assert output.endswith(f"; nothing is kept yet; begin again with: cdfl run small.toml --out {parts} --resume")
+    assert sorted(path.name for path in parts.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
+    assert call("run", small, "--out", parts, "--resume")[0] == 0
+    assert call("run", small, "--out", whole)[0] == 0
+    assert (parts / "events.jsonl").read_bytes() == (whole / "events.jsonl").read_bytes()
+
+
+def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
+    config, out = configure(str(small)), tmp_path / "parts"
+    stop_after(run_events(config, RunFolder.create(out, config.to_json())), 8)
+    file = out / "checkpoint.safetensors"
+    kept = file.read_bytes()
+    for damaged in (kept[: len(kept) // 2], kept[:5], b"", b"\x02" + bytes(7) + b"{}"):
+        file.write_bytes(damaged)
+        code, output = call("run", small, "--out", out, "--resume")
+        assert (code, output.startswith(f"cdfl: {file} is damaged (")) == (2, True)
+        assert output.endswith("); restore it, or delete it and the run begins anew")
+    file.unlink()
+    assert call("run", small, "--out", out, "--resume")[0] == 0
+    (out / "events.jsonl").write_text("oops\n")
+    code, output = call("plot", out)
+    assert (code, output.startswith(f"cdfl: {out / 'events.jsonl'}, line 1: this line is no event")) == (2, True)
+    (out / "config.json").write_text("{")
+    code, output = call("run", small, "--out", out, "--resume")
+    assert (code, output.startswith(f"cdfl: {out / 'config.json'} cannot be read (Expecting")) == (2, True)
+    assert output.endswith("; restore it, or name another folder")
 
 
 def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
