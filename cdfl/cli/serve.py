@@ -1,6 +1,7 @@
 """`cdfl serve`: a server from one set-up file."""
 
 import logging
+import math
 import os
 import ssl
 from ipaddress import ip_address
@@ -17,6 +18,12 @@ from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
+
+
+def _above_0(value: float) -> float:
+    if not 0 < value < math.inf:  # NaN is neither
+        raise typer.BadParameter(f"{value:g} is not a finite number above 0.")
+    return value
 
 
 def serve(
@@ -44,15 +51,19 @@ def serve(
     ] = Retention.keep_replies,
     max_body: Annotated[int | None, typer.Option(min=1, help="Bytes of an upload; default: by the model.")] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Uploads that may wait.")] = Limits.queue,
-    max_rate: Annotated[float, typer.Option(help="Requests a second of one client.")] = Limits.requests_per_second,
+    max_rate: Annotated[
+        float, typer.Option(callback=_above_0, help="Requests a second of one client.")
+    ] = Limits.requests_per_second,
     max_clients: Annotated[int, typer.Option(min=1, help="Clients the server gets to know.")] = Limits.clients,
     max_connections: Annotated[
         int, typer.Option(min=1, help="Beyond them the idlest one is closed.")
     ] = Limits.connections,
     idle_seconds: Annotated[
-        float, typer.Option(help="Seconds a connection may wait for a request.")
+        float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
     ] = Limits.idle_seconds,
-    stall_seconds: Annotated[float, typer.Option(help="Seconds without a byte of a body.")] = Limits.stall_seconds,
+    stall_seconds: Annotated[
+        float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
+    ] = Limits.stall_seconds,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 

@@ -110,7 +110,10 @@ def https(url, cert):
         (["--tls-cert", "no-cert.pem", "--tls-key", "no-key.pem"], "there is no file no-cert.pem"),
         (["--set", "base_rate=7"], "base_rate is 7"),
         (["--device", "abacus"], "device is 'abacus'"),
-        (["--max-rate", "0"], "requests_per_second is 0.0"),
+        (["--max-rate", "-1"], "Invalid value for '--max-rate': -1 is not a finite number above 0."),
+        (["--max-rate", "inf"], "Invalid value for '--max-rate': inf is not a finite number above 0."),
+        (["--idle-seconds", "nan"], "Invalid value for '--idle-seconds': nan is not a finite number above 0."),
+        (["--stall-seconds", "0"], "Invalid value for '--stall-seconds': 0 is not a finite number above 0."),
     ],
 )
 def test_what_cannot_be_served(setup, tmp_path, options, words):
