@@ -24,6 +24,7 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
+    notes: tuple[str, ...] = ()  # what a reader of results should know about how it was read
 
     def __post_init__(self) -> None:
         _check_images(self.name, self.train_images, self.test_images)
@@ -37,6 +38,7 @@ class Dataset:
         train: tuple[np.ndarray, np.ndarray],
         test: tuple[np.ndarray, np.ndarray],
         num_classes: int | None = None,
+        notes: tuple[str, ...] = (),
     ) -> Dataset:
         """Make a dataset of `(images, labels)` arrays with images as `(N, H, W)` or `(N, H, W, C)`.
 
@@ -54,6 +56,7 @@ class Dataset:
             _channels_first(name, test[0]),
             labels[1],
             num_classes,
+            notes,
         )
 
     def to_plain(self) -> str:

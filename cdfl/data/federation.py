@@ -72,7 +72,8 @@ class Federation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of results should know about these data, e.g. server sets smaller than asked for."""
-        return tuple(dict.fromkeys(note for split in self.splits for note in split.notes))
+        read = [note for cluster in self.clusters for note in cluster.dataset.notes]
+        return tuple(dict.fromkeys([*read, *(note for split in self.splits for note in split.notes)]))
 
     @property
     def num_bytes(self) -> int:

@@ -167,6 +167,7 @@ def join(name: str, datasets: list[Dataset]) -> Dataset:
         torch.cat([dataset.test_images for dataset in datasets]),
         torch.cat([dataset.test_labels for dataset in datasets]),
         max(dataset.num_classes for dataset in datasets),
+        tuple(note for dataset in datasets for note in dataset.notes),
     )
 
 

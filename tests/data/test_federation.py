@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from cdfl.data import (
     DataError,
     Datasets,
+    Domains,
     Federation,
     LabelPermutations,
     PaperDrift,
@@ -116,6 +119,12 @@ def test_a_small_cluster_is_drawn_with_replacement(make_dataset):
     assert len(draw.train) >= 20
     assert len(set(draw.train.index)) < len(draw.train)
     assert federation.notes
+
+
+def test_what_was_noted_when_data_were_read_is_passed_on(make_dataset):
+    datasets = [replace(make_dataset(), notes=notes) for notes in (("pooled",), (), ("pooled", "old"))]
+    clusters = Domains(("0+1", "2")).build(lambda name: datasets[int(name)])
+    assert Federation(clusters, PaperDrift(), SIZES).notes == ("pooled", "old")
 
 
 def test_moving_keeps_draws_pixels_and_sharing(federation):

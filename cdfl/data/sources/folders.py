@@ -1,7 +1,8 @@
 """Images in class folders: MiniImageNet as people pass it on, and a user's own images.
 
-Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` with the same classes in both, and Ravi and Larochelle's
-`images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one `.zip` or `.tar` archive of it.
+Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` that share a class, folders that share none (the few-shot split),
+and Ravi and Larochelle's `images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one `.zip` or
+`.tar` archive of it.
 """
 
 import csv
@@ -9,7 +10,7 @@ import io
 import os
 import tarfile
 import zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -22,12 +23,14 @@ from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
+TABLES = ("train.csv", "val.csv", "test.csv")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 REPLACE = "replace it, or move it away"
 TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
 
 Files = dict[PurePosixPath, bytes]
 Classes = dict[str, list[PurePosixPath]]
+Parts = dict[str, Classes]  # what belongs together before it is divided: train, test, ...
 
 
 def mini_imagenet(folder: Path) -> Dataset:
@@ -42,16 +45,17 @@ def mini_imagenet(folder: Path) -> Dataset:
 def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
     """Read class folders; with `side`, every image is resized to that square."""
     files = _read_files(path)
-    train, test = _halves(path, files)
+    images = sorted(file for file in files if file.name.lower().endswith(ENDINGS))
+    train, test, notes = _halves(path, _listed(path, files, images) or _in_folders(path, images))
     classes = sorted(train.keys() | test.keys())
     pixels = {file: _decode(_place(path, file), files[file], side) for half in (train, test) for file in _all(half)}
     _check_sizes(path, list(pixels.values()))
     halves = []
     for half in (train, test):
-        images = [pixels[file] for label in classes for file in half.get(label, [])]
+        shown = [pixels[file] for label in classes for file in half.get(label, [])]
         labels = [at for at, label in enumerate(classes) for _ in half.get(label, [])]
-        halves.append((np.stack(images) if images else np.zeros((0, 1, 1, 3), np.uint8), np.array(labels, np.int64)))
-    return Dataset.from_arrays(name, halves[0], halves[1], len(classes))
+        halves.append((np.stack(shown) if shown else np.zeros((0, 1, 1, 3), np.uint8), np.array(labels, np.int64)))
+    return Dataset.from_arrays(name, halves[0], halves[1], len(classes), notes)
 
 
 def _read_files(path: Path) -> Files:
@@ -90,41 +94,76 @@ def _wanted(name: str) -> bool:
     return name.lower().endswith((*ENDINGS, ".csv")) and not PurePosixPath(name).name.startswith(".")
 
 
-def _halves(path: Path, files: Files) -> tuple[Classes, Classes]:
-    images = sorted(file for file in files if not file.name.endswith(".csv"))
-    tables = [raw for file, raw in sorted(files.items()) if file.name in ("train.csv", "val.csv", "test.csv")]
-    if tables:
-        label_of = {
-            row["filename"]: row["label"] for raw in tables for row in csv.DictReader(io.StringIO(raw.decode()))
-        }
-        named = {file.name: file for file in images}
-        lost = sorted(label_of.keys() - named.keys())
-        if lost:
-            raise DataError(f"{path}: {lost[0]} is in the tables but not among the images ({len(lost)} are missing)")
-        return _divide([(label_of[name], file) for name, file in named.items() if name in label_of])
-    halves: dict[str, Classes] = {"train": defaultdict(list), "test": defaultdict(list)}
-    flat = []
+def _listed(path: Path, files: Files, images: list[PurePosixPath]) -> Parts:
+    """The parts that `train.csv`, `val.csv` and `test.csv` list, where there are such tables."""
+    named = {file.name: file for file in images}
+    tables = {file: _labels(_place(path, file), raw) for file, raw in sorted(files.items()) if file.name in TABLES}
+    lost = sorted({name for labels in tables.values() for name in labels} - named.keys())
+    if lost:
+        raise DataError(f"{path}: {lost[0]} is in the tables but not among the images ({len(lost)} are missing)")
+    if tables and len(named) < len(images):
+        raise DataError(f"{path}: the tables name images by their file names alone, of which some are there twice")
+    parts: Parts = defaultdict(lambda: defaultdict(list))
+    for table, labels in tables.items():
+        for name, file in named.items():
+            if name in labels:
+                parts[table.stem][labels[name]].append(file)
+    return parts
+
+
+def _labels(place: str, raw: bytes) -> dict[str, str]:
+    """The label of each file name in a table."""
+    with reading(place, REPLACE):
+        table = csv.DictReader(io.StringIO(raw.decode("utf-8-sig")))
+        columns = list(table.fieldnames or ())
+        if not {"filename", "label"} <= set(columns):
+            raise DataError(
+                f"{place} has the columns {', '.join(columns) or '(none)'}; expected filename and label: {REPLACE}"
+            )
+        rows = list(table)
+    if not all(row["filename"] and row["label"] for row in rows):
+        raise DataError(f"{place} has a row without filename or label; {REPLACE}")
+    return {row["filename"]: row["label"] for row in rows}
+
+
+def _in_folders(path: Path, images: list[PurePosixPath]) -> Parts:
+    """The parts by the folder around the class folders, "" where there is none."""
+    parts: Parts = defaultdict(lambda: defaultdict(list))
     for file in images:
         if len(file.parts) < 2:
             raise DataError(f"{path}: {file} is in no class folder; expected CLASS/{file.name}")
-        flat.append((file.parts[-2], file))
-        if len(file.parts) > 2 and file.parts[-3] in halves:
-            halves[file.parts[-3]][file.parts[-2]].append(file)
-    given = sum(len(part) for half in halves.values() for part in half.values())
-    # The few-shot split has other classes in train than in test; for classification all are pooled.
-    if given == len(images) and halves["train"].keys() == halves["test"].keys():
-        return halves["train"], halves["test"]
-    return _divide(flat)
+        parts[file.parent.parent.name.lower()][file.parent.name].append(file)
+    return parts
 
 
-def _divide(labelled: list[tuple[str, PurePosixPath]]) -> tuple[Classes, Classes]:
+def _halves(path: Path, parts: Parts) -> tuple[Classes, Classes, tuple[str, ...]]:
+    """The given train and test half; else a fixed fifth of each class is the test half, which a note may say.
+
+    The few-shot split of MiniImageNet has other classes in train than in test; for classification all are pooled.
+    Nothing else is: what somebody set apart for testing is never trained on.
+    """
+    if parts.keys() == {"train", "test"} and parts["train"].keys() & parts["test"].keys():
+        return parts["train"], parts["test"], ()
+    counts = Counter(label for part in parts.values() for label in part)
+    label, times = counts.most_common(1)[0]
+    if times > 1:
+        examples = ", ".join(str(next(_all(part))) for part in parts.values())
+        raise DataError(
+            f"{path} has {examples}: the class {label!r} in {times} places; expected CLASS/*.jpg alone, or "
+            "train/CLASS/*.jpg and test/CLASS/*.jpg and nothing else: rename the folders, or move the others away"
+        )
+    train, test = _divide({label: files for part in parts.values() for label, files in part.items()})
+    if len(parts) == 1:
+        return train, test, ()
+    names = ", ".join(sorted(parts))
+    return train, test, (f"{path.name}: {names} share no class, so all are pooled and a fifth of each is for testing",)
+
+
+def _divide(classes: Classes) -> tuple[Classes, Classes]:
     """A fixed fifth of each class for the test half."""
-    by_class: Classes = defaultdict(list)
-    for label, file in labelled:
-        by_class[label].append(file)
     train: Classes = {}
     test: Classes = {}
-    for label, images in by_class.items():
+    for label, images in classes.items():
         order = generator(0, f"folder {label}").permutation(len(images))
         cut = max(1, round(TEST_SHARE * len(images)))
         test[label] = [images[i] for i in sorted(order[:cut])]

@@ -1,8 +1,9 @@
 """Datasets packed into few files: `data.npz`, or mosaics of many images beside `labels.npz`.
 
 `data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is
-also the simplest form for a user's own dataset. In a mosaic, images stand in the order of the labels, row by row
-from the top left, in tiles of `PITCH` pixels whose upper left `SIDE` pixels are the image.
+also the simplest form for a user's own dataset; `notes`, words about it, may stand beside them. In a mosaic, images
+stand in the order of the labels, row by row from the top left, in tiles of `PITCH` pixels whose upper left `SIDE`
+pixels are the image.
 """
 
 import zipfile
@@ -43,10 +44,10 @@ def read_packed(name: str, folder: Path, num_classes: int) -> Dataset:
 
 def read_npz(name: str, path: Path, num_classes: int | None = None) -> Dataset:
     """Read a dataset from one `.npz` file."""
-    found = _arrays(path, ARRAYS)
+    found = _arrays(path, ARRAYS, ("notes",))
     train, test = ((found[f"{half}_images"], found[f"{half}_labels"]) for half in ("train", "test"))
     try:
-        return Dataset.from_arrays(name, train, test, num_classes)
+        return Dataset.from_arrays(name, train, test, num_classes, _words(found, "notes"))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -56,6 +57,8 @@ def write_npz(path: Path, dataset: Dataset) -> None:
     halves = {half: dataset.half(half) for half in HALVES}
     arrays = {f"{half}_images": images.permute(0, 2, 3, 1).numpy() for half, (images, _) in halves.items()}
     arrays |= {f"{half}_labels": labels.numpy() for half, (_, labels) in halves.items()}
+    if dataset.notes:
+        arrays["notes"] = np.array(dataset.notes)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -72,21 +75,25 @@ def remember(folder: Path, dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _words(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
+    return tuple(str(word) for word in arrays.get(name, np.array([])).reshape(-1))
+
+
+def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
     with reading(path, SAVE_AGAIN), path.open("rb") as opened:
         if not zipfile.is_zipfile(opened):
             raise DataError(f"{path} is no .npz file, or only a part of one; {SAVE_AGAIN}")
         opened.seek(0)
-        return _of_zip(path, np.load(opened, allow_pickle=False), names)
+        return _of_zip(path, np.load(opened, allow_pickle=False), names, optional)
 
 
-def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
     with file:
         missing = [name for name in names if name not in file.files]
         if missing:
             raise DataError(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(names)}")
         arrays = {}
-        for name in names:
+        for name in (*names, *(name for name in optional if name in file.files)):
             with reading(f"{name} in {path}", "save it anew, as numbers"):  # never as objects, which could run code
                 arrays[name] = file[name]
         return arrays

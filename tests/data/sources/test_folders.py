@@ -64,6 +64,30 @@ def test_the_few_shot_split_is_pooled(tmp_path):
     data = read_folder("x", tmp_path)
     assert data.num_classes == 3
     assert np.bincount(data.test_labels).tolist() == [1, 1, 1]
+    said = f"{tmp_path.name}: test, train, val share no class, so all are pooled and a fifth of each is for testing"
+    assert data.notes == (said,)
+
+
+def test_halves_need_not_have_the_same_classes(tmp_path):
+    halves = {"train": "abc", "test": "bcd"}
+    place(tmp_path, {f"{half}/{c}/1.png": picture(len(half)) for half, classes in halves.items() for c in classes})
+    data = read_folder("x", tmp_path)
+    assert data.train_images.unique().tolist() == [5]
+    assert (data.train_labels.tolist(), data.test_labels.tolist()) == ([0, 1, 2], [1, 2, 3])
+    assert (data.num_classes, data.notes) == (4, ())
+
+
+@pytest.mark.parametrize("third", ["val/a/1.png", "extra/a/1.png", "train/loose.png", "train/a/more/1.png", "b/1.png"])
+def test_a_third_folder_is_refused_and_test_images_are_never_trained_on(tmp_path, third):
+    place(tmp_path, {"train/a/1.png": picture(1), "test/a/1.png": picture(2), third: picture(3)})
+    with pytest.raises(DataError, match=rf"{third}.*: the class 'a' in \d places; expected CLASS/.*, or train/CLASS"):
+        read_folder("x", tmp_path)
+
+
+def test_halves_under_another_name_are_refused(tmp_path):
+    place(tmp_path, {"training/a/1.png": picture(1), "test/a/1.png": picture(2)})
+    with pytest.raises(DataError, match=r"training/a/1.png: the class 'a' in 2 places; .*: rename the folders"):
+        read_folder("x", tmp_path)
 
 
 def test_tables_beside_one_folder_of_images(tmp_path):
@@ -74,6 +98,34 @@ def test_tables_beside_one_folder_of_images(tmp_path):
     assert (data.train_images[:, 0, 0, 0] % 2).tolist() == data.train_labels.tolist()
     (tmp_path / "images" / "3.png").unlink()
     with pytest.raises(DataError, match=r"3.png is in the tables but not among the images \(1 are missing\)"):
+        read_folder("x", tmp_path)
+
+
+def test_tables_that_share_classes_are_the_two_halves(tmp_path):
+    files = {f"images/{i}.png": picture(i) for i in range(10)}
+    for half, numbers in (("train", range(6)), ("test", range(6, 10))):
+        files[f"{half}.csv"] = ("filename,label\n" + "".join(f"{i}.png,c{i % 2}\n" for i in numbers)).encode()
+    place(tmp_path, files)
+    data = read_folder("x", tmp_path)
+    assert data.train_images.unique().tolist() == list(range(6))
+    assert data.test_images.unique().tolist() == list(range(6, 10))
+    place(tmp_path, {"others/3.png": picture(1)})
+    with pytest.raises(DataError, match="the tables name images by their file names alone, of which some are there tw"):
+        read_folder("x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (b"id,score\n1,2\n", r"a/test.csv has the columns id, score; expected filename and label: replace it, or move"),
+        (b"", r"test.csv has the columns \(none\); expected filename and label"),
+        (b"filename,label\n1.png\n", r"test.csv has a row without filename or label"),
+        (b"\xff\xfe\0", r"test.csv is truncated or corrupted \(.*utf-8.*\); replace it, or move it away"),
+    ],
+)
+def test_a_stray_table_is_refused(tmp_path, table, message):
+    place(tmp_path, {"a/1.png": picture(1), "b/1.png": picture(2), "a/test.csv": table})
+    with pytest.raises(DataError, match=message):
         read_folder("x", tmp_path)
 
 
