@@ -123,7 +123,11 @@ def make_server(
 
 def take_port(host: str, port: int) -> socket.socket:
     """An address of our own, before anything else is done: pre-training may take long."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no host can have that name"
+        raise OSError(f"cannot listen on {host!r}: {why}; give --host an address of this machine") from None
     taken = socket.socket(family, kind, protocol)
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -114,6 +114,8 @@ def https(url, cert):
         (["--max-rate", "inf"], "Invalid value for '--max-rate': inf is not a finite number above 0."),
         (["--idle-seconds", "nan"], "Invalid value for '--idle-seconds': nan is not a finite number above 0."),
         (["--stall-seconds", "0"], "Invalid value for '--stall-seconds': 0 is not a finite number above 0."),
+        (["--host", ""], "cannot listen on '': "),
+        (["--host", "a..b"], "cannot listen on 'a..b': no host can have that name; give --host an address of this"),
     ],
 )
 def test_what_cannot_be_served(setup, tmp_path, options, words):
