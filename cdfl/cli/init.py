@@ -1,5 +1,6 @@
 """`cdfl init`: a set-up file to start from."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -18,5 +19,6 @@ def init(
         if file.exists():
             raise ValueError(f"{file} exists and is left alone; name another file")
         file.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
-    typer.echo(f"wrote {file}; now try:\n  cdfl serve {file} --open")
-    typer.echo(f"  cdfl join http://127.0.0.1:8000 --client-id car-7 --setup {file} --watch")
+    pasted = shlex.quote(str(file))
+    typer.echo(f"wrote {file}; now try:\n  cdfl serve {pasted} --open")
+    typer.echo(f"  cdfl join http://127.0.0.1:8000 --client-id car-7 --setup {pasted} --watch")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from cdfl import wire
+from cdfl.cli import app
 from cdfl.cli.join import read_setup
 
 from ..certificate import make_certificate
@@ -155,6 +158,13 @@ def test_a_mistake_in_the_set_up_is_one_line(setup, tmp_path):
         "failed with NameError: name 'missing' is not defined; expected one number, a tensor of shape []"
     )
     assert not (tmp_path / "store").exists()
+
+
+def test_init_prints_commands_that_can_be_pasted(tmp_path):
+    path = tmp_path / "ü b.py"
+    _, *commands = CliRunner().invoke(app, ["init", str(path)]).output.splitlines()
+    assert [shlex.split(command)[:2] for command in commands] == [["cdfl", "serve"], ["cdfl", "join"]]
+    assert all(str(path) in shlex.split(command) for command in commands)
 
 
 def test_init_leaves_a_file_alone(tmp_path):
