@@ -24,9 +24,15 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
+    class_names: tuple[str, ...] = ()  # in the order of their numbers; none where classes are only numbered
     notes: tuple[str, ...] = ()  # what a reader of results should know about how it was read
 
     def __post_init__(self) -> None:
+        if self.class_names and not self.num_classes == len(self.class_names) == len(set(self.class_names)):
+            raise DataError(
+                f"{self.name}: {len(self.class_names)} class names for {self.num_classes} classes; "
+                "expected a different one for each"
+            )
         _check_images(self.name, self.train_images, self.test_images)
         _check_labels(f"{self.name} train", self.train_images, self.train_labels, self.num_classes)
         _check_labels(f"{self.name} test", self.test_images, self.test_labels, self.num_classes)
@@ -38,6 +44,7 @@ class Dataset:
         train: tuple[np.ndarray, np.ndarray],
         test: tuple[np.ndarray, np.ndarray],
         num_classes: int | None = None,
+        class_names: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> Dataset:
         """Make a dataset of `(images, labels)` arrays with images as `(N, H, W)` or `(N, H, W, C)`.
@@ -48,7 +55,7 @@ class Dataset:
         """
         labels = [_whole(f"{name} {half}", given) for half, (_, given) in (("train", train), ("test", test))]
         if num_classes is None:
-            num_classes = 1 + max(int(part.max()) if len(part) else 0 for part in labels)
+            num_classes = len(class_names) or 1 + max(int(part.max()) if len(part) else 0 for part in labels)
         return cls(
             name,
             _channels_first(name, train[0]),
@@ -56,6 +63,7 @@ class Dataset:
             _channels_first(name, test[0]),
             labels[1],
             num_classes,
+            class_names,
             notes,
         )
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import torch
 
+from cdfl.data.classes import one_numbering
 from cdfl.data.clusters import Cluster
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
@@ -68,7 +70,10 @@ class Rotations:
 
 @dataclass(frozen=True)
 class Domains:
-    """One cluster for each source; "mnist+usps" joins two. `shape` (C, H, W) is what all images are fitted to."""
+    """One cluster for each source; "mnist+usps" joins two. `shape` (C, H, W) is what all images are fitted to.
+
+    Where sources name their classes, as class folders do, the same name is the same class in all of them.
+    """
 
     sources: tuple[str, ...]
     shape: tuple[int, int, int] | None = None
@@ -83,9 +88,11 @@ class Domains:
 
     def build(self, load: Load) -> list[Cluster]:
         """Read every source, fit it to the shape, and join those that belong together."""
+        parts = [source.split("+") for source in self.sources]
+        datasets = iter(one_numbering([_fit(load(name), self.shape) for names in parts for name in names]))
         return [
-            Cluster(source, join(source, [_fit(load(name), self.shape) for name in source.split("+")]))
-            for source in self.sources
+            Cluster(source, join(source, list(islice(datasets, len(names)))))
+            for source, names in zip(self.sources, parts, strict=True)
         ]
 
 
@@ -105,7 +112,7 @@ class Datasets:
 
     def build(self, load: Load) -> list[Cluster]:
         """Nothing is read: they are here."""
-        return [Cluster(dataset.name, dataset) for dataset in self.datasets]
+        return [Cluster(dataset.name, dataset) for dataset in one_numbering(list(self.datasets))]
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,7 @@ def join(name: str, datasets: list[Dataset]) -> Dataset:
         torch.cat([dataset.test_images for dataset in datasets]),
         torch.cat([dataset.test_labels for dataset in datasets]),
         max(dataset.num_classes for dataset in datasets),
+        next((dataset.class_names for dataset in datasets if dataset.class_names), ()),
         tuple(note for dataset in datasets for note in dataset.notes),
     )
 

@@ -21,6 +21,14 @@ def test_whole_numbers_are_labels_whatever_their_type():
         assert Dataset.from_arrays("mine", (IMAGES, labels), (IMAGES, LABELS)).train_labels.tolist() == LABELS
 
 
+def test_every_class_has_a_name_of_its_own_or_none_has():
+    half = IMAGES, LABELS
+    assert Dataset.from_arrays("mine", half, half, class_names=tuple("abcd")).num_classes == 4
+    for names in ("ab", "aab"):
+        with pytest.raises(DataError, match=rf"mine: {len(names)} class names for 3 classes; expected a different one"):
+            Dataset.from_arrays("mine", half, half, 3, class_names=tuple(names))
+
+
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [

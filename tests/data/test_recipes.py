@@ -42,6 +42,7 @@ def test_domains_join_and_fit(make_dataset):
     assert len(first.dataset.train_labels) == 230
     assert first.name == "a+b"
     assert torch.equal(second.dataset.test_images, sources["c"].test_images)
+    assert len(Domains(("a", "a")).build(sources.__getitem__)) == 2
 
 
 def test_domains_of_different_sizes_need_a_shape(make_dataset):

@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -39,7 +40,8 @@ def mini_imagenet(folder: Path) -> Dataset:
     Decoding takes minutes, so the result is stored beside the images as `data.npz`.
     """
     archives = sorted(path for path in folder.iterdir() if path.name.endswith(ARCHIVES))
-    return remember(folder, read_folder("mini-imagenet", archives[0] if archives else folder, side=84))
+    dataset = read_folder("mini-imagenet", archives[0] if archives else folder, side=84)
+    return remember(folder, replace(dataset, class_names=()))  # numbered, as all published datasets are
 
 
 def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
@@ -55,7 +57,7 @@ def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
         shown = [pixels[file] for label in classes for file in half.get(label, [])]
         labels = [at for at, label in enumerate(classes) for _ in half.get(label, [])]
         halves.append((np.stack(shown) if shown else np.zeros((0, 1, 1, 3), np.uint8), np.array(labels, np.int64)))
-    return Dataset.from_arrays(name, halves[0], halves[1], len(classes), notes)
+    return Dataset.from_arrays(name, halves[0], halves[1], len(classes), tuple(classes), notes)
 
 
 def _read_files(path: Path) -> Files:

@@ -1,9 +1,9 @@
 """Datasets packed into few files: `data.npz`, or mosaics of many images beside `labels.npz`.
 
 `data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is
-also the simplest form for a user's own dataset; `notes`, words about it, may stand beside them. In a mosaic, images
-stand in the order of the labels, row by row from the top left, in tiles of `PITCH` pixels whose upper left `SIDE`
-pixels are the image.
+also the simplest form for a user's own dataset; `class_names`, that of class 0 first, and `notes` may stand beside
+them. In a mosaic, images stand in the order of the labels, row by row from the top left, in tiles of `PITCH` pixels
+whose upper left `SIDE` pixels are the image.
 """
 
 import zipfile
@@ -20,6 +20,7 @@ from cdfl.data.sources.source import reading
 HALVES: tuple[Half, Half] = ("train", "test")
 TILES = {"cifar-10": (32, 32), "svhn": (32, 32), "mini-imagenet": (84, 96)}  # SIDE, PITCH
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+OPTIONAL = ("class_names", "notes")
 SAVE_AGAIN = f"save one with numpy.savez and the arrays {', '.join(ARRAYS)}"
 
 
@@ -44,10 +45,10 @@ def read_packed(name: str, folder: Path, num_classes: int) -> Dataset:
 
 def read_npz(name: str, path: Path, num_classes: int | None = None) -> Dataset:
     """Read a dataset from one `.npz` file."""
-    found = _arrays(path, ARRAYS, ("notes",))
+    found = _arrays(path, ARRAYS, OPTIONAL)
     train, test = ((found[f"{half}_images"], found[f"{half}_labels"]) for half in ("train", "test"))
     try:
-        return Dataset.from_arrays(name, train, test, num_classes, _words(found, "notes"))
+        return Dataset.from_arrays(name, train, test, num_classes, *(_words(found, name) for name in OPTIONAL))
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -57,8 +58,7 @@ def write_npz(path: Path, dataset: Dataset) -> None:
     halves = {half: dataset.half(half) for half in HALVES}
     arrays = {f"{half}_images": images.permute(0, 2, 3, 1).numpy() for half, (images, _) in halves.items()}
     arrays |= {f"{half}_labels": labels.numpy() for half, (_, labels) in halves.items()}
-    if dataset.notes:
-        arrays["notes"] = np.array(dataset.notes)
+    arrays |= {name: np.array(getattr(dataset, name)) for name in OPTIONAL if getattr(dataset, name)}
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

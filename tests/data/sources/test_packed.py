@@ -34,14 +34,14 @@ def test_mosaics_are_cut_in_the_order_of_the_labels(tmp_path):
 
 
 def test_npz_there_and_back(tmp_path, make_dataset):
-    data = replace(make_dataset(shape=(5, 6, 3)), notes=("pooled", "ü"))
+    data = replace(make_dataset(shape=(5, 6, 3)), notes=("pooled", "ü"), class_names=tuple("jihgfedcba"))
     path = tmp_path / "data.npz"
     write_npz(path, data)
     assert is_packed(tmp_path)
     again = read_npz("mine", path)
     assert torch.equal(again.train_images, data.train_images)
     assert torch.equal(again.test_labels, data.test_labels)
-    assert again.notes == data.notes
+    assert (again.notes, again.class_names) == (data.notes, data.class_names)
     assert [file.name for file in tmp_path.iterdir()] == ["data.npz"]
 
 

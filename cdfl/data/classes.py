@@ -1,0 +1,52 @@
+"""One numbering of classes for datasets that name them, each of which was numbered by itself."""
+
+from dataclasses import replace
+
+import torch
+
+from cdfl.data.dataset import Dataset
+from cdfl.data.errors import DataError
+
+
+def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
+    """The same datasets, in which a class that has a name has one number: its place among all names, sorted.
+
+    Datasets without names keep their numbers. Beside named ones they are accepted only where they have as many
+    classes; a note says which number is then taken for which name.
+
+    >>> import numpy as np
+    >>> half = np.zeros((2, 4, 4), np.uint8), [0, 1]
+    >>> first = Dataset.from_arrays("first", half, half, class_names=("car", "dog"))
+    >>> second = Dataset.from_arrays("second", half, half, class_names=("bike", "car"))
+    >>> [(data.num_classes, data.train_labels.tolist()) for data in one_numbering([first, second])]
+    [(3, [1, 2]), (3, [0, 1])]
+    """
+    given = {dataset.class_names for dataset in datasets if dataset.class_names}
+    if not given:
+        return datasets
+    names = given.pop() if len(given) == 1 else tuple(sorted({name for names in given for name in names}))
+    return [_renumbered(data, names) if data.class_names else _matched(data, names) for data in datasets]
+
+
+def _renumbered(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
+    numbers = torch.tensor([names.index(name) for name in dataset.class_names], device=dataset.train_labels.device)
+    return replace(
+        dataset,
+        train_labels=numbers[dataset.train_labels],
+        test_labels=numbers[dataset.test_labels],
+        num_classes=len(names),
+        class_names=names,
+    )
+
+
+def _matched(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
+    """A dataset without names beside others whose classes have these."""
+    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    in_place = all(int(name) == at for at, name in enumerate(names) if name.isdecimal())  # class 7 is what "7" is
+    if dataset.num_classes != len(names) or not in_place:
+        raise DataError(
+            f"{dataset.name} has {dataset.num_classes} numbered classes and other sources have {len(names)} named "
+            f"ones ({few}), so which is which cannot be told; use class folders for all sources, or give each .npz "
+            "file an array class_names, the name of class 0 first"
+        )
+    return replace(dataset, notes=(*dataset.notes, f"{dataset.name} has no class names: 0, 1, ... are taken for {few}"))
