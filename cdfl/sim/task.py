@@ -22,6 +22,7 @@ from cdfl.policy import Look
 from cdfl.scenarios import Scenario
 from cdfl.sim.clock import TimeModel, Turn
 from cdfl.sim.flops import Flops, count_flops
+from cdfl.sim.own import checked_turns
 
 # A run of a policy that hardly ever says upload ends after so many looks for every upload that was planned.
 LOOKS_PER_UPLOAD = 50
@@ -105,7 +106,7 @@ class Task:
 
     def turns(self, time_model: TimeModel) -> Iterator[Turn]:
         """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""
-        turns = time_model.turns(self.scenario.num_clients, generator(self.seed, "turns"))
+        turns = checked_turns(time_model, self.scenario.num_clients, generator(self.seed, "turns"))
         return islice(turns, self.most_turns)
 
     @property

@@ -13,8 +13,9 @@ from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
 from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Turn, Uniform
+from cdfl.sim.own import TURNS_TRIED
 from cdfl.sim.presets import PRESETS, preset_for
-from cdfl.sim.run import configure, run
+from cdfl.sim.run import configure, run, run_events
 
 from .world import SETTINGS, make_scenario, normed
 
@@ -146,8 +147,13 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"time_model": Turning(Turn(0.0, 1))}, "lets client 1 look while it is not there; expected it to join first"),
         (
             {"time_model": Turning(Turn(2.0, 1, "join"), Turn(1.0, 1))},
-            r"Turning.turns goes back from time 2.0 to 1.0; expected times that never decrease",
+            r"Turning.turns goes from time 2.0 to 1.0; expected finite numbers that never decrease",
         ),
+        ({"time_model": Turning((0.0, 1, "join"))}, r"Turning.turns gave \(0.0, 1, 'join'\); expected cdfl.sim.clock"),
+        ({"time_model": Turning(Turn(float("nan"), 1, "join"))}, "goes from time 0.0 to nan; expected finite numbers"),
+        ({"time_model": Turning(Turn("noon", 1, "join"))}, "goes from time 0.0 to 'noon'; expected finite numbers"),
+        ({"time_model": Turning(Turn(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
+        ({"time_model": Turning(Turn(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
         ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
@@ -165,6 +171,32 @@ def test_what_is_wrong_is_said_before_anything_is_made(tmp_path, options, messag
     with pytest.raises(ValueError, match=message):
         run(SMALL, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+JOINED = [Turn(0.0, client, "join") for client in range(5)]
+LOOKS = [Turn(1.0 + number, number % 5) for number in range(TURNS_TRIED)]
+LATER = [
+    ([Turn(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
+    ([Turn(float("nan"), 0)], "goes from time 100.0 to nan"),
+    ([Turn(200.0, 1, "leave"), Turn(201.0, 1)], "lets client 1 look while it is not there; expected it to join first"),
+    ([Turn(200.0, 1, "leave"), Turn(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
+    ([Turn(200.0, 1, "peek")], r"gave Turn\(time=200.0, client=1, kind='peek'\); expected .* look, join or leave"),
+    ([(200.0, 1, "look")], r"gave \(200.0, 1, 'look'\); expected cdfl.sim.clock.Turn"),
+]
+
+
+@pytest.mark.parametrize(("turns", "message"), LATER)
+@pytest.mark.parametrize("policy", ["always", Decides(lambda memory, look: ((), False))], ids=["always", "never"])
+def test_turns_are_checked_as_long_as_they_come(turns, message, policy):
+    config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *turns), policy=policy, num_uploads=TURNS_TRIED + 9)
+    with pytest.raises(ValueError, match=message):
+        list(run_events(config))
+
+
+def test_a_client_may_leave_and_join_again():
+    turns = [*JOINED, Turn(1.0, 3), Turn(2.0, 3, "leave"), Turn(2.0, 3, "join"), Turn(3.0, 3)]
+    result = run(SMALL, time_model=Turning(*turns), num_uploads=2)
+    assert [(upload.time, upload.client, upload.update) for upload in result.uploads] == [(1.0, 3, 0), (3.0, 3, 0)]
 
 
 def test_an_unknown_scenario():
