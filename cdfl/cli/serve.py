@@ -3,7 +3,10 @@
 import logging
 import math
 import os
+import signal
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -72,7 +75,7 @@ def serve(
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with refuse_store():
+    with refuse_store(), _told_to_stop(console):
         from cdfl.device import find_device
         from cdfl.memory import keep_freed_memory
         from cdfl.server.auth import Access
@@ -114,6 +117,19 @@ def serve(
             console.print(f"stopped at epoch {session.state.epoch}")
     if session.lost is not None:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _told_to_stop(console: Console) -> Iterator[None]:
+    """Make SIGTERM what Ctrl-C is while the server is not open yet, and neither of them a failure."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("stopped before it was open; the next start begins again")
+        raise typer.Exit(0) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Waiting:

@@ -140,17 +140,17 @@ def take_port(host: str, port: int) -> socket.socket:
 
 def serve_until_told(server: WebServer, session: Session, taken: socket.socket) -> None:
     """Serve until told to stop; then finish what is in the queue and keep a snapshot."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: object) -> None:  # before the server takes signals itself; later it changes nothing
+        server.should_exit = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[taken])  # takes signals itself, and raises them once more when it is done
     finally:
         session.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignore(number: int, frame: object) -> None:
-    """Nothing is left to do for this signal."""
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:

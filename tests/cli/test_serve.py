@@ -26,6 +26,7 @@ from .small import call
 
 QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
 NAME = {wire.CLIENT: "car-7"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 CDFL = str(Path(sys.executable).with_name("cdfl"))
 
 
@@ -42,9 +43,8 @@ def setup(tmp_path_factory):
 def serving(setup, store, *options, end=signal.SIGTERM):
     """A server in a process of its own; yields its address and, once it has ended, what it said."""
     command = [CDFL, "serve", str(setup), "--store", str(store), "--port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(  # noqa: S603
-        [*command, *QUICK, *options], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, *QUICK, *options], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     said = []
     try:
@@ -102,6 +102,23 @@ def https(url, cert):
     return ssl.create_default_context(cafile=cert).wrap_socket(
         socket.create_connection(address), server_hostname=address[0]
     )
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_while_it_pretrains(setup, tmp_path, end):
+    long = ("--set", "shared_epochs=100000", "--device", "cpu", "--open", "--port", "0")
+    command = [CDFL, "serve", str(setup), "--store", str(tmp_path / "store"), *long]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)  # noqa: S603
+    try:
+        assert process.stderr.readline() == "pre-training the shared model\n"
+        process.send_signal(end)
+        said = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, said
+    assert said.endswith("stopped before it was open; the next start begins again\n")
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
