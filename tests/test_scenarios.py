@@ -206,6 +206,26 @@ def test_a_drift_must_be_able_to_count():
         replace(load_scenario("digits-4"), drift=Sudden)
 
 
+@pytest.mark.parametrize("name", ["mine", "ü 2", "a.b_c-d", "digits-4 (smoke)", "7", "x" * 100])
+def test_a_name_may_have_words(name):
+    assert replace(load_scenario("digits-4"), name=name).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../../evil x", "a/b", "a\\b", ".hidden", "-x", " x", "a\nb", "x" * 101, 5]
+)
+def test_a_name_that_could_lead_elsewhere_is_refused(name):
+    with pytest.raises(ValueError, match=r"a scenario has the name .*; expected 1 to 100 letters, digits, spaces"):
+        replace(load_scenario("digits-4"), name=name)
+
+
+def test_a_file_with_such_a_name_is_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "../evil"\n' + WHOLE + SHIFTS)
+    with pytest.raises(DataError, match=r"mine\.toml: the file: a scenario has the name '\.\./evil'"):
+        load_scenario(str(path))
+
+
 def test_an_unknown_name_and_a_missing_file():
     with pytest.raises(DataError, match="there is no scenario 'digits-5'; `cdfl scenarios` lists them"):
         load_scenario("digits-5")

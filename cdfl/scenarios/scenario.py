@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,12 +11,14 @@ from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_sourc
 from cdfl.models import MODELS, MakeModel
 from cdfl.plain import plain
 
+NAME = re.compile(r"\w[\w .()+-]{0,99}")  # one part of a path, which leads nowhere else
+
 
 @dataclass(frozen=True)
 class Scenario:
     """Which clusters, how mixtures drift, which model, how many clients and uploads."""
 
-    name: str
+    name: str  # of its run folders and pictures, too
     summary: str
     clusters: Clusters
     model: str | MakeModel  # a name of cdfl.models, or a function of one's own
@@ -27,6 +30,11 @@ class Scenario:
     hyperparams: Mapping[str, object] = field(default_factory=dict)  # overrides on the default preset
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise ValueError(
+                f"a scenario has the name {self.name!r}, which files and folders are named after; expected 1 to 100 "
+                "letters, digits, spaces and any of - _ . ( ) +, a letter or digit first"
+            )
         if not callable(self.model) and self.model not in MODELS:
             raise ValueError(
                 f"{self.name}: there is no model {self.model!r}; expected one of {', '.join(MODELS)}, or in Python a "
