@@ -168,6 +168,10 @@ WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
             WHOLE + '[clusters]\nkind = "domains"\nsources = ["a.npz"]\nshape = [32, 32]',
             r"has shape = \[32, 32\]; expected a list of three whole numbers: channels, height, width",
         ),
+        (
+            WHOLE + '[clusters]\nkind = "domains"\nsources = ["a.npz"]\nshape = [1, 0, 8]',
+            r"\[clusters\]: shape is \(1, 0, 8\); expected channels, height and width, whole numbers of at least 1",
+        ),
         (WHOLE + '[clusters]\nkind = "domains"\nsources = [1]', r"sources = \[1\]; expected a list of words in quotes"),
         ("clusters = 3\n" + WHOLE, r"\[clusters\] has kind 3; expected one of rotations"),
         ("sizes = 3\n" + WHOLE + '[clusters]\nkind = "shifts"\nsource = "digits"', r"\[sizes\] is 3; expected a table"),

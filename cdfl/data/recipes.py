@@ -51,6 +51,7 @@ class Rotations:
 
     def __post_init__(self) -> None:
         _at_least_one(self.num_clusters)
+        _check_shape(self.shape)
 
     def build(self, load: Load) -> list[Cluster]:
         """Read the source, and turn it where the angle is not a right one."""
@@ -80,6 +81,7 @@ class Domains:
 
     def __post_init__(self) -> None:
         _at_least_one(len(self.sources))
+        _check_shape(self.shape)
 
     @property
     def num_clusters(self) -> int:
@@ -194,3 +196,10 @@ def _change(dataset: Dataset, change: Callable[[torch.Tensor], torch.Tensor]) ->
 def _at_least_one(num_clusters: int) -> None:
     if num_clusters < 1:
         raise ValueError(f"{num_clusters} clusters; expected at least 1")
+
+
+def _check_shape(shape: tuple[int, int, int] | None) -> None:
+    if shape is None:
+        return
+    if len(shape) != 3 or not all(isinstance(side, int) and side >= 1 for side in shape):
+        raise ValueError(f"shape is {shape!r}; expected channels, height and width, whole numbers of at least 1")

@@ -36,14 +36,21 @@ def shift(images: Tensor, description: str) -> Tensor:
 
 
 def reshape(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Fit uint8 images to `(C, H, W)`: bilinear resizing, grey repeated into colours.
+    """Fit uint8 images to `(C, H, W)`: bilinear resizing, grey repeated into colours, colours averaged to grey.
 
     >>> reshape(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), (3, 32, 32)).shape
     torch.Size([2, 3, 32, 32])
+    >>> reshape(torch.tensor([[[[10]], [[20]], [[60]]]], dtype=torch.uint8), (1, 1, 1)).tolist()
+    [[[[30]]]]
     """
     channels, height, width = shape
-    if images.shape[1] not in (1, channels):
-        raise DataError(f"images of {images.shape[1]} channels cannot become {channels}; expected 1 or {channels}")
+    if images.shape[1] not in (1, channels) and channels != 1:
+        raise DataError(
+            f"images of {images.shape[1]} channels cannot become {channels}; give the shape {images.shape[1]} channels, "
+            "or 1 for grey"
+        )
+    if channels == 1 < images.shape[1]:
+        images = _in_chunks(images, lambda pixels: pixels.mean(1, keepdim=True))
     if images.shape[2:] != (height, width):
         images = _in_chunks(
             images,

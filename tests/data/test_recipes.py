@@ -75,6 +75,13 @@ def test_a_users_own_datasets_are_clusters(make_dataset):
     assert [cluster.name for cluster in Datasets(mine).build(lambda name: mine[0])] == ["left", "right"]
 
 
+@pytest.mark.parametrize("shape", [(1, 0, 8), (1, 8, -8), (3, 8), (3.0, 8, 8)])
+def test_a_shape_that_no_image_has_is_refused_before_any_is_read(shape):
+    for make in (lambda: Rotations("x", 2, shape), lambda: Domains(("x",), shape)):
+        with pytest.raises(ValueError, match=r"shape is \(.*\); expected channels, height and width, whole numbers"):
+            make()
+
+
 @pytest.mark.parametrize(
     "make", [lambda: Rotations("x", 0), lambda: Domains(()), lambda: Datasets(()), lambda: LabelPermutations("x", 0)]
 )

@@ -28,5 +28,10 @@ def test_an_unknown_shift_is_refused(wrong):
 def test_reshape_repeats_grey_and_keeps_flat_colours():
     grey = torch.full((2, 1, 16, 16), 99, dtype=torch.uint8)
     assert torch.equal(reshape(grey, (3, 32, 32)), torch.full((2, 3, 32, 32), 99, dtype=torch.uint8))
-    with pytest.raises(DataError, match="2 channels cannot become 3"):
+    with pytest.raises(DataError, match="2 channels cannot become 3; give the shape 2 channels, or 1 for grey"):
         reshape(torch.zeros(1, 2, 4, 4, dtype=torch.uint8), (3, 4, 4))
+
+
+def test_reshape_averages_colours_to_grey():
+    colours = torch.tensor([0, 100, 200], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 16, 16)
+    assert torch.equal(reshape(colours, (1, 8, 8)), torch.full((2, 1, 8, 8), 100, dtype=torch.uint8))
