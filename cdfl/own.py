@@ -1,11 +1,13 @@
-"""What users write themselves, a Python file or an object with a method, and mistakes in it: told in one line."""
+"""What users write themselves, a Python file, an object, a number, and mistakes in it: told in one line."""
 
 import importlib
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +91,20 @@ def check_method(option: str, given: Any, method: str, parameters: int, expected
     except TypeError:
         own = f"{type(given).__name__}.{method}{inspect.signature(work)}"
         raise ValueError(f"{option} has {own}; expected {expected}") from None
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+    """Refuse what is no finite number from `low` to `high`.
+
+    >>> check_number("seed", 1.5, 0, whole=True)
+    Traceback (most recent call last):
+    ValueError: seed is 1.5; expected a whole number, 0 or more
+    """
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or math.isinf(value):
+        kind = "a whole number" if whole else "a number"
+        bounds = f", {low} or more" if high == math.inf else f" from {low} to {high}"
+        raise ValueError(f"{name} is {value!r}; expected {kind}{bounds}")
 
 
 def _is_missed_by_us(error: ModuleNotFoundError) -> bool:

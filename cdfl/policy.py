@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from cdfl.own import check_method
+from cdfl.own import check_method, check_number
 
 Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
 
@@ -86,6 +86,9 @@ class EverySamples:
 
     count: int = 1000
 
+    def __post_init__(self) -> None:
+        check_number("count", self.count, 1, whole=True)
+
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Count what has arrived."""
         seen = (memory[0] if memory else 0.0) + look.samples
@@ -97,6 +100,9 @@ class Sometimes:
     """Upload with a fixed probability."""
 
     probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("probability", self.probability, 0, 1)
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Throw the dice that came with the look."""
@@ -117,6 +123,10 @@ class LossRises:
     factor: float = 1.2
     window: int = 5
 
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor, 0)
+        check_number("window", self.window, 1, whole=True)
+
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Compare with the mean of the last losses; after an upload the past no longer counts."""
         loss = look.loss
@@ -134,6 +144,10 @@ class PageHinkley:
 
     threshold: float = 1.0
     tolerance: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, 0)
+        check_number("tolerance", self.tolerance, 0)
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Update mean and sum; start over after an upload."""
@@ -160,6 +174,9 @@ class EverySeconds:
 
     seconds: float = 86400.0
 
+    def __post_init__(self) -> None:
+        check_number("seconds", self.seconds, 0)
+
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Compare clocks; one that was set back starts anew."""
         last = min(memory[0], look.time) if memory else look.time
@@ -182,8 +199,12 @@ class Daily:
     def __post_init__(self) -> None:
         try:
             TimeOfDay.fromisoformat(self.at)
-        except ValueError:
+        except (TypeError, ValueError):
             raise ValueError(f"at is {self.at!r}; expected a time of day such as '03:30'") from None
+        try:
+            self._zone()
+        except (TypeError, ValueError, KeyError, OSError):
+            raise ValueError(f"zone is {self.zone!r}; expected None or a name such as 'Europe/Berlin'") from None
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Has the time of day passed since the last upload (or the first look)?"""
@@ -192,9 +213,12 @@ class Daily:
 
     def _latest(self, now: float) -> float:
         """When it was last that time of day."""
-        here = datetime.fromtimestamp(now, ZoneInfo(self.zone) if self.zone else None)
+        here = datetime.fromtimestamp(now, self._zone())
         moment = datetime.combine(here.date(), TimeOfDay.fromisoformat(self.at), here.tzinfo)
         return (moment if moment <= here else moment - timedelta(days=1)).timestamp()
+
+    def _zone(self) -> ZoneInfo | None:
+        return None if self.zone is None else ZoneInfo(self.zone)
 
 
 @dataclass(frozen=True)
@@ -210,6 +234,11 @@ class Unless:
 
     policy: Policy
     veto: Callable[[], bool] = field(repr=False)  # asked only when an upload is due
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if not callable(self.veto):
+            raise ValueError(f"veto is {self.veto!r}; expected a function that says whether it is a bad moment")
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Let the other decide; remember a yes as long as it is vetoed."""
@@ -232,6 +261,9 @@ class AtFirst:
 
     policy: Policy
 
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Say yes once, then let the other decide."""
         if not memory:
@@ -252,6 +284,10 @@ class Either:
 
     first: Policy
     second: Policy
+
+    def __post_init__(self) -> None:
+        check_policy(self.first, "first")
+        check_policy(self.second, "second")
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Ask both: each must see every look."""
@@ -278,8 +314,9 @@ class DriftDetected:
     window: int = 1000
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}; expected at least 1 loss to remember")
+        check_number("window", self.window, 1, whole=True)
+        if self.detector not in DETECTORS:  # else river, which takes a while to import, is not asked before a look
+            _river_detector(self.detector)
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Feed the loss; after a drift the past no longer counts."""
@@ -306,6 +343,7 @@ class DriftDetected:
         return repr(self), memory
 
 
+DETECTORS = ("ADWIN", "KSWIN", "PageHinkley")
 # Detectors that need not be fed again: it takes milliseconds a loss with some. Only a saving of time.
 _FED: dict[tuple[str, Memory], Any] = {}
 MOST_FED = 256
@@ -316,8 +354,8 @@ def _river_detector(name: str) -> Any:
         from river import drift
     except ModuleNotFoundError:
         raise ModuleNotFoundError("drift detectors need the package river: pip install 'cdfl[client]'") from None
-    if not isinstance(getattr(drift, name, None), type):
-        raise ValueError(f"river.drift has no detector {name!r}; try ADWIN, KSWIN or PageHinkley")
+    if not isinstance(getattr(drift, str(name), None), type):
+        raise ValueError(f"river.drift has no detector {name!r}; try {', '.join(DETECTORS)}")
     return getattr(drift, name)
 
 

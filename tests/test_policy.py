@@ -124,11 +124,6 @@ def test_once_a_day_when_clocks_change():
     assert at(policy, map(moment, autumn)) == [False, True, False, True]
 
 
-def test_a_time_of_day_that_is_none():
-    with pytest.raises(ValueError, match=r"at is '25:00'; expected a time of day such as '03:30'"):
-        Daily("25:00")
-
-
 def test_a_veto_postpones():
     on_battery = iter([True, True, False, False])
     policy, memory, answers = Unless(EverySamples(20), lambda: next(on_battery)), (), []
@@ -221,8 +216,32 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
         DriftDetected("ADWIN").decide((), Look(1, lambda: 0.0))
 
 
-def test_a_detector_that_is_none():
-    with pytest.raises(ValueError, match=r"river.drift has no detector 'Adwin'; try ADWIN"):
-        DriftDetected("Adwin").decide((), Look(1, lambda: 0.0))
-    with pytest.raises(ValueError, match=r"window is 0"):
-        DriftDetected(window=0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EverySamples(-5), "count is -5; expected a whole number, 1 or more"),
+        (lambda: EverySamples(2.5), "count is 2.5; expected a whole number, 1 or more"),
+        (lambda: Sometimes(2), "probability is 2; expected a number from 0 to 1"),
+        (lambda: Sometimes(float("nan")), "probability is nan; expected a number from 0 to 1"),
+        (lambda: LossRises(factor=-1), "factor is -1; expected a number, 0 or more"),
+        (lambda: LossRises(factor="2"), "factor is '2'; expected a number, 0 or more"),
+        (lambda: LossRises(window=0), "window is 0; expected a whole number, 1 or more"),
+        (lambda: PageHinkley(threshold=-1.0), "threshold is -1.0; expected a number, 0 or more"),
+        (lambda: PageHinkley(tolerance=float("inf")), "tolerance is inf; expected a number, 0 or more"),
+        (lambda: EverySeconds(float("nan")), "seconds is nan; expected a number, 0 or more"),
+        (lambda: Daily("25:00"), "at is '25:00'; expected a time of day such as '03:30'"),
+        (lambda: Daily(3), "at is 3; expected a time of day such as '03:30'"),
+        (lambda: Daily("03:30", "Mars/X"), "zone is 'Mars/X'; expected None or a name such as 'Europe/Berlin'"),
+        (lambda: Daily("03:30", ""), "zone is ''; expected None or a name"),
+        (lambda: AtFirst(None), r"policy is None; expected an object with decide\(memory, look\)"),
+        (lambda: Unless(LossRises, bool), "policy is the class LossRises; expected an object with decide"),
+        (lambda: Unless(ALWAYS, True), "veto is True; expected a function that says whether"),
+        (lambda: Either(ALWAYS, 5), "second is 5; expected an object with decide"),
+        (lambda: DriftDetected("Adwin"), "river.drift has no detector 'Adwin'; try ADWIN, KSWIN, PageHinkley"),
+        (lambda: DriftDetected(None), "river.drift has no detector None; try ADWIN"),
+        (lambda: DriftDetected(window=0), "window is 0; expected a whole number, 1 or more"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused_at_once(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
