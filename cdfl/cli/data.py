@@ -13,6 +13,8 @@ from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
 
+MOST_COLUMNS = 100  # as many as any dataset here has classes
+
 app = typer.Typer(help="List, fetch, check and look at datasets.", no_args_is_help=True)
 
 
@@ -60,15 +62,18 @@ def check_(name: str, data_dir: DataDir = None) -> None:
 def sheet(
     names: Annotated[list[str], typer.Argument(metavar="SCENARIO...", help="Names, or .toml or .py files.")],
     out: Annotated[Path, typer.Option(help="Folder for the pictures, SCENARIO.png each.")] = Path(),
-    columns: Annotated[int, typer.Option(min=1, help="Images of each cluster.")] = 10,
+    columns: Annotated[int, typer.Option(min=1, max=MOST_COLUMNS, help="Images of each cluster.")] = 10,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw a contact sheet of each scenario: some images of every cluster."""
+    """Draw a contact sheet of each scenario, some images of every cluster, and say what is notable about its data."""
     from cdfl.data.sheet import save_sheet
 
+    console = Console()
     for name in names:
-        with refuse(DataError):
+        with refuse(ValueError):
             scenario = load_scenario(name)
             path = out / f"{scenario.name}.png"
-            save_sheet(scenario.federation(data_dir=data_dir), path, columns)
-        Console().print(str(path), soft_wrap=True)
+            federation = scenario.federation(data_dir=data_dir)
+            save_sheet(federation, path, columns)
+        for line in (str(path), *federation.notes):
+            console.print(line, soft_wrap=True, highlight=False)

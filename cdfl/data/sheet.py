@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from cdfl.data.errors import DataError
 from cdfl.data.federation import Federation
 
 TILE = 64  # pixels of one image in the picture, at least
@@ -35,8 +36,11 @@ def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
 def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
     """Write the sheet as a small PNG: 256 colours are enough to see what a cluster is."""
     sheet = contact_sheet(federation, columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}; choose another folder") from error
 
 
 def _base_labels(federation: Federation, k: int) -> np.ndarray:
@@ -48,8 +52,8 @@ def _base_labels(federation: Federation, k: int) -> np.ndarray:
 def _one_of_each(labels: np.ndarray, columns: int) -> list[int]:
     """Positions of the first image of each of the first classes; more images where classes are few."""
     first = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:columns]]
-    others = [at for at in range(len(labels)) if at not in set(first)]
-    return (first + others)[:columns]
+    others = np.delete(np.arange(len(labels)), first)
+    return [*first, *others.tolist()][:columns]
 
 
 def _rgb(image: np.ndarray) -> np.ndarray:

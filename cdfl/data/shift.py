@@ -45,9 +45,9 @@ def reshape(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """
     channels, height, width = shape
     if images.shape[1] not in (1, channels) and channels != 1:
+        found = images.shape[1]
         raise DataError(
-            f"images of {images.shape[1]} channels cannot become {channels}; give the shape {images.shape[1]} channels, "
-            "or 1 for grey"
+            f"images of {found} channels cannot become {channels}; give the shape {found} channels, or 1 for grey"
         )
     if channels == 1 < images.shape[1]:
         images = _in_chunks(images, lambda pixels: pixels.mean(1, keepdim=True))

@@ -80,6 +80,36 @@ def test_sheet(tmp_path):
     assert "there is no scenario 'nothing'" in output
 
 
+def test_sheet_refuses_what_it_cannot_write(tmp_path):
+    (tmp_path / "file").touch()
+    code, output = call("sheet", "digits-4", "--out", tmp_path / "file")
+    assert code == 2
+    assert f"cdfl: {tmp_path / 'file' / 'digits-4.png'} cannot be written: " in output
+    assert "; choose another folder" in output
+    code, output = call("sheet", "digits-4", "--out", tmp_path, "--columns", "101")
+    assert code == 2
+    assert "--columns" in output
+    assert " 100 " in output  # the bound, in the words of typer
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom cdfl.scenarios import load_scenario\n"
+        'scenario = replace(load_scenario("digits-4"), name="../evil")\n'
+    )
+    code, output = call("sheet", mine, "--out", tmp_path / "new")
+    assert code == 2
+    assert "a scenario has the name '../evil'" in output
+
+
+def test_sheet_says_what_is_notable(tmp_path):
+    path = tmp_path / "large.toml"
+    path.write_text(
+        'model = "small-cnn"\nnum_clients = 1\nnum_uploads = 1\n[clusters]\nkind = "shifts"\nsource = "digits"\n'
+    )
+    code, output = call("sheet", path, "--out", tmp_path)
+    assert code == 0
+    assert "large.png digits: pretraining set of 324 images instead of 3,000" in output
+
+
 def test_scenarios(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("CDFL_DATA", str(tmp_path))

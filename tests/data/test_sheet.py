@@ -1,6 +1,7 @@
+import numpy as np
 from PIL import Image
 
-from cdfl.data.sheet import contact_sheet, save_sheet
+from cdfl.data.sheet import _one_of_each, contact_sheet, save_sheet
 from cdfl.scenarios import load_scenario
 
 
@@ -13,6 +14,11 @@ def test_one_row_for_each_cluster_turned(tmp_path):
     save_sheet(federation, tmp_path / "new" / "sheet.png")
     with Image.open(tmp_path / "new" / "sheet.png") as picture:
         assert picture.width == 96 + 10 * 68
+
+
+def test_more_columns_than_classes_show_further_images_once():
+    assert _one_of_each(np.array([1, 0, 1, 0, 0]), 4) == [1, 0, 2, 3]
+    assert _one_of_each(np.array([1, 0, 1, 0, 0]), 9) == [1, 0, 2, 3, 4]
 
 
 def test_permuted_labels_are_written_on_the_images():
