@@ -142,17 +142,21 @@ class Span:
                 return row[number % len(row)]
 
     @classmethod
-    def from_file(cls, path: Path) -> "Span":
+    def from_file(cls, path: Path | str) -> "Span":
         """A trace: one client a line, its lengths of time as numbers with commas between them, read round and round."""
-        rows = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        path, rows = Path(path), []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path.name} is no text ({error}); expected one line of numbers a client") from None
+        for number, line in enumerate(lines, start=1):
             try:
-                row = tuple(float(word) for word in line.split(",") if word.strip())
+                row = tuple(float(word) for word in line.split(","))
             except ValueError:
                 row = ()
             if not row or min(row) < 0 or not np.isfinite(row).all():
                 raise ValueError(
-                    f"{path.name}, line {number}: {line[:60]!r}; expected numbers of at least 0 and commas"
+                    f"{path.name}, line {number}: {line[:60]!r}; expected numbers of at least 0, commas between them"
                 )
             rows.append(row)
         if not rows:

@@ -138,6 +138,7 @@ def test_a_trace_is_read_round_and_round(tmp_path):
     file = tmp_path / "waits.csv"
     file.write_text("1, 2\n5\n")
     span = Span.from_file(file)
+    assert Span.from_file(str(file)) == span
     rng = np.random.default_rng(0)
     assert [span.draw(rng, client=0, number=number) for number in range(3)] == [1.0, 2.0, 1.0]
     assert [span.draw(rng, client=client) for client in range(4)] == [1.0, 5.0, 1.0, 5.0]
@@ -150,15 +151,20 @@ def test_a_trace_is_read_round_and_round(tmp_path):
     ("text", "message"),
     [
         ("", "waits.csv is empty; expected one line of numbers a client"),
-        ("1,2\nsoon\n", "waits.csv, line 2: 'soon'; expected numbers of at least 0 and commas"),
+        ("1,2\nsoon\n", "waits.csv, line 2: 'soon'; expected numbers of at least 0, commas between them"),
         ("1,-2\n", "waits.csv, line 1: '1,-2'"),
         ("1,inf\n", "waits.csv, line 1"),
         ("nan\n", "waits.csv, line 1"),
         ("1\n\n2\n", "waits.csv, line 2: ''"),
+        ("1.0,,2\n", "waits.csv, line 1: '1.0,,2'; expected numbers of at least 0, commas between them"),
+        (
+            b"\xff\xfe1\x00",
+            r"waits.csv is no text \(.*can't decode byte 0xff.*\); expected one line of numbers a client",
+        ),
     ],
 )
 def test_a_bad_trace_says_where(tmp_path, text, message):
     file = tmp_path / "waits.csv"
-    file.write_text(text)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):
         Span.from_file(file)
