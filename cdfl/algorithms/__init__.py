@@ -1,10 +1,9 @@
 """CDFL and its rivals, behind one interface."""
 
-import re
 from typing import TypeVar
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView
-from cdfl.algorithms.check import check_algorithm
+from cdfl.algorithms.check import A_NAME, check_algorithm, is_name
 from cdfl.algorithms.fedasync import FedAsync
 from cdfl.algorithms.fedbuff import FedBuff
 from cdfl.algorithms.fedsoft import FedSoft
@@ -36,11 +35,10 @@ def register(kind: type[_A]) -> type[_A]:
         raise ValueError(f"algorithm is {kind!r}; expected a name, or a class derived from cdfl.algorithms.Algorithm")
     if kind in _LIBRARY.values():
         return kind
-    if kind.name in _LIBRARY or not re.fullmatch(r"[\w.-]+", kind.name):
-        raise ValueError(
-            f"{kind.__name__} has the name {kind.name!r}; expected a word of its own, not one of "
-            f"{', '.join(_LIBRARY)}: name = {kind.__name__.lower()!r}"
-        )
+    if not is_name(kind.name) or kind.name in _LIBRARY:
+        expected = f"a word of its own, not one of {', '.join(_LIBRARY)}" if is_name(kind.name) else A_NAME
+        own = kind.__name__.lower()
+        raise ValueError(f"{kind.__name__} has the name {kind.name!r}; expected {expected}: name = {own!r}")
     ALGORITHMS[kind.name] = kind
     return kind
 

@@ -1,6 +1,7 @@
 """Does an algorithm keep its promises? One check for ours and for a user's own."""
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -14,6 +15,12 @@ from cdfl.plain import plain
 
 SIZE, LEARNED = 6, 5  # entries of a model; the last one is a statistic, mixed like the others but never trained
 ROUNDING = 1e-6
+A_NAME = "a word to call it by, of letters, digits, '.', '_' and '-'"
+
+
+def is_name(name: object) -> bool:
+    """Can an algorithm be called so, on the command line and in the names of folders?"""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
 
 
 def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
@@ -35,7 +42,7 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     >>> check_algorithm(Algorithm(Hyperparams()))
     """
     name, down = getattr(algorithm, "name", None), algorithm.models_down
-    _expect(isinstance(name, str) and name != "", f"name is {name!r}; expected a word to call it by")
+    _expect(is_name(name), f"name is {name!r}; expected {A_NAME}")
     _expect(down in ("one", "clusters", "none"), f"models_down is {down!r}; expected 'one', 'clusters' or 'none'")
     for num_clusters in (1, 3):
         _Check(algorithm, num_clusters).run(uploads)

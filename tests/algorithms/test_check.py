@@ -175,6 +175,10 @@ class Nameless(Algorithm):
     name = ""
 
 
+class Slashed(FedAsync):
+    name = "e x/ü"
+
+
 class SendsTwo(Algorithm):
     models_down = "two"
 
@@ -204,6 +208,7 @@ class SendsTwo(Algorithm):
         (AddsStatistics, r"cluster_models has statistics \[\[-?\d.*\]\]; expected .* towards an upload, not along"),
         (OverstepsInReplies, "the reply's personal_model has statistics .* expected"),
         (Nameless, "name is ''; expected a word to call it by"),
+        (Slashed, "name is 'e x/ü'; expected a word to call it by, of letters, digits, '.', '_' and '-'"),
         (SendsTwo, "models_down is 'two'; expected 'one', 'clusters' or 'none'"),
         (changed_reply(personal_model=lambda reply: reply.personal_model * torch.nan), "expected finite numbers"),
         (changed_reply(personal_model=lambda reply: reply.personal_model[:3]), r"has shape \(3,\); expected \(6,\)"),

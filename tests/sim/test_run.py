@@ -126,7 +126,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class, Patient"),
         ({"algorithm": Sometimes}, "algorithm is <class .*Sometimes'>; expected a name, or a class derived from"),
         ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected a word of its own, .*: name = 'unnamed'"),
-        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of its own"),
+        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
         ({"policy": 3}, r"policy is 3; expected an object with decide\(memory, look\) -> \(memory, bool\)"),
