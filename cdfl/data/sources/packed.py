@@ -21,7 +21,6 @@ HALVES: tuple[Half, Half] = ("train", "test")
 TILES = {"cifar-10": (32, 32), "svhn": (32, 32), "mini-imagenet": (84, 96)}  # SIDE, PITCH
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 OPTIONAL = ("class_names", "notes")
-SAVE_AGAIN = f"save one with numpy.savez and the arrays {', '.join(ARRAYS)}"
 
 
 def is_packed(folder: Path) -> bool:
@@ -80,9 +79,10 @@ def _words(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
 
 
 def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    with reading(path, SAVE_AGAIN), path.open("rb") as opened:
+    remedy = f"save one with numpy.savez and the arrays {', '.join(names)}"
+    with reading(path, remedy), path.open("rb") as opened:
         if not zipfile.is_zipfile(opened):
-            raise DataError(f"{path} is no .npz file, or only a part of one; {SAVE_AGAIN}")
+            raise DataError(f"{path} is no .npz file, or only a part of one; {remedy}")
         opened.seek(0)
         return _of_zip(path, np.load(opened, allow_pickle=False), names, optional)
 
@@ -94,8 +94,10 @@ def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...], optional: tuple[s
             raise DataError(f"{path} has no {', '.join(missing)}; expected the arrays {', '.join(names)}")
         arrays = {}
         for name in (*names, *(name for name in optional if name in file.files)):
-            with reading(f"{name} in {path}", "save it anew, as numbers"):  # never as objects, which could run code
+            try:
                 arrays[name] = file[name]
+            except ValueError as error:  # objects above all, which could run code
+                raise DataError(f"{path}: {name} cannot be read ({error}); save it as numbers or words") from error
         return arrays
 
 
