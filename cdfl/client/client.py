@@ -21,6 +21,7 @@ from cdfl.client.state import Blob, Folder, Pending, State, Volatile
 from cdfl.client.transport import Answer, Link, Retry, Verify
 from cdfl.client.watch import Seen, Watcher
 from cdfl.core import Hyperparams, Layout, Loss, client_update, load
+from cdfl.core.batches import described
 from cdfl.policy import Memory, Policy
 
 logger = logging.getLogger("cdfl.client")
@@ -71,6 +72,13 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         **settings: Any,
     ) -> None:
+        for name, given, is_fine, expected in (
+            ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+            ("client_id", client_id, isinstance(client_id, str), "its name, a str"),
+            ("loss", loss, callable(loss), "a function of (outputs, targets)"),
+        ):
+            if not is_fine:
+                raise ValueError(f"{name} is {described(given)}; expected {expected}")
         self.model, self.loss, self.privacy = model, loss, privacy
         self.hyperparams = (hyperparams or Hyperparams()).replace(**settings)
         self.layout = Layout.of(model)
@@ -187,6 +195,10 @@ class Client:
 
     def upload(self, local_model: Tensor) -> Reply | None:
         """Upload a model (P,) that was trained from the one last received, however that was done; else as `update`."""
+        if not isinstance(local_model, Tensor):
+            raise ValueError(
+                f"the upload is {described(local_model)}; expected a tensor (P,), as `cdfl.core.flatten` gives"
+            )
         self.layout.check(local_model)
         if not bool(torch.isfinite(local_model).all()):
             raise DivergedError("the training gave NaN or infinity: nothing was uploaded; use a smaller learning_rate")

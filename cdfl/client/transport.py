@@ -21,6 +21,7 @@ from torch import Tensor
 from cdfl import wire
 from cdfl.client.errors import ServerAwayError
 from cdfl.core import Layout
+from cdfl.own import check_number
 
 logger = logging.getLogger("cdfl.client")
 
@@ -38,6 +39,11 @@ class Retry:
     attempts: int = 5
     first_wait: float = 0.5  # seconds
     longest_wait: float = 60.0  # a server that asks for more is left alone until the next call
+
+    def __post_init__(self) -> None:
+        check_number("attempts", self.attempts, 1, whole=True)
+        check_number("first_wait", self.first_wait, 0)
+        check_number("longest_wait", self.longest_wait, 0)
 
     def wait(self, failures: int, chance: float) -> float:
         """Seconds to wait after so many failures; `chance` is a random number from 0 to 1.

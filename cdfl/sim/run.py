@@ -12,6 +12,7 @@ import torch
 from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Hyperparams
 from cdfl.device import find_device
+from cdfl.own import check_number
 from cdfl.plain import plain
 from cdfl.policy import ALWAYS, POLICIES, Look, Policy, ask, check_policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
@@ -92,10 +93,11 @@ def configure(
     0.2
     """
     chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
+    if not isinstance(chosen, Scenario):
+        raise ValueError(f"scenario is {chosen!r}; expected a name or a file in a str, or a cdfl.scenarios.Scenario")
     for name, value in (("num_uploads", num_uploads), ("num_clients", num_clients)):
         if value is not None:
-            if value < 1:
-                raise ValueError(f"{name} is {value}; expected a whole number, 1 or more")
+            check_number(name, value, 1, whole=True)
             sized: dict[str, Any] = {name: value}
             chosen = replace(chosen, **sized)
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
@@ -106,8 +108,7 @@ def configure(
     check_time_model(clock, chosen.num_clients)
     check_policy(policy)
     ask(policy, (), Look(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; expected a whole number, 0 or more")
+    check_number("seed", seed, 0, whole=True)
     device = find_device(device)
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"

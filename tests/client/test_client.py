@@ -318,3 +318,23 @@ def test_the_log_says_why_it_waits(server, make_client, caplog):
     caplog.set_level(logging.INFO, "cdfl.client")
     make_client(BadNetwork(server.handle, ["refused"])).join()
     assert "http://server.test does not answer: connection refused; trying again in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"client_id": 5}, "client_id is of type int; expected its name, a str"),
+        ({"model": 5}, "model is of type int; expected a torch.nn.Module"),
+        ({"loss": 5}, r"loss is of type int; expected a function of \(outputs, targets\)"),
+    ],
+)
+def test_what_no_client_can_be_made_of(make_client, given, words):
+    with pytest.raises(ValueError, match=words):
+        make_client(**given)
+
+
+def test_an_upload_is_a_tensor(make_client):
+    client = make_client()
+    with pytest.raises(ValueError, match=r"the upload is a list of 1; expected a tensor \(P,\), as"):
+        client.upload([1.0])
+    assert not client.pending

@@ -286,3 +286,18 @@ def test_a_refusal_without_words(make_client):
     client = make_client(httpx.MockTransport(lambda request: httpx.Response(403, text="no")))
     with pytest.raises(wire.ForbiddenError, match="Forbidden"):
         client.join()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"attempts": 0}, "attempts is 0; expected a whole number, 1 or more"),
+        ({"attempts": -1}, "attempts is -1; expected"),
+        ({"attempts": 1.5}, "attempts is 1.5; expected"),
+        ({"first_wait": -1}, "first_wait is -1; expected a number, 0 or more"),
+        ({"longest_wait": float("nan")}, "longest_wait is nan; expected a number, 0 or more"),
+    ],
+)
+def test_retries_that_are_none(given, words):
+    with pytest.raises(ValueError, match=words):
+        Retry(**given)

@@ -161,6 +161,8 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"device": "cuda:x"}, "device is 'cuda:x'; expected auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "device is 'cuda:99', but this machine has no such GPU"),
         ({"seed": -1}, "seed is -1; expected a whole number, 0 or more"),
+        ({"seed": 1.5}, "seed is 1.5; expected a whole number, 0 or more"),
+        ({"num_uploads": 1.5}, "num_uploads is 1.5; expected a whole number, 1 or more"),
         ({"num_uploads": 0}, "num_uploads is 0; expected a whole number, 1 or more"),
         ({"num_clients": -2}, "num_clients is -2; expected a whole number, 1 or more"),
         ({"speed": 3}, "there is no hyperparameter 'speed'; there are loss_weight"),
@@ -202,6 +204,8 @@ def test_a_client_may_leave_and_join_again():
 def test_an_unknown_scenario():
     with pytest.raises(ValueError, match="fashion-mnist-5"):
         configure("fashion-mnist-5")
+    with pytest.raises(ValueError, match=r"scenario is .*mine.toml'\); expected a name or a file in a str, or a cdfl"):
+        configure(Path("mine.toml"))
 
 
 def test_presets():
