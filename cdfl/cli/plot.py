@@ -13,7 +13,9 @@ from cdfl.report import picture
 
 def plot(
     run: Annotated[Path, typer.Argument(help="A folder that `cdfl run` or `cdfl compare` has filled.")],
-    out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("run.png"),
+    out: Annotated[Path, typer.Option(help="The picture: .png, .svg, .pdf or another that matplotlib writes.")] = Path(
+        "run.png"
+    ),
     against: Annotated[
         list[Path] | None, typer.Option(help="Another run, or folder of runs, to compare with; may be repeated.")
     ] = None,
