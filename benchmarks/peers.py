@@ -11,19 +11,18 @@ torch that cdfl is tested with. benchmarks/contenders has the work (work.py) and
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from machine import machine
 from peers_table import BARE, BARE_AGAIN, DISTURBED, RESULTS, table
 from processes import ROOT, FailedError, last_words, observe, others_cores
 
@@ -244,23 +243,10 @@ def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cac
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": date.today().isoformat(),
-    }
-
-
 def measure(contenders: list[Contender], works: dict[str, Work], data_dir: Path | None, cache: Path) -> dict[str, Any]:
     """Everybody, one after the other."""
     results: dict[str, Any] = {"machine": machine(), "works": {}, "rows": []}
+    results["machine"]["load_before"] = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         for name, work in works.items():
             data = Path(folder) / f"{name}.pt"
