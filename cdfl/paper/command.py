@@ -1,7 +1,7 @@
 """`cdfl paper`, without the command line: what to run, where to, and what is written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cdfl.algorithms import ALGORITHMS
@@ -114,9 +114,10 @@ def perform(
 def _cells(experiment: Experiment, how: How, trials: int | None, only: Only) -> list[Cell]:
     if trials is None:
         trials = SMOKE_TRIALS if how.smoke else experiment.trials
+    cells = experiment.cells(trials)
     if how.smoke and not only.rows:
-        only = replace(only, rows=experiment.smoke_rows)
-    return only.of(experiment.cells(trials))
+        cells = Only(rows=experiment.smoke_rows).of(cells)
+    return only.of(cells)
 
 
 def _choices(how: How, trials: int | None, only: Only) -> dict[str, object]:

@@ -56,6 +56,11 @@ def test_names_are_looked_for_in_what_the_others_leave():
     assert Only(["digits-4-sudden", "fashion-mnist-4-sudden"], ["paper-reading"]).of(cells)
 
 
+def test_rows_that_smoke_leaves_away_are_no_option_that_was_given(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no algorithm 'local' in this experiment; there are cdfl, fedsoft$"):
+        perform("overhead", How("cpu", smoke=True), tmp_path, only=Only(algorithms=["local"]))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["stopped", "failed"])
 def test_what_is_done_is_reported_however_it_ends(tmp_path, monkeypatch, error):
     compare, calls = running.compare_events, []
