@@ -66,9 +66,9 @@ def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
     except SetupError:
         raise
     except ModuleNotFoundError as error:
-        if error.name is None or _is_missed_by_us(error):
+        if is_missed_by_us(error):
             raise
-        remedy = f"install it, or put {error.name.partition('.')[0]}.py beside the file"
+        remedy = f"install it, or put {str(error.name).partition('.')[0]}.py beside the file"
         raise SetupError(f"{_where(place, error)}: there is no module {error.name}; {remedy}") from error
     except SyntaxError as error:
         where = f"{_shown(Path(error.filename))}, line {error.lineno}" if error.filename else place
@@ -77,6 +77,12 @@ def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
         said = str(error).strip().partition("\n")[0][:LONGEST]
         words = f"{type(error).__name__}: {said}" if said else type(error).__name__
         raise SetupError(f"{_where(place, error)}: {doing} failed with {words}; expected {expected}") from error
+
+
+def is_missed_by_us(error: ModuleNotFoundError) -> bool:
+    """Is it our code that asked for the module, rather than a user's?"""
+    asking = [step.filename for step in traceback.extract_tb(error.__traceback__) if step.filename[0] != "<"]
+    return Path(asking[-1]).is_relative_to(OURS)
 
 
 def check_method(option: str, given: Any, method: str, parameters: int, expected: str) -> None:
@@ -105,12 +111,6 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, w
         kind = "a whole number" if whole else "a number"
         bounds = f", {low} or more" if high == math.inf else f" from {low} to {high}"
         raise ValueError(f"{name} is {value!r}; expected {kind}{bounds}")
-
-
-def _is_missed_by_us(error: ModuleNotFoundError) -> bool:
-    """Is it our code that asked for the module?"""
-    asking = [step.filename for step in traceback.extract_tb(error.__traceback__) if step.filename[0] != "<"]
-    return Path(asking[-1]).is_relative_to(OURS)
 
 
 def _where(place: str, error: Exception) -> str:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from cdfl.own import SetupError, check_method, load_python, mistakes_in
+from cdfl.own import SetupError, check_method, load_python
 
 from .cli.small import call
 
@@ -54,8 +54,13 @@ def test_packages_that_cdfl_misses_are_no_mistake_in_the_file(own, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"sklearn.datasets") as caught:
         load_python(str(own), "")
     assert caught.value.name == "sklearn.datasets"
-    with pytest.raises(ModuleNotFoundError, match="pip install"), mistakes_in("mine.py", "", ""):
-        raise ModuleNotFoundError("pip install something")  # as those do that know the remedy
+
+
+def test_packages_that_know_their_remedy_are_no_mistake_in_the_file(own, monkeypatch):
+    monkeypatch.setitem(sys.modules, "river", None)
+    own.write_text("from cdfl.policy import DriftDetected\npolicy = DriftDetected('NoDrift')")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
+        load_python(str(own), "")
 
 
 def test_objects_with_a_method():
@@ -87,6 +92,16 @@ def test_mistakes_in_a_scenario_file_are_one_line(own, text, words):
     code, said = call("run", own)
     assert (code, "pip install" in said) == (2, False)
     assert said.startswith(f"cdfl: {own}, {words}")
+
+
+def test_an_extra_is_not_blamed_for_what_a_file_imports_later(own, monkeypatch):
+    later = "def net(input_shape, num_classes):\n    import no_such\n"
+    own.write_text(SCENARIO + later + "scenario = replace(load_scenario('digits-4'), model=net)")
+    out = own.parent / "run"
+    assert call("run", own, "--out", out) == (2, "cdfl: No module named 'no_such'")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    code, said = call("run", "digits-4", "--out", out)
+    assert (code, said.endswith("; what simulations need comes with: pip install 'cdfl[sim]'")) == (2, True)
 
 
 def test_a_scenario_file_may_import_what_lies_beside_it(own):

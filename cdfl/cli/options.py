@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from cdfl.core import Hyperparams
+from cdfl.own import is_missed_by_us
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
 from cdfl.scenarios import SCENARIOS
@@ -126,7 +127,8 @@ def refuse(*kinds: type[Exception], needs: str = "what simulations need", extra:
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = f"; {needs} comes with: pip install 'cdfl[{extra}]'" if error.name else ""  # else it names its own
+        is_ours = error.name and is_missed_by_us(error)  # without a name it tells its own remedy
+        remedy = f"; {needs} comes with: pip install 'cdfl[{extra}]'" if is_ours else ""
         typer.secho(f"cdfl: {error}{remedy}", err=True, fg="red")
         raise typer.Exit(2) from None
     except kinds as error:
