@@ -26,6 +26,7 @@ class Started:
     num_clusters: int
     num_uploads: int
     model_bytes: int
+    notes: str = ""  # what a reader of its results should know about its data, a line each; written where there are any
 
 
 @dataclass(frozen=True)

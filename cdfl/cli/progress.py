@@ -19,12 +19,16 @@ SECONDS_BETWEEN_LINES = 20.0
 def lines(console: Console, num_uploads: int) -> Iterator[Callable[[Event], None]]:
     """Take events, and print a plain line on stderr now and then: for logs, where there is no terminal for a live one.
 
-    A thread prints, so that a run that trains for an hour before it tells anything is not silent either.
+    A thread prints, so that a run that trains for an hour before it tells anything is not silent either. What is
+    notable about the data is printed at the start, once for all runs.
     """
     done, told, over, begun = 0, False, threading.Event(), time.monotonic()
 
     def count(event: Event) -> None:
         nonlocal done, told
+        if isinstance(event, Started) and not told:
+            for note in event.notes.splitlines():
+                typer.echo(note, err=True)
         done, told = done + isinstance(event, Uploaded | Diverged), True
 
     def talk() -> None:

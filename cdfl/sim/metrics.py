@@ -56,6 +56,7 @@ def started(task: Task, algorithm: Algorithm) -> Started:
         num_clusters=task.federation.num_clusters,
         num_uploads=scenario.num_uploads,
         model_bytes=task.model_bytes,
+        notes="\n".join(task.federation.notes),
     )
 
 

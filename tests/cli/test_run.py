@@ -258,3 +258,14 @@ def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
     code, output = call("compare", small, "--algorithms", "cdfl", "--seeds", 1, "--policy", "adwin", "--uploads", 2)
     assert code == 0
     assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never said upload in 1" in output
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "cdfl,local")])
+def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
+    text = small.read_text()
+    small.write_text(re.sub(r"pretraining = \d+", "pretraining = 3000", text))
+    name, *options = command
+    code, output = call(name, small, *options)
+    assert code == 0
+    assert output.count("digits: pretraining set of 324 images instead of 3,000") == 1
+    assert "instead of 3,000" in next((tmp_path / "runs").rglob("events.jsonl")).read_text().splitlines()[0]
