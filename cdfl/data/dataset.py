@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -97,12 +98,12 @@ class Dataset:
 def _whole(name: str, labels: np.ndarray) -> Tensor:
     """Labels as int64; 1.0 is 1, but nothing is rounded."""
     labels = np.asarray(labels).reshape(-1)
-    if labels.dtype.kind == "f":
-        wrong = labels[~(np.isfinite(labels) & (labels == np.rint(labels)))]
+    if labels.dtype.kind in "fO":
+        wrong = [label for label in labels.tolist() if not (isinstance(label, Real) and label % 1 == 0)]
     else:
-        wrong = labels[:0] if labels.dtype.kind in "iub" else labels
-    if len(wrong):
-        raise DataError(f"{name}: label {wrong[0].item()!r} is no whole number; number the classes 0, 1, 2, ...")
+        wrong = [] if labels.dtype.kind in "iub" else labels.tolist()
+    if wrong:
+        raise DataError(f"{name}: label {wrong[0]!r} is no whole number; number the classes 0, 1, 2, ...")
     return torch.from_numpy(labels.astype(np.int64))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from typing import Protocol
 
 import torch
@@ -201,5 +202,5 @@ def _at_least_one(num_clusters: int) -> None:
 def _check_shape(shape: tuple[int, int, int] | None) -> None:
     if shape is None:
         return
-    if len(shape) != 3 or not all(isinstance(side, int) and side >= 1 for side in shape):
+    if len(shape) != 3 or not all(isinstance(side, Integral) and side >= 1 for side in shape):
         raise ValueError(f"shape is {shape!r}; expected channels, height and width, whole numbers of at least 1")

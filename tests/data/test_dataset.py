@@ -17,7 +17,8 @@ def test_arrays_become_channels_first():
 
 
 def test_whole_numbers_are_labels_whatever_their_type():
-    for labels in ([0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8), np.array([[0], [1], [2]])):
+    objects = np.array([0, np.int8(1), 2.0], object)
+    for labels in ([0.0, 1.0, 2.0], np.array([0, 1, 2], np.uint8), np.array([[0], [1], [2]]), objects):
         assert Dataset.from_arrays("mine", (IMAGES, labels), (IMAGES, LABELS)).train_labels.tolist() == LABELS
 
 
@@ -38,6 +39,9 @@ def test_every_class_has_a_name_of_its_own_or_none_has():
         ((IMAGES, LABELS), (IMAGES, [0, 1, np.nan]), "mine test: label nan is no whole number"),
         ((IMAGES, LABELS), (IMAGES, [0, 1, np.inf]), "mine test: label inf is no whole number"),
         ((IMAGES, ["cat", "dog", "cat"]), (IMAGES, LABELS), "mine train: label 'cat' is no whole number"),
+        ((IMAGES, np.array(["cat", 1, 2], object)), (IMAGES, LABELS), "mine train: label 'cat' is no whole number"),
+        ((IMAGES, [0, 1, None]), (IMAGES, LABELS), "mine train: label None is no whole number"),
+        ((IMAGES, np.array([0, 0.7, 2], object)), (IMAGES, LABELS), "mine train: label 0.7 is no whole number"),
         ((IMAGES, [0, 1]), (IMAGES, LABELS), "mine train: 3 images need as many int64 labels"),
         ((IMAGES, LABELS), (IMAGES[:, :3], LABELS), r"mine: train images are \(1, 4, 4\) .* resize them to one size"),
         ((IMAGES, LABELS), (IMAGES[:0], []), "mine: there are no test images"),

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +74,11 @@ def test_shifts_change_images_only(make_dataset):
 def test_a_users_own_datasets_are_clusters(make_dataset):
     mine = make_dataset("left"), make_dataset("right", seed=1)
     assert [cluster.name for cluster in Datasets(mine).build(lambda name: mine[0])] == ["left", "right"]
+
+
+def test_the_sides_of_a_shape_may_be_numpys(make_dataset):
+    clusters = Domains(("a",), (1, *np.array([6, 6]))).build(lambda name: make_dataset())
+    assert clusters[0].dataset.input_shape == (1, 6, 6)
 
 
 @pytest.mark.parametrize("shape", [(1, 0, 8), (1, 8, -8), (3, 8), (3.0, 8, 8)])
