@@ -11,8 +11,8 @@ from cdfl.data.errors import DataError
 def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
     """The same datasets, in which a class that has a name has one number: its place among all names, sorted.
 
-    Datasets without names keep their numbers. Beside named ones they are accepted only where they have as many
-    classes; a note says which number is then taken for which name.
+    Datasets without names keep their numbers. Beside named ones they are accepted only where the names are these
+    numbers: 0, 1, and so on, one for each class.
 
     >>> import numpy as np
     >>> half = np.zeros((2, 4, 4), np.uint8), [0, 1]
@@ -25,7 +25,7 @@ def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
     if not given:
         return datasets
     names = given.pop() if len(given) == 1 else tuple(sorted({name for names in given for name in names}))
-    return [_renumbered(data, names) if data.class_names else _matched(data, names) for data in datasets]
+    return [_renumbered(data, names) if data.class_names else _checked(data, names) for data in datasets]
 
 
 def _renumbered(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -39,14 +39,14 @@ def _renumbered(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     )
 
 
-def _matched(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
+def _checked(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     """A dataset without names beside others whose classes have these."""
-    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    in_place = all(int(name) == at for at, name in enumerate(names) if name.isdecimal())  # class 7 is what "7" is
+    in_place = all(name.isdecimal() and int(name) == at for at, name in enumerate(names))  # class 7 is what "7" is
     if dataset.num_classes != len(names) or not in_place:
+        few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise DataError(
             f"{dataset.name} has {dataset.num_classes} numbered classes and other sources have {len(names)} named "
-            f"ones ({few}), so which is which cannot be told; use class folders for all sources, or give each .npz "
-            "file an array class_names, the name of class 0 first"
+            f"ones ({few}), so which is which cannot be told; give {dataset.name} class_names (in an .npz file an "
+            "array of words, that of class 0 first), or name the others' classes 0, 1, ... as it numbers them"
         )
-    return replace(dataset, notes=(*dataset.notes, f"{dataset.name} has no class names: 0, 1, ... are taken for {few}"))
+    return dataset
