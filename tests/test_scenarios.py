@@ -210,16 +210,16 @@ def test_a_drift_must_be_able_to_count():
         replace(load_scenario("digits-4"), drift=Sudden)
 
 
-@pytest.mark.parametrize("name", ["mine", "ü 2", "a.b_c-d", "digits-4 (smoke)", "7", "x" * 100])
-def test_a_name_may_have_words(name):
+@pytest.mark.parametrize(
+    "name", ["ü 2", "u\u0308", "नमस्ते", "digits-4 (smoke)", "lr=0.1", "mine, v2", "a'b", "50%", "#1", "[x]", ".x", "..."]
+)
+def test_a_name_may_be_any_part_of_a_path(name):
     assert replace(load_scenario("digits-4"), name=name).name == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "../../evil x", "a/b", "a\\b", ".hidden", "-x", " x", "a\nb", "x" * 101, 5]
-)
+@pytest.mark.parametrize("name", ["", ".", "..", "../../evil x", "a/b", "a\\b", "c:x", "a\nb", "..\n", "\0", 5])
 def test_a_name_that_could_lead_elsewhere_is_refused(name):
-    with pytest.raises(ValueError, match=r"a scenario has the name .*; expected 1 to 100 letters, digits, spaces"):
+    with pytest.raises(ValueError, match=r'a scenario has the name .*; set name = "\.\.\." to words without / \\ :'):
         replace(load_scenario("digits-4"), name=name)
 
 

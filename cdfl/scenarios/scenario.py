@@ -11,7 +11,7 @@ from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_sourc
 from cdfl.models import MODELS, MakeModel
 from cdfl.plain import plain
 
-NAME = re.compile(r"\w[\w .()+-]{0,99}")  # one part of a path, which leads nowhere else
+NAME = re.compile(r"(?!\.{1,2}\Z)[^/\\:\x00-\x1f\x7f]+")  # one part of a path, which leads nowhere else
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise ValueError(
-                f"a scenario has the name {self.name!r}, which files and folders are named after; expected 1 to 100 "
-                "letters, digits, spaces and any of - _ . ( ) +, a letter or digit first"
+                f"a scenario has the name {self.name!r}, which files and folders are named after; set "
+                'name = "..." to words without / \\ : and control characters, other than . and ..'
             )
         if not callable(self.model) and self.model not in MODELS:
             raise ValueError(
