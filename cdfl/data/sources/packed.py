@@ -2,8 +2,8 @@
 
 `data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is
 also the simplest form for a user's own dataset; `class_names`, that of class 0 first, and `notes` may stand beside
-them. In a mosaic, images stand in the order of the labels, row by row from the top left, in tiles of `PITCH` pixels
-whose upper left `SIDE` pixels are the image.
+them as words. In a mosaic, images stand in the order of the labels, row by row from the top left, in tiles of `PITCH`
+pixels whose upper left `SIDE` pixels are the image.
 """
 
 import zipfile
@@ -75,7 +75,11 @@ def remember(folder: Path, dataset: Dataset) -> Dataset:
 
 
 def _words(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
-    return tuple(str(word) for word in arrays.get(name, np.array([])).reshape(-1))
+    """What an array says; none where it is of something else, and so of somebody's own."""
+    words = arrays.get(name, np.array([])).reshape(-1)
+    if words.dtype.kind == "S":
+        words = np.char.decode(words, "utf-8", "replace")
+    return tuple(words.tolist()) if words.dtype.kind == "U" else ()
 
 
 def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
@@ -97,7 +101,8 @@ def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...], optional: tuple[s
             try:
                 arrays[name] = file[name]
             except ValueError as error:  # objects above all, which could run code
-                raise DataError(f"{path}: {name} cannot be read ({error}); save it as numbers or words") from error
+                if name in names:
+                    raise DataError(f"{path}: {name} cannot be read ({error}); save it as numbers") from error
         return arrays
 
 

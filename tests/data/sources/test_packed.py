@@ -45,6 +45,22 @@ def test_npz_there_and_back(tmp_path, make_dataset):
     assert [file.name for file in tmp_path.iterdir()] == ["data.npz"]
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (np.array(["a", "b"], object), ()),  # objects are never loaded
+        (np.arange(5), ()),
+        (np.array(["ü".encode(), b"b"]), ("ü", "b")),
+    ],
+)
+def test_only_words_are_notes_and_class_names(tmp_path, given, names):
+    path, images = tmp_path / "mine.npz", np.zeros((2, 4, 4), np.uint8)
+    halves = {"train_images": images, "train_labels": [0, 1], "test_images": images, "test_labels": [0, 1]}
+    np.savez(path, **halves, notes=given, class_names=given)
+    data = read_npz("mine", path)
+    assert data.notes == data.class_names == names
+
+
 def test_broken_npz_files_get_one_sentence(tmp_path, make_dataset):
     path = tmp_path / "mine.npz"
     np.savez(path, train_images=np.zeros(3), y=np.zeros(3))
@@ -55,9 +71,7 @@ def test_broken_npz_files_get_one_sentence(tmp_path, make_dataset):
     with pytest.raises(DataError, match=r"mine.npz is no .npz file, or only a part of one; save one with numpy"):
         read_npz("mine", path)
     np.savez(path, train_images=np.array([object()]), train_labels=0, test_images=0, test_labels=0)
-    with pytest.raises(
-        DataError, match=r"mine.npz: train_images cannot be read \(Object .*\); save it as numbers or words"
-    ):
+    with pytest.raises(DataError, match=r"mine.npz: train_images cannot be read \(Object .*\); save it as numbers"):
         read_npz("mine", path)
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.with_suffix(".csv").write_text("label,pixel\n0,255\n")
