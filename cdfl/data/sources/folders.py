@@ -1,8 +1,8 @@
 """Images in class folders: MiniImageNet as people pass it on, and a user's own images.
 
-Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` that share a class, folders that share none (the few-shot split),
-and Ravi and Larochelle's `images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one `.zip` or
-`.tar` archive of it.
+Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` that share a class, other folders of class folders, which are
+pooled, and Ravi and Larochelle's `images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one
+`.zip` or `.tar` archive of it. What is hidden, with a name that starts with a dot, is left out.
 """
 
 import csv
@@ -12,8 +12,10 @@ import tarfile
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +25,12 @@ from cdfl.data.randomness import generator
 from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 TABLES = ("train.csv", "val.csv", "test.csv")
+SET_APART = {"train", "training", "test", "testing", "val", "valid", "validation"}  # on purpose
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 REPLACE = "replace it, or move it away"
 TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
@@ -50,8 +56,10 @@ def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
     images = sorted(file for file in files if file.name.lower().endswith(ENDINGS))
     train, test, notes = _halves(path, _listed(path, files, images) or _in_folders(path, images))
     classes = sorted(train.keys() | test.keys())
-    pixels = {file: _decode(_place(path, file), files[file], side) for half in (train, test) for file in _all(half)}
-    _check_sizes(path, list(pixels.values()))
+    encoded = {file: files[file] for half in (train, test) for file in _all(half)}
+    if side is None:
+        _check_sizes(path, encoded)
+    pixels = {file: _decode(_place(path, file), raw, side) for file, raw in encoded.items()}
     halves = []
     for half in (train, test):
         shown = [pixels[file] for label in classes for file in half.get(label, [])]
@@ -83,17 +91,20 @@ def _read_files(path: Path) -> Files:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Every file of the tree; a folder that may not be read is an error, where `rglob` would leave it out."""
+    """Every file outside hidden folders; one that may not be read is an error, where `rglob` would leave it out."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    for at, _, names in os.walk(folder, onerror=fail):
+    for at, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(at, name) for name in names)
 
 
 def _wanted(name: str) -> bool:
-    return name.lower().endswith((*ENDINGS, ".csv")) and not PurePosixPath(name).name.startswith(".")
+    return name.lower().endswith((*ENDINGS, ".csv")) and not any(
+        part.startswith(".") for part in PurePosixPath(name).parts
+    )
 
 
 def _listed(path: Path, files: Files, images: list[PurePosixPath]) -> Parts:
@@ -142,23 +153,25 @@ def _halves(path: Path, parts: Parts) -> tuple[Classes, Classes, tuple[str, ...]
     """The given train and test half; else a fixed fifth of each class is the test half, which a note may say.
 
     The few-shot split of MiniImageNet has other classes in train than in test; for classification all are pooled.
-    Nothing else is: what somebody set apart for testing is never trained on.
+    So are several places of one class, unless somebody set one apart: what is for testing is never trained on.
     """
     if parts.keys() == {"train", "test"} and parts["train"].keys() & parts["test"].keys():
         return parts["train"], parts["test"], ()
     counts = Counter(label for part in parts.values() for label in part)
     label, times = counts.most_common(1)[0]
-    if times > 1:
+    if times > 1 and SET_APART & parts.keys():
         examples = ", ".join(str(next(_all(part))) for part in parts.values())
         raise DataError(
             f"{path} has {examples}: the class {label!r} in {times} places; expected CLASS/*.jpg alone, or "
             "train/CLASS/*.jpg and test/CLASS/*.jpg and nothing else: rename the folders, or move the others away"
         )
-    train, test = _divide({label: files for part in parts.values() for label, files in part.items()})
+    pooled = {label: sorted(file for part in parts.values() for file in part.get(label, ())) for label in counts}
+    train, test = _divide(pooled)
     if len(parts) == 1:
         return train, test, ()
-    names = ", ".join(sorted(parts))
-    return train, test, (f"{path.name}: {names} share no class, so all are pooled and a fifth of each is for testing",)
+    names = ", ".join(sorted(part or "." for part in parts))
+    are = "are" if times > 1 else "share no class, so all are"
+    return train, test, (f"{path.name}: {names} {are} pooled and a fifth of each class is for testing",)
 
 
 def _divide(classes: Classes) -> tuple[Classes, Classes]:
@@ -182,7 +195,9 @@ def _place(path: Path, file: PurePosixPath) -> str:
     return str(path / file) if path.is_dir() else f"{file} in {path}"
 
 
-def _decode(place: str, raw: bytes, side: int | None) -> np.ndarray:
+@contextmanager
+def _opened(place: str, raw: bytes) -> Iterator["Image"]:
+    """An image of which only the header is read as yet."""
     from PIL import Image, UnidentifiedImageError
 
     with reading(place, REPLACE):
@@ -193,14 +208,25 @@ def _decode(place: str, raw: bytes, side: int | None) -> np.ndarray:
         except Image.DecompressionBombError as error:
             raise DataError(f"{place}: {error}; {REPLACE}") from error
         with image:
-            rgb = image.convert("RGB")
-        if side is not None and rgb.size != (side, side):
-            rgb = rgb.resize((side, side), Image.Resampling.BILINEAR)
-        return np.asarray(rgb)
+            yield image
 
 
-def _check_sizes(path: Path, images: list[np.ndarray]) -> None:
-    sizes = sorted({(image.shape[1], image.shape[0]) for image in images})
+def _decode(place: str, raw: bytes, side: int | None) -> np.ndarray:
+    from PIL.Image import Resampling
+
+    with _opened(place, raw) as image:
+        rgb = image.convert("RGB")
+    if side is not None and rgb.size != (side, side):
+        rgb = rgb.resize((side, side), Resampling.BILINEAR)
+    return np.asarray(rgb)
+
+
+def _check_sizes(path: Path, encoded: Files) -> None:
+    """Refuse different sizes before any image is decoded: large photographs might not fit into memory together."""
+    sizes = set()
+    for file, raw in encoded.items():
+        with _opened(_place(path, file), raw) as image:
+            sizes.add(image.size)
     if len(sizes) > 1:
-        few = ", ".join(f"{width}x{height}" for width, height in sizes[:3])
+        few = ", ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise DataError(f"{path}: images of different sizes ({few}); resize them to one size first")

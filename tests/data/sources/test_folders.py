@@ -64,8 +64,34 @@ def test_the_few_shot_split_is_pooled(tmp_path):
     data = read_folder("x", tmp_path)
     assert data.num_classes == 3
     assert np.bincount(data.test_labels).tolist() == [1, 1, 1]
-    said = f"{tmp_path.name}: test, train, val share no class, so all are pooled and a fifth of each is for testing"
+    said = (
+        f"{tmp_path.name}: test, train, val share no class, so all are pooled and a fifth of each class is for testing"
+    )
     assert data.notes == (said,)
+
+
+def test_places_of_one_class_that_nobody_set_apart_are_pooled(tmp_path):
+    place(tmp_path, {f"site{s}/{c}/{i}.png": picture(s) for s in (1, 2) for c in ("car", "dog") for i in range(10)})
+    data = read_folder("x", tmp_path)
+    assert [np.bincount(labels).tolist() for labels in (data.train_labels, data.test_labels)] == [[16, 16], [4, 4]]
+    shades = np.concatenate([data.train_images[:, 0, 0, 0], data.test_images[:, 0, 0, 0]])
+    assert np.bincount(shades).tolist() == [0, 20, 20]
+    assert data.notes == (f"{tmp_path.name}: site1, site2 are pooled and a fifth of each class is for testing",)
+    place(tmp_path, {"emu/1.png": picture(3)})
+    assert read_folder("x", tmp_path).notes[0].startswith(f"{tmp_path.name}: ., site1, site2 are pooled")
+
+
+@pytest.mark.parametrize(
+    "hidden", [".thumbs/car/1.png", "train/car/.ipynb_checkpoints/1.png", ".cache/train/car/1.png"]
+)
+def test_hidden_folders_are_left_out(tmp_path, write_tar, hidden):
+    files = {f"{half}/{c}/1.png": picture(1) for half in ("train", "test") for c in ("car", "dog")}
+    place(tmp_path / "folder", {**files, hidden: picture(2)})
+    write_tar(tmp_path / "mine.tar.gz", {**files, hidden: picture(2)})
+    for path in (tmp_path / "folder", tmp_path / "mine.tar.gz"):
+        data = read_folder("x", path)
+        assert (data.train_labels.tolist(), data.test_labels.tolist()) == ([0, 1], [0, 1])
+        assert data.train_images.unique().tolist() == [1]
 
 
 def test_halves_need_not_have_the_same_classes(tmp_path):
@@ -84,8 +110,9 @@ def test_a_third_folder_is_refused_and_test_images_are_never_trained_on(tmp_path
         read_folder("x", tmp_path)
 
 
-def test_halves_under_another_name_are_refused(tmp_path):
-    place(tmp_path, {"training/a/1.png": picture(1), "test/a/1.png": picture(2)})
+@pytest.mark.parametrize("test", ["test", "testing"])
+def test_halves_under_another_name_are_refused(tmp_path, test):
+    place(tmp_path, {"training/a/1.png": picture(1), f"{test}/a/1.png": picture(2)})
     with pytest.raises(DataError, match=r"training/a/1.png: the class 'a' in 2 places; .*: rename the folders"):
         read_folder("x", tmp_path)
 
@@ -99,6 +126,13 @@ def test_tables_beside_one_folder_of_images(tmp_path):
     (tmp_path / "images" / "3.png").unlink()
     with pytest.raises(DataError, match=r"3.png is in the tables but not among the images \(1 are missing\)"):
         read_folder("x", tmp_path)
+
+
+def test_tables_may_have_the_line_ends_of_any_system(tmp_path):
+    files = {f"images/{i}.png": picture(i) for i in range(2)}
+    for end in ("\n", "\r\n", "\r"):
+        place(tmp_path, {**files, "train.csv": end.join(["filename,label", "0.png,a", "1.png,a", ""]).encode()})
+        assert read_folder("x", tmp_path).class_names == ("a",)
 
 
 def test_tables_that_share_classes_are_the_two_halves(tmp_path):
@@ -120,6 +154,10 @@ def test_tables_that_share_classes_are_the_two_halves(tmp_path):
         (b"id,score\n1,2\n", r"a/test.csv has the columns id, score; expected filename and label: replace it, or move"),
         (b"", r"test.csv has the columns \(none\); expected filename and label"),
         (b"filename,label\n1.png\n", r"test.csv has a row without filename or label"),
+        (
+            b"filename,label\n" + b"x" * 200_000,
+            r"test.csv is truncated or corrupted \(field larger than .*\); replace it",
+        ),
         (b"\xff\xfe\0", r"test.csv is truncated or corrupted \(.*utf-8.*\); replace it, or move it away"),
     ],
 )
@@ -133,6 +171,13 @@ def test_mini_imagenet_is_resized_and_a_users_images_are_not(tmp_path):
     place(tmp_path, {f"a/{i}.png": picture(1, (90 + i, 80)) for i in range(4)})
     assert mini_imagenet(tmp_path).input_shape == (3, 84, 84)
     with pytest.raises(DataError, match=r"images of different sizes \(90x80, 91x80, 92x80\); resize them"):
+        read_folder("mine", tmp_path)
+
+
+def test_different_sizes_are_found_before_any_image_is_decoded(tmp_path):
+    undecodable = picture(1, (90, 80))[:-40]  # its header is whole
+    place(tmp_path, {"a/1.png": undecodable, "b/1.png": picture(1, (91, 80))})
+    with pytest.raises(DataError, match=r"images of different sizes \(90x80, 91x80\); resize them"):
         read_folder("mine", tmp_path)
 
 
