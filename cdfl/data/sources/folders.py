@@ -127,7 +127,7 @@ def _listed(path: Path, files: Files, images: list[PurePosixPath]) -> Parts:
 def _labels(place: str, raw: bytes) -> dict[str, str]:
     """The label of each file name in a table."""
     with reading(place, REPLACE):
-        table = csv.DictReader(io.StringIO(raw.decode("utf-8-sig")))
+        table = csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
         columns = list(table.fieldnames or ())
         if not {"filename", "label"} <= set(columns):
             raise DataError(

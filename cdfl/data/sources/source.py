@@ -1,5 +1,6 @@
 """What is known about a published dataset, and the one way in which reading it fails."""
 
+import csv
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Source:
     bundled: bool = False  # comes with a library: needs no folder
 
 
+BROKEN = (EOFError, zlib.error, TarError, zipfile.BadZipFile, csv.Error, ValueError, SyntaxError, StructError, OSError)
 FETCH_AGAIN = "delete it and fetch it again"  # what to do about a file that `cdfl data fetch` brings
 
 
@@ -51,7 +53,7 @@ def reading(path: Path | str, remedy: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; `cdfl data list` shows what each dataset needs") from error
-    except (EOFError, zlib.error, TarError, zipfile.BadZipFile, ValueError, SyntaxError, StructError, OSError) as error:
+    except BROKEN as error:
         if isinstance(error, OSError) and error.strerror:  # the system's, and not what a decoder says of the content
             who = "; check who may read it" if isinstance(error, PermissionError) else ""
             raise DataError(f"{error.filename or path} cannot be read: {error.strerror}{who}") from error
