@@ -83,6 +83,7 @@ class Client:
         self.hyperparams = (hyperparams or Hyperparams()).replace(**settings)
         self.layout = Layout.of(model)
         self.clock, self.retry = clock, retry
+        self._is_closed = False
         if dtype not in wire.DTYPES:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(wire.DTYPES)}")
         self._dtype: wire.DType = dtype
@@ -189,6 +190,7 @@ class Client:
 
     def train(self, data: Data) -> Tensor:
         """Train on `data` (Client() of Algorithm 1) and return the local model (P,); nothing else changes."""
+        self._check_open()
         hyperparams = self.hyperparams
         batches = passes(batches_of(data, hyperparams.batch_size), hyperparams.local_epochs, self.device)
         return client_update(self.model, self.start_model(), batches, self.loss, hyperparams)
@@ -214,6 +216,7 @@ class Client:
 
     def flush(self, attempts: int | None = None) -> Reply | None:
         """Send the upload that waits, if there is one; None if there is none."""
+        self._check_open()
         pending = self._state.pending
         if pending is None:
             return None
@@ -253,7 +256,8 @@ class Client:
         return self._state.memory if self._state.policy == policy else ()
 
     def close(self) -> None:
-        """Let go of connections and of the state folder."""
+        """Let go of connections and of the state folder; the client is of no use afterwards."""
+        self._is_closed = True
         self._link.close()
         self._store.close()
 
@@ -283,8 +287,14 @@ class Client:
         return Reply(head.epoch, head.mixture, outcome, head.rates or (), head.staleness, detail)
 
     def _keep(self, state: State) -> None:
+        self._check_open()
         self._store.save(state)
         self._state = state
+
+    def _check_open(self) -> None:
+        """The folder may be another client's by now."""
+        if self._is_closed:
+            raise ClientError(f"client {self.client_id!r} is closed; make another one, from the same state_dir if any")
 
     def _personal_model(self) -> Tensor:
         received = self._state.personal_model

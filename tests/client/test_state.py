@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cdfl.client import InProcess, ServerAwayError, StateError
+from cdfl.client import ClientError, InProcess, ServerAwayError, StateError
 from cdfl.client import state as state_module
 from cdfl.client.state import Blob, Folder, Pending, State
 from cdfl.core import flatten
+from cdfl.policy import ALWAYS
 
 from .faults import BadNetwork
 from .toy import ToyServer, make_data
@@ -115,6 +116,33 @@ def test_the_state_of_another_client_or_model(server, make_client, tmp_path):
     with pytest.raises(StateError, match="the state of 'car-7' is of another model"):
         make_client(state_dir=tmp_path, model=nn.Linear(2, 2))
     make_client(state_dir=tmp_path)  # and neither left it locked
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client: client.join(),
+        lambda client: client.update(make_data()),
+        lambda client: client.train(make_data()),
+        lambda client: client.upload(client.start_model()),
+        lambda client: client.flush(),
+        lambda client: client.remember("a policy", (1.0,)),
+        lambda client: next(client.watch([make_data()], ALWAYS)),
+    ],
+    ids=["join", "update", "train", "upload", "flush", "remember", "watch"],
+)
+def test_a_closed_client_leaves_the_folder_to_its_next_owner(server, make_client, tmp_path, use):
+    first = make_client(state_dir=tmp_path)
+    first.update(make_data())
+    first.close()
+    make_client(state_dir=tmp_path)
+    requests, held = len(server.requests), flatten(first.model)
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ClientError, match="client 'car-7' is closed; make another one"):
+        use(first)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    assert torch.equal(flatten(first.model), held)
+    assert len(server.requests) == requests
 
 
 @pytest.fixture(scope="module")
