@@ -21,6 +21,7 @@ from torch import Tensor
 from cdfl import wire
 from cdfl.client.errors import ServerAwayError
 from cdfl.core import Layout
+from cdfl.core.batches import described
 from cdfl.own import check_number
 
 logger = logging.getLogger("cdfl.client")
@@ -102,7 +103,7 @@ class Link:
         headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{version('cdfl')}"}
         headers["Accept-Encoding"] = "zstd" if compress else "identity"
         if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = _authorization(token)
             if self.url.scheme == "http" and self.url.host not in ("localhost", "127.0.0.1", "::1"):
                 logger.warning("the token goes to %s over plain http, where others can read it; use https", url)
         if compress:
@@ -194,6 +195,22 @@ def _checked(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"the server is {url!r}; expected an address such as https://server:8443")
     return parsed
+
+
+def _authorization(token: str) -> str:
+    """The header for a token. A file that holds one often ends with a line break; nothing here repeats what came."""
+    if not isinstance(token, str):
+        raise ValueError(f"the token is {described(token)}; expected a str, as `cdfl token create` prints it")
+    header = f"Bearer {token.strip()}"
+    if header == "Bearer ":
+        raise ValueError("the token is empty; where the server needs none, leave it out")
+    try:
+        wire.bearer_token(header)
+    except wire.UnauthorizedError:
+        raise ValueError(
+            "the token has characters that no token has, or too many; expected it as `cdfl token create` prints it"
+        ) from None
+    return header
 
 
 def _hint(url: httpx.URL, said: str, *, has_answered: bool) -> str:

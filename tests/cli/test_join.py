@@ -76,6 +76,7 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
         (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
+        (["--token", ""], "the token is empty; where the server needs none, leave it out"),
         (["--ca", "missing.pem"], "missing.pem is no certificate that can be read; expected a PEM file"),
     ],
 )

@@ -185,6 +185,20 @@ def test_a_token_that_was_not_given(make_client):
         make_client(httpx.MockTransport(server.handle), token="another").join()  # noqa: S106
 
 
+def test_white_space_around_a_token_is_not_part_of_it(make_client):
+    server = ToyServer(tokens={"word": "car-7"})
+    transport = httpx.MockTransport(server.handle)
+    assert make_client(transport, token=" word\r\n").join().outcome == "joined"  # noqa: S106  as a file may hold it
+
+
+@pytest.mark.parametrize("token", ["", " \n", "two words", "two\nlines", "t\u00f6k", "x" * 513, b"word", 7])
+def test_a_token_that_is_none_is_refused_at_once_and_not_shown(make_client, token):
+    with pytest.raises(ValueError, match="the token ") as caught:
+        make_client(token=token)
+    assert not str(token).strip() or str(token).strip() not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
 def test_a_model_that_is_not_the_servers_is_not_called_an_upload(make_client):
     words = r"not this client's: the body lacks 'weight', 'bias' and brings .*; give both the same"
     with pytest.raises(wire.UnfitError, match=words):
@@ -301,3 +315,7 @@ def test_a_refusal_without_words(make_client):
 def test_retries_that_are_none(given, words):
     with pytest.raises(ValueError, match=words):
         Retry(**given)
+
+
+def test_waits_may_double_for_ever():
+    assert Retry(longest_wait=float("inf")).wait(11, chance=1.0) == 512.0
