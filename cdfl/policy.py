@@ -243,7 +243,7 @@ class Unless:
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Let the other decide; remember a yes as long as it is vetoed."""
         due = bool(memory and memory[0])
-        inner, yes = self.policy.decide(memory[1:], look)
+        inner, yes = ask(self.policy, memory[1:], look)
         due = due or yes
         upload = due and not self.veto()
         return (float(due and not upload), *inner), upload
@@ -268,7 +268,7 @@ class AtFirst:
         """Say yes once, then let the other decide."""
         if not memory:
             return (1.0,), True
-        inner, upload = self.policy.decide(memory[1:], look)
+        inner, upload = ask(self.policy, memory[1:], look)
         return (1.0, *inner), upload
 
 
@@ -292,8 +292,8 @@ class Either:
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Ask both: each must see every look."""
         split = 1 + int(memory[0]) if memory else 0
-        mine, yes = self.first.decide(memory[1:split], look)
-        yours, also = self.second.decide(memory[split:], look)
+        mine, yes = ask(self.first, memory[1:split], look)
+        yours, also = ask(self.second, memory[split:], look)
         return ((), True) if yes or also else ((float(len(mine)), *mine, *yours), False)
 
 

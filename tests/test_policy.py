@@ -245,3 +245,37 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
 def test_settings_that_are_wrong_are_refused_at_once(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class Answers:
+    """A policy that gives what it was made with."""
+
+    def __init__(self, *answer):
+        self.answer = answer
+
+    def decide(self, memory, look):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner: Unless(inner, lambda: False),
+        AtFirst,
+        lambda inner: Either(inner, LossRises()),
+        lambda inner: Either(LossRises(), inner),
+    ],
+    ids=["unless", "at first", "either", "or"],
+)
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (((), "no"), r"Answers.decide says 'no'; expected True \(upload\) or False"),
+        ((("a",), False), r"Answers.decide remembers \('a',\); expected a tuple of numbers"),
+        ((True,), r"Answers.decide gave \(True,\); expected two things"),
+    ],
+)
+def test_a_policy_in_another_is_checked_as_one_alone(around, answer, words):
+    policy = around(Answers(*answer))
+    with pytest.raises(ValueError, match=words):
+        policy.decide((1.0,) if isinstance(policy, AtFirst) else (), Look(1, lambda: 1.0))
