@@ -15,7 +15,8 @@ from typing import Any
 OURS = Path(__file__).parent
 READABLE = "a Python file that runs without an error"
 LONGEST = 300  # characters of another library's words
-FILE = "cdfl_own"  # the name of a file as a module: wherever it lies, settings in it are called the same
+FILE = "<run_path>"  # a file's name as a module, as runpy has it: it stands in the settings of every run there is
+_BEFORE: dict[str, frozenset[str]] = {}  # folders put on sys.path here, and the modules there were before
 
 
 class SetupError(ValueError):
@@ -31,24 +32,55 @@ def load_python(place: str, remedy: str) -> ModuleType:
     is_file = path.suffix == ".py" or path.is_file()
     if is_file and not path.is_file():
         raise SetupError(f"there is no file {place}; {remedy}")
-    beside = str(path.absolute().parent if is_file else Path.cwd())
-    if beside not in sys.path:  # as for a script that Python runs; and it stays, for what is imported later
-        sys.path.insert(0, beside)
+    _look_first_in(str(path.absolute().parent if is_file else Path.cwd()))
     with mistakes_in(place, "reading it", READABLE):
-        if is_file:
-            return _run(path)
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise
-            raise SetupError(f"there is no file or module {place}; {remedy}") from None
+        module = _run(path) if is_file else _import(place)
+    if module is None:
+        raise SetupError(f"there is no file or module {place}; {remedy}")
+    return module
+
+
+def _look_first_in(folder: str) -> None:
+    """As for a script that Python runs; the folder stays, for what is imported later.
+
+    What files before this one imported from beside them is forgotten: this one may have neighbours of the same names.
+    """
+    for earlier, before in _BEFORE.items():
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] not in before and _lies_in(earlier, name, module):
+                del sys.modules[name]
+    importlib.invalidate_caches()
+    if folder in sys.path:
+        sys.path.remove(folder)
+    else:
+        _BEFORE.setdefault(folder, frozenset(sys.modules))
+    sys.path.insert(0, folder)
+
+
+def _lies_in(folder: str, name: str, module: ModuleType) -> bool:
+    """Was it found through that folder? Libraries of an environment below it were not."""
+    spec = getattr(module, "__spec__", None)
+    path = str(Path(folder, *name.split(".")))
+    return spec is not None and (spec.origin == f"{path}.py" or path in (spec.submodule_search_locations or ()))
+
+
+def _import(name: str) -> ModuleType | None:
+    """A module by its name; None where there is none, or only a folder."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
+    return module if getattr(module, "__file__", None) else None
 
 
 def _run(path: Path) -> ModuleType:
     """As an import does it, but for bytecode: that of a file changed within a second would be taken for today's."""
     module = ModuleType(FILE)
-    module.__file__ = str(path)
+    module.__file__ = str(path.absolute())
     sys.modules[FILE] = module  # classes in it want to find their module
     exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102  the user's own
     return module
@@ -65,15 +97,16 @@ def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
         yield
     except SetupError:
         raise
-    except ModuleNotFoundError as error:
-        if is_missed_by_us(error):
-            raise
-        remedy = f"install it, or put {str(error.name).partition('.')[0]}.py beside the file"
-        raise SetupError(f"{_where(place, error)}: there is no module {error.name}; {remedy}") from error
     except SyntaxError as error:
         where = f"{_shown(Path(error.filename))}, line {error.lineno}" if error.filename else place
         raise SetupError(f"{where}: no valid Python: {error.msg}") from error
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            if is_missed_by_us(error):
+                raise
+            if error.name is not None:
+                remedy = f"install it, or put {error.name.partition('.')[0]}.py beside the file"
+                raise SetupError(f"{_where(place, error)}: there is no module {error.name}; {remedy}") from error
         said = str(error).strip().partition("\n")[0][:LONGEST]
         words = f"{type(error).__name__}: {said}" if said else type(error).__name__
         raise SetupError(f"{_where(place, error)}: {doing} failed with {words}; expected {expected}") from error
@@ -99,16 +132,18 @@ def check_method(option: str, given: Any, method: str, parameters: int, expected
         raise ValueError(f"{option} has {own}; expected {expected}") from None
 
 
-def check_number(name: str, value: Any, low: float, high: float = math.inf, *, whole: bool = False) -> None:
-    """Refuse what is no finite number from `low` to `high`.
+def check_number(
+    name: str, value: Any, low: float, high: float = math.inf, *, whole: bool = False, finite: bool = False
+) -> None:
+    """Refuse what is no number from `low` to `high`.
 
     >>> check_number("seed", 1.5, 0, whole=True)
     Traceback (most recent call last):
     ValueError: seed is 1.5; expected a whole number, 0 or more
     """
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or math.isinf(value):
-        kind = "a whole number" if whole else "a number"
+    if not is_number or not low <= value <= high or (finite and value == math.inf):
+        kind = "a whole number" if whole else "a finite number" if finite else "a number"
         bounds = f", {low} or more" if high == math.inf else f" from {low} to {high}"
         raise ValueError(f"{name} is {value!r}; expected {kind}{bounds}")
 

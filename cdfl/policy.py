@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 from datetime import time as TimeOfDay
 from statistics import fmean
 from typing import Any, Protocol
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 
 from cdfl.own import check_method, check_number
 
+DECIDES = "an object with decide(memory, look) -> (memory, bool)"
 Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
 
 
@@ -43,9 +44,9 @@ class Policy(Protocol):
         ...
 
 
-def check_policy(policy: Policy, name: str = "policy") -> None:
+def check_policy(policy: Policy, name: str = "policy", expected: str = DECIDES) -> None:
     """Refuse what cannot be asked."""
-    check_method(name, policy, "decide", 2, "an object with decide(memory, look) -> (memory, bool)")
+    check_method(name, policy, "decide", 2, expected)
 
 
 def ask(policy: Policy, memory: Memory, look: Look) -> tuple[Memory, bool]:
@@ -87,6 +88,8 @@ class EverySamples:
     count: int = 1000
 
     def __post_init__(self) -> None:
+        if isinstance(self.count, float) and self.count % 1 == 0:  # 1e3
+            object.__setattr__(self, "count", int(self.count))
         check_number("count", self.count, 1, whole=True)
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
@@ -147,7 +150,7 @@ class PageHinkley:
 
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, 0)
-        check_number("tolerance", self.tolerance, 0)
+        check_number("tolerance", self.tolerance, 0, finite=True)
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Update mean and sum; start over after an upload."""
@@ -194,7 +197,7 @@ class Daily:
     """
 
     at: str = "03:00"
-    zone: str | None = None  # a name such as Europe/Berlin; None: the device's own
+    zone: str | None = None  # a name such as Europe/Berlin; None or empty: the device's own
 
     def __post_init__(self) -> None:
         try:
@@ -204,7 +207,10 @@ class Daily:
         try:
             self._zone()
         except (TypeError, ValueError, KeyError, OSError):
-            raise ValueError(f"zone is {self.zone!r}; expected None or a name such as 'Europe/Berlin'") from None
+            remedy = "" if available_timezones() else "; this machine knows no time zones; pip install tzdata"
+            raise ValueError(
+                f"zone is {self.zone!r}; expected None or a name such as 'Europe/Berlin'{remedy}"
+            ) from None
 
     def decide(self, memory: Memory, look: Look) -> tuple[Memory, bool]:
         """Has the time of day passed since the last upload (or the first look)?"""
@@ -218,7 +224,7 @@ class Daily:
         return (moment if moment <= here else moment - timedelta(days=1)).timestamp()
 
     def _zone(self) -> ZoneInfo | None:
-        return None if self.zone is None else ZoneInfo(self.zone)
+        return None if self.zone in (None, "") else ZoneInfo(self.zone)
 
 
 @dataclass(frozen=True)

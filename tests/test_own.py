@@ -1,10 +1,11 @@
 """Files and objects of a user's own, and mistakes in them."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from cdfl.own import SetupError, check_method, load_python
+from cdfl.own import SetupError, check_method, check_number, load_python
 
 from .cli.small import call
 
@@ -38,6 +39,59 @@ def test_a_file_is_read_as_it_is_now(own):
     assert [path.name for path in own.parent.iterdir()] == ["mine.py"]  # and nothing is left beside it
 
 
+def test_each_file_has_its_own_neighbours(own):
+    """Two folders with files of the same names, loaded in turn; and a neighbour that was edited."""
+    for name in ("a", "b"):
+        folder = own.parent / name
+        (folder / "my_parts").mkdir(parents=True)
+        (folder / "my_helper.py").write_text(f"name = {name!r}")
+        (folder / "my_parts" / "one.py").write_text(f"name = {name!r}")
+        (folder / "mine.py").write_text("import my_helper, my_parts.one\nnames = my_helper.name + my_parts.one.name")
+    for name in ("a", "b", "a"):
+        assert load_python(str(own.parent / name / "mine.py"), "").names == name + name
+    (own.parent / "a" / "my_helper.py").write_text("name = 'edited '")
+    assert load_python(str(own.parent / "a" / "mine.py"), "").names == "edited a"
+
+
+def test_what_was_imported_before_a_file_is_not_imported_again(own, monkeypatch):
+    """A package of which the folder happens to hold the file: cdfl, say, in a clone of it."""
+    monkeypatch.syspath_prepend(own.parent)
+    (own.parent / "my_package.py").write_text("class Thing: pass")
+    package = __import__("my_package")
+    sys.path.remove(str(own.parent))
+    own.write_text("from my_package import Thing\nimport wave")  # and one of Python's own
+    for _ in range(2):
+        assert load_python(str(own), "").Thing is package.Thing
+    wave = sys.modules["wave"]
+    assert load_python(str(own), "").wave is wave
+
+
+def test_a_file_is_called_as_in_the_runs_there_are(own):
+    """Names in it stand in the settings of a run, which a resumed one must share."""
+    own.write_text("def net(): pass")
+    assert load_python(str(own), "").net.__module__ == "<run_path>"
+
+
+def test_a_file_knows_where_it_lies_wherever_one_goes(own, monkeypatch):
+    own.write_text("place = __file__")
+    monkeypatch.chdir(own.parent)
+    assert load_python("mine.py", "").place == str(own)
+
+
+@pytest.mark.parametrize("place", ["../t2/nothere", "a", "a/b", ".", "", "no-such", "a."])
+def test_what_can_be_no_module(own, monkeypatch, place):
+    monkeypatch.chdir(own.parent)
+    Path("a", "b").mkdir(parents=True)
+    assert said_of(place) == f"there is no file or module {place}; write one"
+
+
+def test_a_package_is_a_module(own, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    Path("my_package_of_set_ups").mkdir()
+    Path("my_package_of_set_ups", "__init__.py").write_text("one = 1")
+    assert load_python("my_package_of_set_ups", "").one == 1
+
+
 def test_modules_that_are_not_there(own):
     own.write_text("\nimport no_such.thing\n")
     assert said_of(own) == f"{own}, line 2: there is no module no_such; install it, or put no_such.py beside the file"
@@ -61,6 +115,18 @@ def test_packages_that_know_their_remedy_are_no_mistake_in_the_file(own, monkeyp
     own.write_text("from cdfl.policy import DriftDetected\npolicy = DriftDetected('NoDrift')")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
         load_python(str(own), "")
+
+
+def test_a_missing_module_without_a_name_is_told_in_its_words(own):
+    own.write_text("raise ModuleNotFoundError('needs the driver')")
+    assert said_of(own).startswith(f"{own}, line 1: reading it failed with ModuleNotFoundError: needs the driver;")
+
+
+def test_numbers_may_be_of_any_size():
+    check_number("seed", 10**400, 0, whole=True)
+    check_number("seconds", float("inf"), 0)
+    with pytest.raises(ValueError, match="tolerance is inf; expected a finite number, 0 or more"):
+        check_number("tolerance", float("inf"), 0, finite=True)
 
 
 def test_objects_with_a_method():

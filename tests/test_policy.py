@@ -4,7 +4,7 @@ import json
 import random
 import sys
 from datetime import datetime
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, reset_tzpath
 
 import pytest
 from hypothesis import given, settings
@@ -227,12 +227,11 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
         (lambda: LossRises(factor="2"), "factor is '2'; expected a number, 0 or more"),
         (lambda: LossRises(window=0), "window is 0; expected a whole number, 1 or more"),
         (lambda: PageHinkley(threshold=-1.0), "threshold is -1.0; expected a number, 0 or more"),
-        (lambda: PageHinkley(tolerance=float("inf")), "tolerance is inf; expected a number, 0 or more"),
+        (lambda: PageHinkley(tolerance=float("inf")), "tolerance is inf; expected a finite number, 0 or more"),
         (lambda: EverySeconds(float("nan")), "seconds is nan; expected a number, 0 or more"),
         (lambda: Daily("25:00"), "at is '25:00'; expected a time of day such as '03:30'"),
         (lambda: Daily(3), "at is 3; expected a time of day such as '03:30'"),
         (lambda: Daily("03:30", "Mars/X"), "zone is 'Mars/X'; expected None or a name such as 'Europe/Berlin'"),
-        (lambda: Daily("03:30", ""), "zone is ''; expected None or a name"),
         (lambda: AtFirst(None), r"policy is None; expected an object with decide\(memory, look\)"),
         (lambda: Unless(LossRises, bool), "policy is the class LossRises; expected an object with decide"),
         (lambda: Unless(ALWAYS, True), "veto is True; expected a function that says whether"),
@@ -245,6 +244,27 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
 def test_settings_that_are_wrong_are_refused_at_once(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_settings_that_mean_never_or_here():
+    assert at(EverySeconds(float("inf")), [0, 1e9]) == [False, False]
+    assert decisions(LossRises(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
+    assert decisions(PageHinkley(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
+    assert EverySamples(1e3) == EverySamples(1000)
+    look = Look(1, unasked, time=moment("2026-05-01 12:00"))
+    assert Daily("03:30", "").decide((0.0,), look) == Daily("03:30").decide((0.0,), look)
+
+
+def test_a_machine_without_time_zones(monkeypatch):
+    for package in ("tzdata", "tzdata.zoneinfo.Europe"):
+        monkeypatch.setitem(sys.modules, package, None)
+    ZoneInfo.clear_cache()
+    reset_tzpath(to=())
+    try:
+        with pytest.raises(ValueError, match=r"zone is 'Europe/Berlin'; .* knows no time zones; pip install tzdata"):
+            Daily("03:30", "Europe/Berlin")
+    finally:
+        reset_tzpath()
 
 
 class Answers:
