@@ -129,7 +129,8 @@ def _told_to_stop(console: Console) -> Iterator[None]:
         console.print("stopped before it was open; the next start begins again")
         raise typer.Exit(0) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:  # else the server has taken it
+            signal.signal(signal.SIGTERM, before)
 
 
 class _Waiting:

@@ -139,18 +139,20 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 def serve_until_told(server: WebServer, session: Session, taken: socket.socket) -> None:
-    """Serve until told to stop; then finish what is in the queue and keep a snapshot."""
+    """Serve until told to stop; then finish what is in the queue and keep a snapshot.
+
+    To be told again means nothing, to the end of the process: what is left to do is not to be interrupted.
+    """
 
     def stop(number: int, frame: object) -> None:  # before the server takes signals itself; later it changes nothing
         server.should_exit = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     try:
         server.run(sockets=[taken])  # takes signals itself, and raises them once more when it is done
     finally:
         session.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
@@ -119,6 +120,32 @@ def test_told_to_stop_while_it_pretrains(setup, tmp_path, end):
     assert process.returncode == 0, said
     assert said.endswith("stopped before it was open; the next start begins again\n")
     assert "Traceback" not in said
+
+
+def test_told_to_stop_again_and_again(setup, tmp_path):
+    """By somebody who is impatient: it is as if told once."""
+    command = [CDFL, "serve", str(setup), "--store", str(tmp_path / "store"), "--open", "--port", "0", *QUICK]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)  # noqa: S603
+    stopped = threading.Event()
+
+    def tell():
+        while not stopped.wait(0.002):
+            process.send_signal(signal.SIGTERM)
+
+    telling, said = threading.Thread(target=tell), []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if "serving on" in line:
+                telling.start()
+            if "stopped" in line:
+                stopped.set()
+        process.wait(timeout=20)
+    finally:
+        stopped.set()
+        process.kill()
+        process.communicate()
+    assert (said[-1], process.returncode) == ("stopped at epoch 0\n", 0), said
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,25 @@ def test_idle_connections_do_not_delay_it(tmp_path, tls):
         assert seconds_to_stop(server) < 15
 
 
+@pytest.fixture
+def handlers():
+    """What signals do, as it was."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_just_before_it_opens_counts(tmp_path, monkeypatch, number):
+def test_a_signal_just_before_it_opens_counts(tmp_path, monkeypatch, number, handlers):
     """uvicorn does not take signals yet; a server that missed it would serve on."""
     live = Live(tmp_path / "store")
     monkeypatch.setattr(live.server, "run", lambda sockets: signal.raise_signal(number))
     with live._taken, live.store:
         serve_until_told(live.server, live.session, live._taken)
     assert live.server.should_exit
+    signal.raise_signal(number)  # once more, while the process ends: it is no KeyboardInterrupt
 
 
 def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):
