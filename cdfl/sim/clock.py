@@ -151,7 +151,7 @@ class Span:
             raise ValueError(f"{path.name} is no text ({error}); expected one line of numbers a client") from None
         for number, line in enumerate(lines, start=1):
             try:
-                row = tuple(float(word) for word in line.split(","))
+                row = tuple(float(word) for word in line.rstrip(", \t").split(","))
             except ValueError:
                 row = ()
             if not row or min(row) < 0 or not np.isfinite(row).all():

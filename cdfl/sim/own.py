@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from numbers import Integral, Real
 
 import numpy as np
 
 from cdfl.own import check_method
-from cdfl.sim.clock import Rng, TimeModel, Turn
+from cdfl.sim.clock import TIME_MODELS, Rng, TimeModel, Turn
 
 TURNS_TRIED = 100
-TURNS = "an object with turns(num_clients, rng) that yields cdfl.sim.clock.Turn(time, client, kind)"
+TURNS = (
+    f"a name ({', '.join(TIME_MODELS)}), or an object with turns(num_clients, rng) that yields "
+    "cdfl.sim.clock.Turn(time, client, kind)"
+)
 
 
 def check_time_model(time_model: TimeModel, num_clients: int) -> None:
@@ -29,9 +33,9 @@ def checked_turns(time_model: TimeModel, num_clients: int, rng: Rng) -> Iterator
                 "join or leave"
             )
         time, client, kind = turn
-        if not isinstance(client, int) or client not in clients:
+        if not isinstance(client, Integral) or client not in clients:
             raise ValueError(f"{name}.turns gave client {client!r}; expected an int from 0 to {num_clients - 1}")
-        if not isinstance(time, int | float) or not now <= time < float("inf"):
+        if not isinstance(time, Real) or not now <= time < float("inf"):
             raise ValueError(
                 f"{name}.turns goes from time {now} to {time!r}; expected finite numbers that never decrease"
             )
@@ -44,4 +48,4 @@ def checked_turns(time_model: TimeModel, num_clients: int, rng: Rng) -> Iterator
         elif kind == "leave":
             here.remove(client)
         now = time
-        yield turn
+        yield Turn(float(time), int(client), kind)  # numpy's cannot be written down

@@ -14,7 +14,7 @@ from cdfl.core import Hyperparams
 from cdfl.device import find_device
 from cdfl.own import check_number
 from cdfl.plain import plain
-from cdfl.policy import ALWAYS, POLICIES, Look, Policy, ask, check_policy
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Look, Policy, ask, check_policy
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
@@ -106,7 +106,7 @@ def configure(
         _known("policy", policy, POLICIES)
         policy = POLICIES[policy]
     check_time_model(clock, chosen.num_clients)
-    check_policy(policy)
+    check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
     ask(policy, (), Look(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
     check_number("seed", seed, 0, whole=True)
     device = find_device(device)

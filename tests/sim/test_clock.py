@@ -139,6 +139,8 @@ def test_a_trace_is_read_round_and_round(tmp_path):
     file.write_text("1, 2\n5\n")
     span = Span.from_file(file)
     assert Span.from_file(str(file)) == span
+    file.write_text("1, 2,\n5,, \n")  # as spreadsheets fill lines up
+    assert Span.from_file(file) == span
     rng = np.random.default_rng(0)
     assert [span.draw(rng, client=0, number=number) for number in range(3)] == [1.0, 2.0, 1.0]
     assert [span.draw(rng, client=client) for client in range(4)] == [1.0, 5.0, 1.0, 5.0]
@@ -156,6 +158,7 @@ def test_a_trace_is_read_round_and_round(tmp_path):
         ("1,inf\n", "waits.csv, line 1"),
         ("nan\n", "waits.csv, line 1"),
         ("1\n\n2\n", "waits.csv, line 2: ''"),
+        (",\n", "waits.csv, line 1: ','"),
         ("1.0,,2\n", "waits.csv, line 1: '1.0,,2'; expected numbers of at least 0, commas between them"),
         (
             b"\xff\xfe1\x00",

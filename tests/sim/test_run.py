@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cdfl
@@ -129,20 +130,20 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
-        ({"policy": 3}, r"policy is 3; expected an object with decide\(memory, look\) -> \(memory, bool\)"),
-        ({"policy": Sometimes}, r"policy is the class Sometimes; expected an object .*: Sometimes\(\.\.\.\)"),
+        ({"policy": 3}, r"policy is 3; expected a name \(always, .*\), or an object with decide\(memory, look\) -> "),
+        ({"policy": Sometimes}, r"policy is the class Sometimes; expected .*: Sometimes\(\.\.\.\)"),
         (
             {"policy": Decides(lambda memory: True)},
-            r"policy has Decides.decide\(memory\); expected an object with decide",
+            r"policy has Decides.decide\(memory\); expected a name .*, or an object with decide",
         ),
         ({"policy": Decides(lambda memory, look: True)}, r"Decides.decide gave True; expected two things"),
         ({"policy": Decides(lambda memory, look: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
         ({"policy": Decides(lambda memory, look: ((), "no"))}, "Decides.decide says 'no'; expected True"),
         (
             {"time_model": 0},
-            r"time_model is 0; expected an object with turns\(num_clients, rng\) that yields",
+            r"time_model is 0; expected a name \(uniform, .*\), or an object with turns\(num_clients, rng\)",
         ),
-        ({"time_model": Uniform}, r"time_model is the class Uniform; expected an object"),
+        ({"time_model": Uniform}, r"time_model is the class Uniform; expected .*: Uniform\(\.\.\.\)"),
         ({"time_model": Turning((0.0, 1))}, r"Turning.turns gave \(0.0, 1\); expected cdfl.sim.clock.Turn"),
         ({"time_model": Turning(Turn(0.0, 1))}, "lets client 1 look while it is not there; expected it to join first"),
         (
@@ -193,6 +194,13 @@ def test_turns_are_checked_as_long_as_they_come(turns, message, policy):
     config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *turns), policy=policy, num_uploads=TURNS_TRIED + 9)
     with pytest.raises(ValueError, match=message):
         list(run_events(config))
+
+
+def test_turns_may_be_numbers_of_numpy():
+    turns = [*JOINED, Turn(np.float32(1), np.int64(3)), Turn(np.int64(2), 4)]
+    result = run(SMALL, time_model=Turning(*turns), num_uploads=2)
+    told = [(upload.time, upload.client) for upload in result.uploads]
+    assert json.loads(json.dumps(told)) == [[1.0, 3], [2.0, 4]]
 
 
 def test_a_client_may_leave_and_join_again():
