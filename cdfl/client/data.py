@@ -37,7 +37,7 @@ def is_batch(data: Any) -> bool:
 
 def filled(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Those batches that have samples: of none the mean loss is NaN, and a training on them is none."""
-    return (pair for pair in map(pair_of, batches) if _length(pair[1]) > 0)
+    return (pair for pair in map(pair_of, batches) if not _is_empty(pair[0]))
 
 
 def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
@@ -70,8 +70,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def count_samples(batches: Iterable[Batch]) -> int:
-    """How many samples there are: the length of the targets; a batch that has none counts one."""
-    return sum(_length(targets) for _, targets in map(pair_of, batches))
+    """How many samples filled batches have: as many as targets; a batch without any counts one."""
+    return sum(_count(targets) for _, targets in map(pair_of, batches))
 
 
 def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
@@ -82,8 +82,8 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: to
     with torch.no_grad():
         for inputs, targets in map(pair_of, batches):
             inputs, targets = moved(inputs, device), moved(targets, device)
-            total += float(loss(model(inputs), targets)) * _length(targets)
-            samples += _length(targets)
+            total += float(loss(model(inputs), targets)) * _count(targets)
+            samples += _count(targets)
     model.train(was_training)
     mean = total / samples
     if not math.isfinite(mean):
@@ -91,8 +91,19 @@ def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: to
     return mean
 
 
-def _length(targets: Any) -> int:
+def _is_empty(inputs: Any) -> bool:
+    """Has it no samples, in none of its parts? What the targets are is the loss's business."""
+    if isinstance(inputs, dict | tuple | list):
+        return all(map(_is_empty, inputs.values() if isinstance(inputs, dict) else inputs))
+    return not isinstance(inputs, str) and _length(inputs) == 0
+
+
+def _count(targets: Any) -> int:
+    return _length(targets) or 1
+
+
+def _length(value: Any) -> int:
     try:
-        return len(targets)
+        return len(value)
     except TypeError:  # one number
         return 1

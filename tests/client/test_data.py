@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from cdfl.policy import Always, LossRises
+from cdfl.client.data import filled
+from cdfl.policy import Always, Either, LossRises
 
 from .toy import make_data
 
@@ -79,3 +80,16 @@ def test_an_empty_batch_among_others_counts_for_nothing(make_client):
         client.join()
     whole = [(INPUTS, TARGETS)]
     assert torch.equal(alone.train(whole), both.train([NOTHING, *whole, NOTHING]))
+
+
+@pytest.mark.parametrize("targets", [(), {}, [], None], ids=repr)
+def test_a_loss_that_needs_no_targets(make_client, targets):
+    client = make_client(loss=lambda outputs, targets: outputs.square().mean())
+    assert client.update((INPUTS, targets)).outcome == "applied"
+    (event,) = client.watch([(INPUTS, targets)], Either(LossRises(), Always()))
+    assert (event.samples, event.decided, event.loss > 0) == (1, True, True)
+
+
+def test_no_samples_in_a_dict():
+    whole, nothing = ({"picture": INPUTS}, TARGETS), ({"picture": INPUTS[:0]}, TARGETS[:0])
+    assert list(filled([nothing, whole, ({}, ()), ((INPUTS[:0], INPUTS[:0]), ())])) == [whole]
