@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial, update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from cdfl.client.client import Client
 from cdfl.client.data import Data
 from cdfl.client.watch import Seen, Watcher
@@ -28,17 +30,58 @@ def _in_thread(
 class AsyncClient:
     """A `Client` whose methods are awaited. Training and waiting block one thread, never the event loop.
 
-    Calls come one after the other. A call that is cancelled goes on in its thread to its end; the next one waits.
+    Properties are read at once. Calls come one after the other. A call that is cancelled goes on in its thread to its end; the next one waits.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.client = Client(*args, **kwargs)
+        self._is_closed = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"cdfl-{self.client.client_id}")
+
+    @property
+    def client_id(self) -> str:
+        """As `Client.client_id`."""
+        return self.client.client_id
+
+    @property
+    def epoch(self) -> int:
+        """As `Client.epoch`."""
+        return self.client.epoch
+
+    @property
+    def mixture(self) -> tuple[float, ...]:
+        """As `Client.mixture`."""
+        return self.client.mixture
+
+    @property
+    def joined(self) -> bool:
+        """As `Client.joined`."""
+        return self.client.joined
+
+    @property
+    def pending(self) -> bool:
+        """As `Client.pending`."""
+        return self.client.pending
+
+    @property
+    def uploads(self) -> int:
+        """As `Client.uploads`."""
+        return self.client.uploads
+
+    @property
+    def device(self) -> torch.device:
+        """As `Client.device`."""
+        return self.client.device
 
     join = _in_thread(Client.join)
     update = _in_thread(Client.update)
+    prepare = _in_thread(Client.prepare)
+    start_model = _in_thread(Client.start_model)
+    train = _in_thread(Client.train)
     upload = _in_thread(Client.upload)
     flush = _in_thread(Client.flush)
+    remember = _in_thread(Client.remember)
+    recall = _in_thread(Client.recall)
 
     async def watch(
         self, stream: Iterable[Data] | AsyncIterable[Data], policy: Policy, recent: int = 1
@@ -55,6 +98,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Wait for what is going on, then let go of everything."""
         await self._run(self.client.close)
+        self._is_closed = True
         self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> "AsyncClient":
@@ -64,4 +108,6 @@ class AsyncClient:
         await self.close()
 
     async def _run(self, call: Callable[[], R]) -> R:
+        if self._is_closed:  # there is no thread any more, and nothing that takes time: the client refuses at once
+            return call()
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cdfl.client import AsyncClient, InProcess, ServerAwayError
+from cdfl.client import AsyncClient, Client, ClientError, InProcess, ServerAwayError
 from cdfl.policy import EverySamples
 
 from .toy import make_data, make_model
@@ -23,12 +23,44 @@ def test_the_same_methods(server):
         async with connect(server.handle) as client:
             joined = await client.join()
             reply = await client.update(make_data())
-            model = client.client.start_model()
+            model = await client.start_model()
             other = await client.upload(model)
             return joined.outcome, reply.outcome, other.epoch, await client.flush()
 
     assert asyncio.run(live()) == ("joined", "applied", 2, None)
     assert AsyncClient.update.__doc__.startswith("Train on `data`")
+
+
+def test_nothing_of_a_client_is_lacking():
+    def public(kind):
+        return {name: isinstance(value, property) for name, value in vars(kind).items() if not name.startswith("_")}
+
+    assert public(AsyncClient) == public(Client)
+
+
+def test_what_a_client_knows_need_not_be_awaited(server):
+    async def live():
+        async with connect(server.handle) as client:
+            before = client.joined, client.pending, client.uploads, client.epoch, client.mixture
+            await client.prepare()
+            await client.upload(await client.train(make_data()))
+            await client.remember("a policy", (1.0,))
+            one, inner = await client.recall("a policy"), client.client
+            assert client.mixture == inner.mixture == tuple(server.mixtures["car-7"].tolist())
+            assert (client.client_id, client.device) == (inner.client_id, inner.device)
+            return before, (client.joined, client.pending, client.uploads, client.epoch), one
+
+    assert asyncio.run(live()) == ((False, False, 0, 0, ()), (True, False, 1, 1), (1.0,))
+
+
+def test_closed_once_or_twice(server):
+    async def live():
+        async with connect(server.handle) as client:
+            await client.close()
+            with pytest.raises(ClientError, match="client 'car-7' is closed"):
+                await client.join()
+
+    asyncio.run(live())
 
 
 def test_streams_of_both_kinds(server):
