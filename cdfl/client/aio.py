@@ -30,7 +30,8 @@ def _in_thread(
 class AsyncClient:
     """A `Client` whose methods are awaited. Training and waiting block one thread, never the event loop.
 
-    Properties are read at once. Calls come one after the other. A call that is cancelled goes on in its thread to its end; the next one waits.
+    Properties are read at once. Calls come one after the other; one that is cancelled goes on in its thread to its end,
+    and the next one waits.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
