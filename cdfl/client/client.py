@@ -76,6 +76,7 @@ class Client:
             ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
             ("client_id", client_id, isinstance(client_id, str), "its name, a str"),
             ("loss", loss, callable(loss), "a function of (outputs, targets)"),
+            ("privacy", privacy, isinstance(privacy, Privacy | None), "cdfl.client.Privacy(clip, noise), or None"),
         ):
             if not is_fine:
                 raise ValueError(f"{name} is {described(given)}; expected {expected}")

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdfl.own import check_number
+
 
 @dataclass(frozen=True)
 class Privacy:
@@ -55,7 +57,8 @@ class Privacy:
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta!r}; expected a number between 0 and 1, far below 1")
-        if uploads < 1:
+        check_number("uploads", uploads, 0, whole=True)
+        if uploads == 0:
             return 0.0
         shift = 2.0 * math.sqrt(uploads) / self.noise  # sensitivity by deviation
         if _delta(0.0, shift) <= delta:

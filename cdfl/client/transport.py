@@ -106,6 +106,8 @@ class Link:
             headers["Authorization"] = _authorization(token)
             if self.url.scheme == "http" and self.url.host not in ("localhost", "127.0.0.1", "::1"):
                 logger.warning("the token goes to %s over plain http, where others can read it; use https", url)
+        if not isinstance(compress, bool):
+            raise ValueError(f"compress is {compress!r}; expected True (zstd) or False")
         if compress:
             wire.compress(b"")  # a missing package is told now, not at the first upload
         if reply_dtype not in wire.DTYPES:

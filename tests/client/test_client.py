@@ -326,6 +326,9 @@ def test_the_log_says_why_it_waits(server, make_client, caplog):
         ({"client_id": 5}, "client_id is of type int; expected its name, a str"),
         ({"model": 5}, "model is of type int; expected a torch.nn.Module"),
         ({"loss": 5}, r"loss is of type int; expected a function of \(outputs, targets\)"),
+        ({"privacy": (1.0, 8.0)}, r"privacy is a tuple of 2; expected cdfl\.client\.Privacy\(clip, noise\), or None"),
+        ({"compress": "gzip"}, r"compress is 'gzip'; expected True \(zstd\) or False"),
+        ({"compress": None}, "compress is None; expected True"),
     ],
 )
 def test_what_no_client_can_be_made_of(make_client, given, words):

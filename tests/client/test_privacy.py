@@ -92,6 +92,12 @@ def test_a_delta_that_means_nothing():
         Privacy(1.0, 1.0).epsilon(delta=1)
 
 
+@pytest.mark.parametrize("uploads", [-1, 2.5, math.nan, "3", True])
+def test_a_number_of_uploads_that_is_none(uploads):
+    with pytest.raises(ValueError, match=rf"uploads is {uploads!r}; expected a whole number, 0 or more"):
+        Privacy(1.0, 1.0).epsilon(1e-5, uploads)
+
+
 def test_a_private_upload(server, make_client):
     client = make_client(privacy=Privacy(clip=0.1, noise=0.01))
     client.join()
