@@ -5,6 +5,7 @@ from typing import Annotated, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
@@ -85,7 +86,8 @@ def run(
 
 
 def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finished) -> Table:
-    table = Table(title=f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads", title_justify="left")
+    title = escape(f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads")  # a name may have brackets
+    table = Table(title=title, title_justify="left")
     table.add_column("held-out accuracy", justify="left")
     table.add_column("", justify="right")
     table.add_row("clients, before their upload", "-" if end.before is None else f"{end.before:.3f}")

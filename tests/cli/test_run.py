@@ -269,3 +269,10 @@ def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
     assert code == 0
     assert output.count("digits: pretraining set of 324 images instead of 3,000") == 1
     assert "instead of 3,000" in next((tmp_path / "runs").rglob("events.jsonl")).read_text().splitlines()[0]
+
+
+def test_a_name_in_brackets_is_shown(small):
+    renamed = small.rename(small.with_name("[x].toml"))
+    renamed.write_text(renamed.read_text().replace('name = "small"', 'name = "[x]"'))
+    code, output = call("run", renamed)
+    assert (code, "cdfl on [x], seed 0" in output) == (0, True)
