@@ -108,7 +108,7 @@ def compare(
             console.print(told, highlight=False, soft_wrap=True)
     summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    console.print(f"kept in {folder.path}/: summary.json and a folder for each run", highlight=False)
+    console.print(f"kept in {folder.path}/: summary.json and a folder for each run", highlight=False, markup=False)
 
 
 def table(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> Table:

@@ -31,7 +31,7 @@ def list_(data_dir: DataDir = None) -> None:
         table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
     console = Console()
     console.print(table)
-    console.print(f"data folder: {root}", soft_wrap=True)
+    console.print(f"data folder: {root}", soft_wrap=True, markup=False)
 
 
 @app.command("fetch")

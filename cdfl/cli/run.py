@@ -82,7 +82,7 @@ def run(
     console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
     if ends[0].shortfall:
         console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
-    console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False)
+    console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
 
 
 def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finished) -> Table:

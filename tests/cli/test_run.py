@@ -275,4 +275,4 @@ def test_a_name_in_brackets_is_shown(small):
     renamed = small.rename(small.with_name("[x].toml"))
     renamed.write_text(renamed.read_text().replace('name = "small"', 'name = "[x]"'))
     code, output = call("run", renamed)
-    assert (code, "cdfl on [x], seed 0" in output) == (0, True)
+    assert (code, "cdfl on [x], seed 0" in output, "kept in runs/[x]-cdfl-0/" in output) == (0, True, True)
