@@ -53,7 +53,10 @@ def _detail_of(entry: Entry) -> str:
     else:
         why = f"it would do {entry.harm / entry.usual_harm:.3g} times the usual harm, more than the server allows"
         if entry.past_harm > 1:
-            why += " a client whose last uploads did too much as well"
+            why += (
+                " a client with such a past: its last uploads did too much, "
+                "and count until a few usual ones have made up for them"
+            )
     return (
         f"the upload is answered, but it moved no cluster: {why}. Where the data have just changed that may happen; "
         "if it goes on, look at them and their labels, or train with a smaller learning_rate"

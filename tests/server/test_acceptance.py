@@ -103,17 +103,24 @@ def test_the_memory_of_what_is_usual_survives_a_restart(tmp_path):
         assert len(harms) == WARM_UP
 
 
+def send(server: Live, client_id: str, times: float = 1.5) -> wire.ReplyHead:
+    """Upload a model that is so many times as far away as the usual one."""
+    epoch = int(server.model(client_id).headers[wire.EPOCH])
+    usual = server.session.state.recent_harms.median().sqrt()
+    model = server.session.state.cluster_models[0].clone()
+    model[:P] += times * usual / P**0.5
+    response = server.update(wire.encode_model(model, LAYOUT), client_id, epoch, key=f"key-{epoch}")
+    return wire.ReplyHead.from_headers(response.headers)
+
+
+PAST = (
+    "times the usual harm, more than the server allows a client with such a past: "
+    "its last uploads did too much, and count until a few usual ones have made up for them."
+)
+
+
 def test_a_little_harm_again_and_again(tmp_path):
     """What everybody may send once is refused of a client that has often sent the like, also after a restart."""
-
-    def send(server: Live, client_id: str) -> wire.ReplyHead:
-        epoch = int(server.model(client_id).headers[wire.EPOCH])
-        usual = server.session.state.recent_harms.median().sqrt()  # as far as the usual upload
-        model = server.session.state.cluster_models[0].clone()
-        model[:P] += 1.5 * usual / P**0.5
-        response = server.update(wire.encode_model(model, LAYOUT), client_id, epoch, key=f"key-{epoch}")
-        return wire.ReplyHead.from_headers(response.headers)
-
     with Live(tmp_path) as server:
         honest_work(server)
         outcomes = [send(server, "bad").outcome for _ in range(2)]
@@ -124,10 +131,26 @@ def test_a_little_harm_again_and_again(tmp_path):
             outcomes.append(head.outcome)
         assert outcomes[:2] == ["applied"] * 2
         assert outcomes[-1] == "rejected"
-        assert "more than the server allows a client whose last uploads did too much as well." in head.detail
+        assert PAST in head.detail
         assert server.store.client("bad").past_harm > server.store.client("bad").last.past_harm > 1
         assert send(server, "good").outcome == "applied"
         assert verify(server.store).findings == []
+
+
+def test_a_bad_past_is_made_up_for_by_a_few_usual_uploads(tmp_path):
+    with Live(tmp_path) as server:
+        honest_work(server)
+        first = send(server, "sorry", times=20)
+        assert first.outcome == "rejected"
+        assert PAST not in first.detail  # it has none yet
+        heads = [send(server, "sorry", times=0.9) for _ in range(5)]
+        outcomes = [head.outcome for head in heads]
+        refused = outcomes.index("applied")
+        assert 1 <= refused <= 3
+        assert outcomes[refused:] == ["applied"] * (5 - refused)
+        for head in heads[:refused]:
+            assert float(head.detail.split("it would do ")[1].split()[0]) < 1
+            assert PAST in head.detail
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.001])
