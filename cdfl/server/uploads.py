@@ -59,7 +59,8 @@ def _detail_of(entry: Entry) -> str:
             )
     return (
         f"the upload is answered, but it moved no cluster: {why}. Where the data have just changed that may happen; "
-        "if it goes on, look at them and their labels, or train with a smaller learning_rate"
+        "if it goes on, look at them and their labels, train with a smaller learning_rate, or, where noise is added "
+        "for privacy, add less of it"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cdfl import wire
-from cdfl.client import Client, Retry, ServerAwayError
+from cdfl.client import Client, Privacy, Retry, ServerAwayError
 from cdfl.core import flatten
 
 from .faults import FAULTS, BadNetwork, Killed
@@ -137,6 +137,22 @@ def test_a_server_that_is_killed_and_comes_back(server, tmp_path):
         assert client.flush().outcome == "applied"
         assert client.uploads == made == answered + 1
     assert server.status()["epoch"] == before + made
+
+
+def test_noise_needs_a_server_that_takes_it(server, tmp_path):
+    """A server that tests uploads cannot tell it from poison, and says what it may have been."""
+    private = Privacy(clip=1.0, noise=50.0)
+    with connect(server, "private", privacy=private) as client:  # --accept-all
+        assert client.update(make_data()).outcome == "applied"
+    strict = RealServer(tmp_path, "--open")
+    strict.start()
+    try:
+        with connect(strict, "private", privacy=private) as client:
+            reply = client.update(make_data())
+        assert reply.outcome == "rejected"
+        assert reply.detail.endswith("or, where noise is added for privacy, add less of it")
+    finally:
+        strict.end()
 
 
 class LosesOneReply(httpx.HTTPTransport):
