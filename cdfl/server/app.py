@@ -37,6 +37,8 @@ from cdfl.wire import (
 
 logger = logging.getLogger("cdfl.server")
 
+CHECK_SECONDS = 5.0  # that /readyz waits for the store
+FINE_SECONDS = 1.0  # that a check of the store is believed
 PIECE = 2**20  # bytes of a model that are handed over at once
 DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` has the story."
 
@@ -47,7 +49,7 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
     intake = Intake(session, access, limits)
     session.on_commit = bell.ring
     streams = Streams(limits.streams)
-    check_store = _at_most_every(1.0, session.store.check)
+    check_store = _Check(session.store.check)
 
     @app.get("/v1/model", response_class=Response, **pages.MODEL)
     async def model(request: Request) -> Response:
@@ -98,7 +100,7 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
     async def readyz() -> pages.Health:
         """Uploads can be taken: the store is there, and the queue has room."""
         session.check_room()
-        await asyncio.to_thread(check_store)
+        await check_store()
         return pages.Health(status="ready")
 
     pages.describe(app, is_open=access.is_open)
@@ -134,17 +136,28 @@ def _handle_errors(app: FastAPI, metrics: Metrics, outage: Outage) -> None:
         return refuse(error.status_code, what, error.headers)
 
 
-def _at_most_every(seconds: float, check: Callable[[], None]) -> Callable[[], None]:
-    """A check that is believed for a while: anybody may ask for it, and it writes to the store."""
-    fine_until = 0.0
+class _Check:
+    """A check of the store that is believed for a while: anybody may ask for it, and it writes.
 
-    def lazy() -> None:
-        nonlocal fine_until
-        if time.monotonic() > fine_until:
-            check()
-            fine_until = time.monotonic() + seconds
+    There is one at a time. Whoever asks waits for it, but not for long: a store that does not answer is away.
+    """
 
-    return lazy
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._under_way: asyncio.Task[None] | None = None
+        self._fine_until = 0.0
+
+    async def __call__(self) -> None:
+        """Make sure that the store can be used."""
+        if time.monotonic() < self._fine_until:
+            return
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.create_task(asyncio.to_thread(self._check))
+        done, _ = await asyncio.wait({self._under_way}, timeout=CHECK_SECONDS)
+        if not done:
+            raise StoreUnavailable(f"it has not answered for {CHECK_SECONDS:g} s")
+        await self._under_way
+        self._fine_until = time.monotonic() + FINE_SECONDS
 
 
 class ModelResponse(Response):

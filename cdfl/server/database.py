@@ -42,6 +42,9 @@ WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl to
 SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
 NOTICE = 1.0  # seconds that PostgreSQL may take to notice that the connection of a former owner is closed
+LOCK_SECONDS = 5  # that PostgreSQL waits for a lock of somebody else: we hold ours for moments, so it is no cdfl
+STATEMENT_SECONDS = 30  # that a statement may take there; COMMIT is no part of it, and migrations are exempt
+CHECK_SECONDS = 2  # the first of them for `check_writable`, which is asked for often
 
 
 class InDoubt(StoreUnavailable):
@@ -137,6 +140,16 @@ class Database:
                     raise InDoubt(str(error)) from error
                 raise
 
+    def check_writable(self, connection: sa.Connection) -> None:
+        """Inside a transaction: make sure that nobody keeps us from reading and writing our tables.
+
+        SQLite knows no lock on a single table: whoever has begun to write may write them all.
+        """
+        if not self.is_sqlite:
+            tables = ", ".join(table.name for table in schema.TABLES.sorted_tables)
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{CHECK_SECONDS}s'")
+            connection.exec_driver_sql(f"LOCK TABLE {tables} IN ROW EXCLUSIVE MODE")  # what INSERT takes
+
     def clean(self) -> None:
         """Make SQLite overwrite what was deleted in its log as well. PostgreSQL does so by itself, in its own time."""
         if self.is_sqlite:
@@ -183,7 +196,8 @@ class Database:
     def _connected(self) -> sa.Connection:
         self._check_open()
         if self._connection is None:
-            self.engine.dispose()  # those for reading may be read-only: SQLite opens a file so that is, and stays so
+            if self.is_sqlite:
+                self.engine.dispose()  # those for reading may be read-only: it opens a file so that is, and stays so
             with _translated():
                 connection = self.engine.connect()
             try:
@@ -228,6 +242,8 @@ class Database:
         """The first thing an owner does: bring the tables up to date and sign."""
         connection.exec_driver_sql(self._begin_words)
         try:
+            if not self.is_sqlite:
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a long journal takes its time
             schema.migrate(connection)
             schema.put(connection, "owner", owner)
             connection.exec_driver_sql("COMMIT")
@@ -323,7 +339,9 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-# Neither end waits for ever for a peer that has vanished: ours gives up a request, the database gives up our lock.
+# Neither end waits for ever for a peer that has vanished: ours gives up a request, the database gives up our lock. Nor
+# does a statement wait for ever for others. Only a database that is frozen while its machine is up is waited for: the
+# network says that it is there, and it is the database itself that would have to keep these times.
 _POSTGRES = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -331,7 +349,7 @@ _POSTGRES = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # milliseconds
     "options": "-c synchronous_commit=on -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 "
-    "-c tcp_keepalives_count=3",
+    f"-c tcp_keepalives_count=3 -c lock_timeout={LOCK_SECONDS}s -c statement_timeout={STATEMENT_SECONDS}s",
 }
 
 

@@ -98,6 +98,7 @@ class Store(Reader):
     def check(self) -> None:
         """Make sure that everything is there, writable and still ours (for /readyz)."""
         with self.writing() as connection:
+            self.database.check_writable(connection)
             schema.put(connection, "checked", str(time.time()))  # a database that is read-only begins and commits, too
         self.blobs.check()
 

@@ -51,9 +51,10 @@ class Live:
 
     def __init__(
         self,
-        folder: Path,
+        place: Path | str,
         setup: Setup | None = None,
         *,
+        blobs: Path | None = None,
         limits: Limits = FAST,
         is_open: bool = True,
         operator_token: str | None = None,
@@ -61,7 +62,7 @@ class Live:
         tls: tuple[Path, Path] | None = None,  # certificate and key
         **options: Any,
     ) -> None:
-        self.store = Store.open(folder, retention=retention)
+        self.store = Store.open(place, blobs, retention)
         self.session = open_session(setup or tiny_setup(), self.store, limits=limits, **options)
         access = Access(self.store, is_open=is_open, operator_token=operator_token)
         self.server = make_server(self.session, access, limits, *(map(str, tls) if tls else ()))

@@ -1,17 +1,22 @@
 """A store that goes away and comes back: what the operator reads, and what a quiet server does meanwhile."""
 
 import logging
+import os
+import signal
 import time
+from contextlib import contextmanager
 
+import psycopg
 import pytest
 
+from cdfl.server import app, database
 from cdfl.server.chores import AGAIN_SECONDS, PRUNE_SECONDS, Chores
 from cdfl.server.journal import Retention, StoreUnavailable
 from cdfl.server.outage import Outage
 from cdfl.server.session import Session
 from cdfl.server.store import Store
 
-from .live import Live, wait_for
+from .live import Live, near, wait_for
 from .toy import HYPERPARAMS, LAYOUT, Toy, evaluate, first_state, stored_blobs
 
 AWAY, BACK = "the store is away: ", "the store is back, after "
@@ -67,6 +72,97 @@ def test_requests_that_are_refused_do_not_repeat_it(tmp_path, caplog, monkeypatc
         wait_for(lambda: not server.session.outage.is_on)
         assert server.model().status_code == 200
     assert len(warnings(caplog)) == 2
+
+
+# -- PostgreSQL is there, and does not answer
+
+
+@pytest.fixture
+def on_postgres(postgres, tmp_path, monkeypatch):
+    """A server on PostgreSQL that waits for others as long as a test can; and the schema of its store."""
+    monkeypatch.setattr(database, "CHECK_SECONDS", 1)
+    monkeypatch.setattr(app, "CHECK_SECONDS", 3.0)
+    url = postgres.new_schema()
+    impatient = url + "%20-clock_timeout%3D1s"
+    with Live(impatient, blobs=tmp_path / "blobs") as server:
+        yield server, url
+
+
+@contextmanager
+def locked(url, table, mode):
+    """Somebody else works on a table: an index is made, the table is changed or written anew."""
+    with psycopg.connect(url) as other:
+        other.execute(f"LOCK TABLE {table} IN {mode} MODE")
+        yield
+        other.rollback()
+
+
+@pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
+def test_a_table_that_somebody_has_locked_is_an_outage(on_postgres, caplog, mode):
+    server, url = on_postgres
+    server.model("car-7")
+    assert server.update(near(server, 0), "car-7").status_code == 200
+    upload = near(server, 1)
+    with locked(url, "journal", mode):
+        wait_for(lambda: server.http.get("/readyz").status_code == 503)  # it is believed to be fine for a moment
+        assert server.session.outage.is_on
+        response = server.update(upload, "car-7", base_epoch=1, key="two")
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
+        if mode == "ACCESS EXCLUSIVE":  # else a newcomer needs nothing that is locked
+            assert server.model("car-8").status_code == 503
+        assert server.session.outage.is_on  # whatever can still be read and written
+    wait_for(lambda: not server.session.outage.is_on)
+    assert server.http.get("/readyz").status_code == 200
+    assert server.store.client("car-7").uploads == server.session.state.epoch == 1
+    assert server.update(upload, "car-7", base_epoch=1, key="two").status_code == 200
+    assert server.update(upload, "car-7", base_epoch=1, key="two").status_code == 200  # once more, and counts once
+    assert server.store.client("car-7").uploads == server.session.state.epoch == 2
+    assert [line.partition(": ")[0].partition(",")[0] for line in warnings(caplog)] == [
+        "the store is away",
+        "the store is back",
+    ]
+
+
+def test_a_lock_in_the_middle_of_a_commit_changes_nothing(postgres, tmp_path):
+    url = postgres.new_schema()
+    with Store.open(url + "%20-clock_timeout%3D1s", tmp_path / "blobs") as store:
+        toy = Toy(store)
+        toy.upload("car-7")
+        before = stored_blobs(store)
+        with locked(url, "clients", "SHARE"), pytest.raises(StoreUnavailable, match="due to lock timeout"):
+            toy.upload("car-7")  # the journal has it already when it comes to the clients
+        assert store.entries(after=1) == []
+        assert stored_blobs(store) == before
+        toy.upload("car-7")
+        assert store.client("car-7").uploads == 2
+
+
+def test_a_statement_without_end_is_an_outage(postgres, tmp_path):
+    with Store.open(postgres.new_schema() + "%20-cstatement_timeout%3D1s", tmp_path / "blobs") as store:
+        with pytest.raises(StoreUnavailable, match="due to statement timeout"), store.reading() as connection:
+            connection.exec_driver_sql("SELECT pg_sleep(20)")
+        store.check()
+
+
+def test_what_postgres_is_told(postgres, tmp_path):
+    with Store.open(postgres.new_schema(), tmp_path / "blobs") as store, store.reading() as connection:
+        told = {
+            name: connection.exec_driver_sql(f"SHOW {name}").scalar() for name in ("lock_timeout", "statement_timeout")
+        }
+    assert told == {"lock_timeout": "5s", "statement_timeout": "30s"}
+
+
+def test_a_database_that_is_frozen_is_not_ready(on_postgres):
+    server, _ = on_postgres
+    with server.store.writing() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: server.http.get("/readyz").status_code == 503)
+        assert server.http.get("/healthz").status_code == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: server.http.get("/readyz").status_code == 200)
 
 
 @pytest.fixture
