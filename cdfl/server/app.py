@@ -16,11 +16,9 @@ from cdfl.server import pages
 from cdfl.server.auth import Access
 from cdfl.server.events import Bell, EventStream, Streams, event_of, stream
 from cdfl.server.intake import Intake
-from cdfl.server.journal import StoreError, StoreUnavailable
+from cdfl.server.journal import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from cdfl.server.metrics import Metrics
-from cdfl.server.outage import Outage
 from cdfl.server.session import RETRY_SECONDS, Session
 from cdfl.server.uploads import Answer
 from cdfl.wire import (
@@ -104,15 +102,15 @@ def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> 
         return pages.Health(status="ready")
 
     pages.describe(app, is_open=access.is_open)
-    _handle_errors(app, session.metrics, session.outage)
+    _handle_errors(app, session)
     return app
 
 
-def _handle_errors(app: FastAPI, metrics: Metrics, outage: Outage) -> None:
+def _handle_errors(app: FastAPI, session: Session) -> None:
     """Every refusal is one sentence as JSON, and is counted."""
 
     def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        metrics.refused.labels(str(status)).inc()
+        session.metrics.refused.labels(str(status)).inc()
         return JSONResponse({"detail": detail}, status, headers)
 
     @app.exception_handler(WireError)
@@ -125,7 +123,9 @@ def _handle_errors(app: FastAPI, metrics: Metrics, outage: Outage) -> None:
     @app.exception_handler(StoreError)
     async def store_error(_: Request, error: StoreError) -> JSONResponse:
         if isinstance(error, StoreUnavailable):
-            outage.begins(error)
+            session.outage.begins(error)
+        elif isinstance(error, StoreLost):
+            session.stop(error)
         else:
             logger.error("a request could not be answered: %s", error)
         return refuse(503, "the store is away; come back in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))})

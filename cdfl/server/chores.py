@@ -5,9 +5,10 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from cdfl.core import ServerState
-from cdfl.server.journal import StoreError
+from cdfl.server.journal import StoreError, StoreLost
 from cdfl.server.store import Store
 
 logger = logging.getLogger("cdfl.server")
@@ -32,8 +33,10 @@ class Chores:
         self._work: Future[None] | None = None
 
     def look(self, state: ServerState) -> None:
-        """Do what is due; `state` is the newest."""
+        """Do what is due; `state` is the newest. StoreLost: another server owns the store now."""
         if self._work is None or self._work.done():
+            if self._work is not None and isinstance(lost := self._work.exception(), StoreLost):
+                raise lost
             if self._is_due(state):
                 self._work = self._worker.submit(self._snapshot, state)
             elif self._clock() - self._prune_time >= PRUNE_SECONDS:
@@ -48,7 +51,8 @@ class Chores:
         """The last snapshot."""
         self._worker.shutdown()
         if state.epoch > self._snapshot_epoch:
-            self._snapshot(state)
+            with suppress(StoreLost):  # then it is the other server's to take one
+                self._snapshot(state)
 
     def _is_due(self, state: ServerState) -> bool:
         new = state.epoch - self._snapshot_epoch
@@ -62,6 +66,8 @@ class Chores:
         try:
             self.store.snapshot(state)
             self._snapshot_epoch = state.epoch
+        except StoreLost:
+            raise
         except StoreError as error:
             self._failed_time = self._clock()
             logger.warning("no snapshot of epoch %d: %s", state.epoch, error)
@@ -70,5 +76,7 @@ class Chores:
         self._prune_time = self._clock()
         try:
             self.store.prune()
+        except StoreLost:
+            raise
         except StoreError as error:
             logger.warning("what is too old was not deleted: %s", error)

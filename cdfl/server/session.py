@@ -32,7 +32,7 @@ from cdfl.core import (
 )
 from cdfl.device import torch_threads
 from cdfl.server.chores import Chores
-from cdfl.server.journal import Entry, StoreDamaged, StoreUnavailable
+from cdfl.server.journal import Entry, StoreDamaged, StoreLost, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, Pace
 from cdfl.server.metrics import Metrics
 from cdfl.server.outage import Outage
@@ -168,6 +168,20 @@ class Session:
             thread.join()
         self.chores.finish(self.state)
 
+    def stop(self, error: Exception) -> None:
+        """Go no further: the store is lost for good, or is not what we take it for."""
+        is_news = self.lost is None
+        with self._turn:
+            already, self._closed = self._closed, True
+            if not already:
+                self.lost = str(error)
+                self._waiting.put(None)
+        if is_news:
+            is_mistake = not isinstance(error, StoreLost)
+            logger.critical("the server must stop: %s", error, exc_info=error if is_mistake else None)
+        if not already:
+            self.on_loss(str(error))
+
     def _leave(self, _: object) -> None:
         with self._turn:
             self._depth -= 1
@@ -236,7 +250,7 @@ class Session:
             except StoreUnavailable as error:
                 self.outage.begins(error)
             except Exception as error:  # it is lost for good, or we are wrong about it: go no further
-                self._stop(error)
+                self.stop(error)
 
     def _take_group(self, group: list[Submission]) -> None:
         """Apply, commit, show, answer."""
@@ -315,15 +329,6 @@ class Session:
         """Tell a client, and keep nothing of its upload."""
         self.store.drop(submission.upload, submission.base)
         submission.answer.set_exception(error)
-
-    def _stop(self, error: Exception) -> None:
-        logger.critical("the server must stop: %s", error, exc_info=error)
-        with self._turn:
-            already, self._closed = self._closed, True
-            if not already:
-                self.lost = str(error)
-                self._waiting.put(None)
-                self.on_loss(self.lost)
 
 
 @contextmanager

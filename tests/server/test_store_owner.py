@@ -1,5 +1,6 @@
 """A store has one owner. A second one is refused, a dead one is no obstacle, a lost one notices."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -8,10 +9,13 @@ import sys
 import psycopg
 import pytest
 
+from cdfl import wire
+from cdfl.server import chores
 from cdfl.server.journal import StoreBusy, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.places import shown
 from cdfl.server.store import Store
 
+from .live import Live, near
 from .toy import Toy, same_state, stored_blobs
 
 OWN_AND_WAIT = """
@@ -147,6 +151,37 @@ def test_an_owner_that_was_replaced_must_stop(postgres, apart):
             toy.upload("car-7")
     with Store.open(*apart) as third:
         assert [entry.client_id for entry in third.entries(after=0)] == ["car-7", "car-8"]
+
+
+@pytest.fixture
+def replaced(postgres, apart):
+    """A server whose store has another owner now, which it does not know."""
+    with Live(apart[0], blobs=apart[1]) as server:
+        server.model("car-7")
+        assert server.update(near(server, 0), "car-7").status_code == 200
+        cut_connection(postgres, server.store)
+        with Store.open(*apart):
+            yield server
+
+
+def assert_it_stops(server, caplog):
+    server._thread.join(timeout=20)
+    assert not server._thread.is_alive()
+    assert server.session.lost.startswith("the store was taken over by another server (process ")
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert said == [f"the server must stop: {server.session.lost}"]  # once
+
+
+@pytest.mark.parametrize("path", ["/v1/model", "/readyz"])
+def test_a_server_that_was_replaced_stops_at_the_next_request(replaced, caplog, path):
+    assert replaced.http.get(path, headers={wire.CLIENT: "car-8"}).status_code == 503
+    assert_it_stops(replaced, caplog)
+
+
+@pytest.mark.parametrize("chore", ["PRUNE_SECONDS", "SNAPSHOT_SECONDS"])
+def test_a_server_that_was_replaced_stops_unasked(replaced, caplog, monkeypatch, chore):
+    monkeypatch.setattr(chores, chore, 0.0)
+    assert_it_stops(replaced, caplog)
 
 
 def test_an_owner_waits_for_its_own_ghost(postgres, apart):
