@@ -198,8 +198,11 @@ class Database:
         if self._connection is None:
             if self.is_sqlite:
                 self.engine.dispose()  # those for reading may be read-only: it opens a file so that is, and stays so
-            with _translated():
-                connection = self.engine.connect()
+            try:
+                with _translated():
+                    connection = self.engine.connect()
+            except (ProgrammingError, ArgumentError) as error:  # nothing was asked of the database yet
+                raise StoreError(f"the URL of the database (--store) cannot be used: {_first_line(error)}") from error
             try:
                 with _translated():
                     if self.own:
@@ -290,6 +293,8 @@ def parse_url(text: str) -> URL:
         raise StoreError(
             f"the database is {scheme!r}://...; expected sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
+    except ValueError:
+        raise StoreError("the port in the URL of the database (--store) is no number; expected HOST:5432") from None
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":

@@ -85,6 +85,12 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
             "the database is a nonsense one; expected sqlite:///FILE or postgresql://USER@HOST/NAME",
         ),
         ("sqlite://", "an SQLite database in memory would lose everything; expected sqlite:///FILE"),
+        ("postgresql://me:secret@host:abc/name", r"^the port in the URL of the database \(--store\) is no number"),
+        ("postgresql://me:secret@host/name?port=abc", r"^the URL of the database \(--store\) cannot be used: .*port"),
+        (
+            "postgresql://me:secret@127.0.0.1/name?bogus=1",
+            r"the URL of the database \(--store\) cannot be used: .*bogus[^\n]*$",
+        ),
         ("://", "expected sqlite:///FILE or postgresql://USER@HOST/NAME"),
     ],
 )
