@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from cdfl.cli.options import DeviceName, Settings, counted, flag, parse_settings
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
+
+if TYPE_CHECKING:  # needs the extra `server`
+    from cdfl.server.setup import Setup
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
 
@@ -98,6 +101,7 @@ def serve(
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
         chosen = load_setup(setup).with_hyperparams(**parse_settings(setting or [])).to(find_device(device))
+        _check_body(max_body, chosen)
         chosen.try_out()
         with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
             with _Waiting(console, chosen.num_clusters + 1) as waiting:
@@ -189,6 +193,15 @@ def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
     return open_ or to_anyone
 
 
+def _check_body(most: int | None, setup: "Setup") -> None:
+    """Refuse a limit that no upload could keep; clients train before they learn of it."""
+    from cdfl.wire import body_size
+
+    needed = body_size(setup.layout)
+    if most is not None and most < needed:
+        raise ValueError(f"--max-body is {most}; an upload of this model has {needed} bytes, expected at least that")
+
+
 def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
     """Both or none, both there, and one the key of the other."""
     if (cert is None) != (key is None):
@@ -198,8 +211,12 @@ def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
     for path in (cert, key):
         if not path.is_file():
             raise ValueError(f"there is no file {path}; expected a PEM file for TLS")
+
+    def ask() -> str:  # else OpenSSL would ask the terminal, again at every start
+        raise ValueError(f"the key {key} needs a pass phrase; expected one without")
+
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, ask)
     except ssl.SSLError as error:
         raise ValueError(f"{cert} and {key} are no certificate and its key; expected PEM files ({error})") from None
     return {"tls_cert": str(cert), "tls_key": str(key)}

@@ -161,6 +161,7 @@ def test_told_to_stop_again_and_again(setup, tmp_path):
         (["--max-rate", "inf"], "Invalid value for '--max-rate': inf is not a finite number above 0."),
         (["--idle-seconds", "nan"], "Invalid value for '--idle-seconds': nan is not a finite number above 0."),
         (["--stall-seconds", "0"], "Invalid value for '--stall-seconds': 0 is not a finite number above 0."),
+        (["--max-body", "5"], "--max-body is 5; an upload of this model has "),
         (["--host", ""], "cannot listen on '': "),
         (["--host", "a..b"], "cannot listen on 'a..b': no host can have that name; give --host an address of this"),
     ],
@@ -179,6 +180,15 @@ def test_a_certificate_that_is_none(setup, tmp_path):
     code, output = call("serve", setup, "--store", tmp_path / "store", *options)
     assert code == 2
     assert "key.pem are no certificate and its key; expected PEM files" in output
+
+
+def test_a_key_with_a_pass_phrase(setup, tmp_path):
+    cert, key = make_certificate(tmp_path)
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603
+    code, output = call("serve", setup, "--store", tmp_path / "store", "--tls-cert", cert, "--tls-key", locked)
+    assert (code, output) == (2, f"cdfl: the key {locked} needs a pass phrase; expected one without")
 
 
 def test_the_version():
