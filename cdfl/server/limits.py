@@ -1,5 +1,6 @@
 """How much a server takes from strangers, and how long it waits for them."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -74,7 +75,7 @@ class RateLimit:
             self._forget_the_full(now)
         if not allowed:
             wait = (1 - drops) / self.rate
-            raise TooManyError(f"more than {self.rate:g} requests a second; wait {wait:.1f} s", retry_after=wait)
+            raise TooManyError(f"more than {self.rate:g} requests a second; wait {math.ceil(wait)} s", retry_after=wait)
 
     def _forget_the_full(self, now: float) -> None:
         """Buckets that were left alone until they must be full say nothing; the oldest are first, two go at a time."""

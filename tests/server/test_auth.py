@@ -136,6 +136,7 @@ class TestRate:
         with pytest.raises(wire.TooManyError) as refused:
             limit.check("a")
         assert refused.value.retry_after == pytest.approx(0.5)
+        assert str(refused.value).endswith("; wait 1 s")  # as Retry-After says it: in whole seconds
         now[0] = 0.5
         limit.check("a")
         with pytest.raises(wire.TooManyError):
