@@ -7,6 +7,7 @@ import typer
 
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
 from cdfl.server.journal import StoreBusy
+from cdfl.wire import check_client_id
 
 if TYPE_CHECKING:
     from cdfl.server.store import Store
@@ -25,6 +26,7 @@ def forget(
     What its uploads have taught the cluster models stays in them. Backups are yours to look after.
     """
     with refuse_store():
+        check_client_id(client_id)
         try:
             found = _alone(store, blobs, client_id)
         except StoreBusy:

@@ -24,6 +24,9 @@ def export(
     `epoch` is that of a snapshot; None: the models as they are now.
     """
     kind = _dtype(dtype)
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{place} is no folder; name a new or empty one")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; name a new folder")
     layout = store.layout()

@@ -165,6 +165,12 @@ def test_forgetting_beside_a_server(toy, place):
         assert same_state(server.store.recover().state, toy.state)
 
 
+def test_nobody_can_be_called_so(toy, place):
+    code, output = call("forget", "nobody here", "--store", place)
+    assert code == 2
+    assert output.startswith("cdfl: the client_id is 'nobody here'; expected 1 to 64 characters of ")
+
+
 def test_a_server_that_stops_while_it_is_asked(toy, place, monkeypatch):
     monkeypatch.setattr(sys.modules["cdfl.cli.forget"], "TRY_ALONE_EVERY", 0.1)
     with Server(place, looks=False) as server:
@@ -306,3 +312,12 @@ def test_what_cannot_be_exported(toy, place, tmp_path, options, words):
     assert not (tmp_path / "out").exists()
     code, output = call("export", "--store", place, "--out", place)
     assert (code, output) == (2, f"cdfl: {place} is not empty; name a new folder")
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_folder_to_export_to(toy, place, tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    code, output = call("export", "--store", place, "--out", file / below)
+    assert (code, output) == (2, f"cdfl: {file} is no folder; name a new or empty one")
+    assert file.read_text() == "mine"
