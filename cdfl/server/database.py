@@ -59,7 +59,8 @@ class Database:
         self.own = own
         if self.is_sqlite:
             _make_file(Path(str(self.url.database)))
-        self.engine = _engine(self.url)
+        with _url_to_blame():
+            self.engine = _engine(self.url)
         self._upsert = sqlite.insert if self.is_sqlite else postgresql.insert
         self._begin_words = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
         self._turn = threading.RLock()  # one writer at a time
@@ -198,11 +199,8 @@ class Database:
         if self._connection is None:
             if self.is_sqlite:
                 self.engine.dispose()  # those for reading may be read-only: it opens a file so that is, and stays so
-            try:
-                with _translated():
-                    connection = self.engine.connect()
-            except (ProgrammingError, ArgumentError) as error:  # nothing was asked of the database yet
-                raise StoreError(f"the URL of the database (--store) cannot be used: {_first_line(error)}") from error
+            with _translated(), _url_to_blame():  # nothing is asked of the database yet
+                connection = self.engine.connect()
             try:
                 with _translated():
                     if self.own:
@@ -371,6 +369,15 @@ def _translated() -> Iterator[None]:
         if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # our mistake, not the database's
             raise
         raise StoreDamaged(f"the database cannot be read: {_first_line(error)}", "restore a backup") from error
+
+
+@contextmanager
+def _url_to_blame() -> Iterator[None]:
+    """Mistakes, where all that was said to anybody is the URL."""
+    try:
+        yield
+    except (ArgumentError, ProgrammingError) as error:
+        raise StoreError(f"the URL of the database (--store) cannot be used: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
