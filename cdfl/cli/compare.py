@@ -9,6 +9,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -113,7 +114,7 @@ def compare(
 
 def table(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> Table:
     """What is known so far, a row an algorithm."""
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=escape(title), title_justify="left")
     shown.add_column("algorithm")
     for column in ("before", "after", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP"):
         shown.add_column(column, justify="right")

@@ -76,4 +76,4 @@ def sheet(
             federation = scenario.federation(data_dir=data_dir)
             save_sheet(federation, path, columns)
         for line in (str(path), *federation.notes):
-            console.print(line, soft_wrap=True, highlight=False)
+            console.print(line, soft_wrap=True, highlight=False, markup=False)

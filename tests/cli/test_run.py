@@ -276,3 +276,5 @@ def test_a_name_in_brackets_is_shown(small):
     renamed.write_text(renamed.read_text().replace('name = "small"', 'name = "[x]"'))
     code, output = call("run", renamed)
     assert (code, "cdfl on [x], seed 0" in output, "kept in runs/[x]-cdfl-0/" in output) == (0, True, True)
+    _, output = call("compare", renamed, "--algorithms", "local")
+    assert "[x], 3 seeds" in output
