@@ -112,7 +112,7 @@ OURS = [
     _drifting(DIGITS_4, "seasons", "8x8 digits, clusters come and return", Seasons(length=3)),
     _drifting(DIGITS_4, "newcomer", "8x8 digits, the last cluster arrives late", Newcomer(at=5)),
     _drifting(DIGITS_4, "dirichlet", "8x8 digits, no main cluster", Dirichlet()),
-    _drifting(FASHION_4, "sudden", "FashionMNIST, main cluster jumps every 10 updates", Sudden(every=10)),
+    _drifting(FASHION_4, "sudden", "FashionMNIST, main cluster jumps every 9 updates", Sudden(every=9)),
     replace(FASHION_4, name="fashion-mnist-4-labels", summary="FashionMNIST, labels differ by cluster",
             clusters=LabelPermutations("fashion-mnist", 4), paper_row=None),
     replace(FASHION_4, name="fashion-mnist-4-shifts", summary="FashionMNIST, dark, bright and blurred",

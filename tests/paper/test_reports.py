@@ -198,14 +198,14 @@ def test_readings_that_were_not_run_are_named(tmp_path):
 
 
 def test_uploads_to_recover(tmp_path):
-    """Jumps every 10 uploads of a client: replies fall to .4 and are back after three uploads."""
+    """Jumps every 9 uploads of a client: replies fall to .4 and are back after three uploads."""
     experiment = load_experiment("adaptation")
     results: Results = empty(tmp_path)
     keep(results, Cell("fashion-mnist-4-sudden", "default"), HEADER)
     kept = results.find(Cell("fashion-mnist-4-sudden", "default"))
-    after = [0.8] * 10 + [0.4, 0.6, 0.8] + [0.8] * 7
+    after = [0.8] * 9 + [0.4, 0.6, 0.8] + [0.8] * 8
     kept.digest["updates"] |= {
-        "clients": [4] * 20, "after": after, "before": [0.5] * 20, "held": [0.7] * 10 + [0.2] + [0.7] * 9,
+        "clients": [4] * 20, "after": after, "before": [0.5] * 20, "held": [0.7] * 9 + [0.2] + [0.7] * 10,
     }  # fmt: skip
     line = next(line for line in experiment.report(results).splitlines() if line.startswith("| CDFL"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
