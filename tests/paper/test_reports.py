@@ -139,6 +139,14 @@ def test_an_estimate_farther_than_equal_shares_is_named(tmp_path):
     assert "- `default`: FashionMNIST (2) 0%, (6) 100%\n" in text
 
 
+def test_a_cluster_that_nobody_is_taken_for_is_counted(tmp_path):
+    results = empty(tmp_path)
+    keep(results, Cell("fashion-mnist-2", "default"), true_mixture=[0.5, 0.5], mixture=[0.88, 0.12])
+    keep(results, Cell("fashion-mnist-3", "default"), true_mixture=[0.4, 0.4, 0.2], mixture=[0.8, 0.12, 0.08])
+    text = load_experiment("estimation").verdict(results)
+    assert text.endswith("all these uploads together:\n\n- `default`: FashionMNIST (2) 1 of 2\n")
+
+
 def test_clusters_that_fall_on_the_way_are_told(tmp_path):
     results = empty(tmp_path)
     cell = Cell("fashion-mnist-4", "paper-reading")
