@@ -6,7 +6,7 @@ Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those o
 (FashionMNIST) or 5 (8x8 digits) uploads of a client. With `paper-reading` clients are there for five uploads at a time:
 jumps fall into these, not on a return, after which replies also hold what clusters learned meanwhile.
 Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of
-2,000 uploads, about four minutes with four processes side by side; 40 of 600, about seven minutes.
+2,000 uploads, under four minutes with six processes side by side; 40 of 600, about seven minutes.
 
     cdfl paper adaptation --rows digits-4-sudden
 """

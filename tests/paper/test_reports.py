@@ -73,7 +73,7 @@ def test_table_1_names_what_was_not_run_and_where_trials_are_few(tmp_path):
         keep(results, Cell("cifar-10-2", "default", seed=seed))
     rest = "FashionMNIST (2), (3), (4), CIFAR-10 {}(3) †, (4) †, (6) †, MiniImageNet 32x32 (2) †, (3) †, (4) †, (6) †, "
     rest += "digits with fewer plates †"
-    default = "`default`, FedSoft-Async, FedAsync, FedBuff, IFCA, Local (keeps), Oracle on CIFAR-10 (2) †"
+    default = "FedSoft-Async, FedAsync, FedBuff, IFCA, Local (keeps), Oracle with `default` on CIFAR-10 (2) †"
     lines = table1.verdict(results).splitlines()
     with_cifar, without = rest.format("(2) †, "), rest.format("")
     expected = f"- not run: `paper-reading` on {with_cifar}; `default` on {without}; {default}; `paper` on {with_cifar}"
