@@ -6,8 +6,8 @@ Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms (Lo
 printed values, CDFL alone.
 Machine: one H200 for full runs; seconds stand beside the results. Cost: 55 runs a row, 11 with `--trials 1`.
 With several processes side by side 55 runs take three to seven minutes for FashionMNIST, about seventeen for the
-digits; a run of ResNet-18, three side by side, takes half a minute to two of the machine in bfloat16, one to three in
-tf32.
+digits; a run of ResNet-18 takes half a minute to two of the machine with `--processes 3 --precision bfloat16`, one to
+three in tf32.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """
