@@ -1,6 +1,6 @@
 """What a simulator asks of an algorithm, and what CDFL answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -51,9 +51,10 @@ class Algorithm:
     uses_proxy: ClassVar[bool] = True  # the server evaluates uploads and clusters on its proxy sets
     estimates: ClassVar[bool] = True  # replies carry an estimate of the client's mixture
     models_down: ClassVar[str] = "one"  # how many models a reply carries: "one", "clusters" or "none"
+    settled: ClassVar[Mapping[str, Any]] = {}  # hyperparameters that are part of what it is, whatever is asked for
 
     def __init__(self, hyperparams: Hyperparams, estimate: Estimator = estimate_mixture) -> None:
-        self.hyperparams = hyperparams
+        self.hyperparams = hyperparams.replace(**self.settled)
         self.estimate = estimate
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:

@@ -1,12 +1,13 @@
 """FedAsync: one model for everybody, moved a little towards every upload (Xie et al., 2019)."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView, proxy_free_state
-from cdfl.core import Evaluate, Hyperparams, Reply
+from cdfl.core import Evaluate, Reply
 
 
 class FedAsync(Algorithm):
@@ -15,9 +16,7 @@ class FedAsync(Algorithm):
     name: ClassVar[str] = "fedasync"
     uses_proxy: ClassVar[bool] = False
     estimates: ClassVar[bool] = False
-
-    def __init__(self, hyperparams: Hyperparams) -> None:
-        super().__init__(hyperparams.replace(cluster_step="towards"))  # along changes it would be FedBuff
+    settled: ClassVar[Mapping[str, Any]] = {"cluster_step": "towards"}  # along changes it would be FedBuff
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Begin with the average."""

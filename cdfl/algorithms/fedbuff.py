@@ -1,5 +1,6 @@
 """FedBuff: one model for everybody, moved once a buffer of changes is full (Nguyen et al., 2022)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ class FedBuff(Algorithm):
     name: ClassVar[str] = "fedbuff"
     uses_proxy: ClassVar[bool] = False
     estimates: ClassVar[bool] = False
+    settled: ClassVar[Mapping[str, Any]] = {"cluster_step": "along"}
 
     def __init__(self, hyperparams: Hyperparams, buffer_size: int = 10) -> None:
         super().__init__(hyperparams)

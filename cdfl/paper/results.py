@@ -205,7 +205,7 @@ def _without_influence(algorithm: str) -> frozenset[str]:
     kind = ALGORITHMS[algorithm]
     if kind.models_down == "none":  # there is no server
         return EVERYTHING - set(Hyperparams().training)
-    return frozenset() if kind.uses_proxy else frozenset(Hyperparams().estimation)
+    return frozenset(kind.settled) if kind.uses_proxy else frozenset({**kind.settled, **Hyperparams().estimation})
 
 
 def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:
