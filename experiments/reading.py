@@ -120,9 +120,10 @@ def verdict(results: Results) -> str:
     literal = [one for one in found if one.name.startswith("as printed")]
     if not literal:
         return "The search for a reading has not been run yet.\n"
+    count = f"All {len(found)}" if len(found) == len(CANDIDATES) else f"{len(found)} of {len(CANDIDATES)}"
     return (
-        f"Of {len(CANDIDATES)} readings, {len(found)} were tried on FashionMNIST (4). Those with all values as printed "
-        f"miss some figure by {min(one.worst for one in literal):.1f} or more of the paper's deviations; the nearest "
+        f"{count} readings were tried on FashionMNIST (4). Those with all values as printed miss some figure by "
+        f"{min(one.worst for one in literal):.1f} or more of the paper's deviations; the nearest "
         f"({found[0].name}) misses none by more than {found[0].worst:.1f}.{_taken(found)}\n"
     )
 

@@ -5,9 +5,9 @@
 `reading` gives the printed values, read as was found on FashionMNIST with 4 clusters (`experiments/reading.py`); it is
 used unchanged for all rows. A reading also says who is there when: `cdfl.sim.presets`.
 
-`DEFAULT` is what `Hyperparams()` gives; a scenario may change some of it (`cdfl.scenarios`), as those with ResNet-18
-do, which take the paper's SGD. Its values were chosen on FashionMNIST with 4 clusters and uniform uploads, and on 8x8
-digits:
+`DEFAULT` is what `Hyperparams()` gives; a scenario may change some of it (`cdfl.scenarios`): those with ResNet-18 take
+the paper's SGD, those of MiniImageNet also steps towards uploads, and these and digit recognition relative measures.
+Its values were chosen on FashionMNIST with 4 clusters and uniform uploads, and on 8x8 digits:
 
 - cluster_step="along", base_rate=.15, rate_floor=.05: `benchmarks/results/default.json` holds what led there, on seeds
   that no table shows;
@@ -24,7 +24,7 @@ digits:
 - proximal_strength=.01 and Adam at 1e-3, not .1 and 1e-2, which keep clients from fitting their data (this and the two
   points above: from single runs of an earlier prototype);
 - bars "min", which never turn the ranking of clusters upside down; but small differences then count as much as large
-  ones, and on MiniImageNet (6) hardly any upload was counted to two of the clusters;
+  ones, and on MiniImageNet (6) with plain measures hardly any upload was counted to two of the clusters;
 - batch_size=128 as printed; local_epochs=5, which the paper does not print.
 """
 

@@ -82,6 +82,25 @@ def test_table_1_names_what_was_not_run_and_where_trials_are_few(tmp_path):
     assert table1.report(results).count("not run: ") == 1
 
 
+def test_rows_with_a_setting_of_their_own_are_shown_without_it_too(tmp_path):
+    table1, results = load_experiment("table1"), empty(tmp_path)
+    as_others = {"base_rate": 0.15, "cluster_step": "along", "measures": "plain"}
+    asked = [cell for cell in table1.cells(1) if cell.changes]
+    assert {cell.scenario for cell in asked} == {f"mini-imagenet-32px-{k}" for k in (2, 3, 4, 6)}
+    assert all(cell.changes == as_others for cell in asked)
+    for changes, ours, theirs in (({}, 0.2, 0.1), (as_others, 0.1, 0.3)):
+        keep(results, Cell("mini-imagenet-32px-6", "default", "cdfl", changes=changes), after=ours)
+        keep(results, Cell("mini-imagenet-32px-6", "default", "fedasync", changes=changes), after=theirs)
+    keep(results, Cell("mini-imagenet-32px-6", "default", "fedasync", 1, as_others), after=0.4)
+    text = table1.report(results)
+    header = "| after the reply, `default` | seed | CDFL | CDFL, as other rows | FedAsync | FedAsync, as other rows |"
+    assert header in text
+    assert "| MiniImageNet 32x32 (6) † | 0 | .200 | .100 | .100 | .300 |" in text
+    assert "| MiniImageNet 32x32 (6) † | 1 | - | - | - | .400 |" in text
+    higher = "CDFL with that of all other rows: 1 higher in one trial"
+    assert f"{higher}; FedAsync with that of all other rows: 1 lower in one trial\n" in text
+
+
 def test_table_1_that_is_complete_lacks_nothing(tmp_path):
     table1, results = load_experiment("table1"), empty(tmp_path)
     table = table1.cells.__globals__
@@ -200,7 +219,7 @@ def test_readings_that_were_not_run_are_named(tmp_path):
     text = reading.report(results)
     explained, _, _ = text.partition("\n|")
     assert explained.startswith("BASE: few active, Adam .001, min bars; what begins with BASE is this,")
-    assert "Of 27 readings, 26 were tried" in text
+    assert "26 of 27 readings were tried" in text
     assert "Not run: uniform, Adam .001, min bars, beta_0 .1, no staleness. Seed 0 of the search" in text
     assert "The search ran in float32. In Table 1 FashionMNIST (6) ran in bfloat16.\n" in text
 

@@ -42,6 +42,17 @@ def test_who_does_not_estimate_may_be_told_to_estimate_otherwise(tmp_path):
         assert kept.is_of(resolve(sharper, "cpu")) is same
 
 
+def test_what_an_algorithm_settles_itself_may_be_told_otherwise(tmp_path):
+    results = empty(tmp_path)
+    for algorithm, same in (("cdfl", False), ("oracle", False), ("fedasync", True), ("fedbuff", True)):
+        keep(results, Cell("fashion-mnist-4", "default", algorithm))
+        kept = results.find(Cell("fashion-mnist-4", "default", algorithm))
+        towards = Cell("fashion-mnist-4", "default", algorithm, changes={"cluster_step": "towards"})
+        assert kept.is_of(resolve(towards, "cpu")) is same
+        faster = Cell("fashion-mnist-4", "default", algorithm, changes={"base_rate": 0.3})
+        assert not kept.is_of(resolve(faster, "cpu"))
+
+
 def test_cells_run_together_share_what_is_true_of_all(tmp_path):
     results = empty(tmp_path)
     keep(results, CELL)
