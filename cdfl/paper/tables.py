@@ -119,12 +119,17 @@ def earlier(kept: Iterable[Kept]) -> str:
 def _precisions(cells: Sequence[Kept]) -> str:
     """Which cells were computed less or more precisely than most, if any were."""
     (usual, _), *others = Counter(one.record["precision"] for one in cells).most_common()
+    every = Counter(_row(one) for one in cells)
     text = ""
     for precision, _ in others:
-        own = [one.cell for one in cells if one.record["precision"] == precision]
-        names = dict.fromkeys(f"{cell.scenario} with `{cell.preset}`" for cell in own)
-        text += f" In {precision}, not {usual}: {', '.join(names)}."
+        own = Counter(_row(one) for one in cells if one.record["precision"] == precision)
+        parts = {row: "" if count == every[row] else f" ({count} of {every[row]} runs)" for row, count in own.items()}
+        text += f" In {precision}, not {usual}: {', '.join(row + part for row, part in parts.items())}."
     return text
+
+
+def _row(kept: Kept) -> str:
+    return f"{kept.cell.scenario} with `{kept.cell.preset}`"
 
 
 def _seconds(runs: Sequence[Mapping[str, Any]]) -> str:
