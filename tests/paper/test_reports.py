@@ -84,21 +84,21 @@ def test_table_1_names_what_was_not_run_and_where_trials_are_few(tmp_path):
 
 def test_rows_with_a_setting_of_their_own_are_shown_without_it_too(tmp_path):
     table1, results = load_experiment("table1"), empty(tmp_path)
-    as_others = {"base_rate": 0.15, "cluster_step": "along", "measures": "plain"}
+    without = {"base_rate": 0.15, "cluster_step": "along", "measures": "plain"}
     asked = [cell for cell in table1.cells(1) if cell.changes]
     assert {cell.scenario for cell in asked} == {f"mini-imagenet-32px-{k}" for k in (2, 3, 4, 6)}
-    assert all(cell.changes == as_others for cell in asked)
-    for changes, ours, theirs in (({}, 0.2, 0.1), (as_others, 0.1, 0.3)):
+    assert all(cell.changes == without for cell in asked)
+    for changes, ours, theirs in (({}, 0.2, 0.1), (without, 0.1, 0.3)):
         keep(results, Cell("mini-imagenet-32px-6", "default", "cdfl", changes=changes), after=ours)
         keep(results, Cell("mini-imagenet-32px-6", "default", "fedasync", changes=changes), after=theirs)
-    keep(results, Cell("mini-imagenet-32px-6", "default", "fedasync", 1, as_others), after=0.4)
+    keep(results, Cell("mini-imagenet-32px-6", "default", "fedasync", 1, without), after=0.4)
     text = table1.report(results)
-    header = "| after the reply, `default` | seed | CDFL | CDFL, as other rows | FedAsync | FedAsync, as other rows |"
-    assert header in text
+    own, plain = "CDFL (towards, .3, relative)", "CDFL (along, .15, plain)"
+    assert f"| row | seed | {own} | {plain} | FedAsync (.3) | FedAsync (.15) |" in text
     assert "| MiniImageNet 32x32 (6) † | 0 | .200 | .100 | .100 | .300 |" in text
     assert "| MiniImageNet 32x32 (6) † | 1 | - | - | - | .400 |" in text
-    higher = "CDFL with that of all other rows: 1 higher in one trial"
-    assert f"{higher}; FedAsync with that of all other rows: 1 lower in one trial\n" in text
+    higher = f"{own} after the reply against {plain}: 1 higher in one trial"
+    assert f"- rows with a setting of their own, {higher}; FedAsync (.15): 1 lower in one trial\n" in text
 
 
 def test_table_1_that_is_complete_lacks_nothing(tmp_path):
