@@ -23,7 +23,7 @@ from cdfl.paper import Cell, Kept, Results
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
 from cdfl.paper.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
 from cdfl.paper.rows import LOCAL
-from cdfl.paper.tables import NOTHING, number, provenance, spread, table
+from cdfl.paper.tables import NOTHING, counted, number, provenance, spread, table
 
 NUMBER, TRIALS = 7, 5
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
@@ -106,7 +106,9 @@ def verdict(results: Results) -> str:
             there = {name: trials for name in algorithms if (trials := results.trials(scenario, preset, name))}
             ours = [at for kept in there.get("cdfl", []) if (at := around(kept))]
             if ours:
-                lines.append(f"- {title}, `{preset}` ({len(ours)} trials): {_costs(ours)}; {_order(there)}\n")
+                lines.append(
+                    f"- {title}, `{preset}` ({counted(len(ours), 'trial')}): {_costs(ours)}; {_order(there)}\n"
+                )
     return "".join(lines) or "Adaptation has not been run yet.\n"
 
 

@@ -3,13 +3,12 @@
 Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) alone, CDFL, FedSoft-Async and Local
 give most figures of FashionMNIST in Table 1; with settings of our own, CDFL gives better ones.
 Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms (Local keeps its model); `paper`, the
-printed values, CDFL alone. MiniImageNet has a setting of its own in `default`; CDFL and FedAsync are also run there
-without it.
-Machine: one H200 for full runs; seconds stand beside the results. Cost: 55 runs a row, 11 with
-`--trials 1`; 65 and 13 for MiniImageNet.
-With several processes side by side 55 runs take three to seven minutes for FashionMNIST, about seventeen for the
-digits; a run of ResNet-18 takes half a minute to two of the machine with `--processes 3 --precision bfloat16`, one to
-three in tf32.
+printed values, CDFL alone. On request also the paper's own CIFAR-100 and MiniImageNet. MiniImageNet has a setting of
+its own in `default`; CDFL and FedAsync are also run there without it.
+Machine: one H200 for full runs; seconds stand beside the results. Cost: 55 runs a row, 11 with `--trials 1`; 65 and 13
+for MiniImageNet. With several processes side by side 55 runs take three to seven minutes for FashionMNIST, about
+seventeen for the digits; a run of ResNet-18 takes half a minute to two of the machine with `--processes 3 --precision
+bfloat16`, one to three in tf32.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """
@@ -25,13 +24,14 @@ from cdfl.core import DEFAULT
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
 from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped, held, named, tally
 from cdfl.paper.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means
-from cdfl.paper.rows import COLUMNS, LOCAL, Figure, footnote
+from cdfl.paper.rows import COLUMNS, FULL_ROWS, LOCAL, Figure, footnote
 from cdfl.paper.tables import difference, distance, printed, provenance, span, spread, table
 from cdfl.scenarios import load_scenario
 from cdfl.scenarios.catalogue import NOISY
 
 NUMBER, TRIALS = 1, 5
 SMOKE_ROWS = ("fashion-mnist-4", "cifar-10-2")
+ON_REQUEST = tuple(row.scenario for row in FULL_ROWS)
 BESIDE_THE_PAPER = {"cdfl": "CDFL", "fedsoft": "FedSoft-Async", LOCAL: "Local"}
 OURS = {
     "cdfl": "CDFL", "fedsoft": "FedSoft-Async", "fedasync": "FedAsync", "fedbuff": "FedBuff", "ifca": "IFCA",
@@ -41,7 +41,8 @@ COLUMNS_OF = {"paper-reading": BESIDE_THE_PAPER, "default": OURS, "paper": {"cdf
 OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in COLUMNS_OF[preset]]
 WITHOUT = {name: getattr(DEFAULT, name) for name in NOISY}  # MiniImageNet's own setting undone
 NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).hyperparams.items() >= NOISY.items()]
-SAME, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
+PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
+SAME = [*PICTURED, *FULL_ROWS]
 WORDS = (
     "Mean ± deviation over trials; *difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
     "deviations. To the right of them our own columns. *Local*: a client trains anew from the common start when its "
@@ -51,16 +52,20 @@ WORDS = (
 
 def cells(trials: int) -> list[Cell]:
     """What is compared with the paper first, then our own columns, and MiniImageNet without its own setting."""
-    asked = row_cells({preset: list(titles) for preset, titles in COLUMNS_OF.items()}, trials)
+    asked = row_cells({preset: list(titles) for preset, titles in COLUMNS_OF.items()}, trials, _every_row())
     without = row_cells({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
     return asked + [replace(cell, changes=WITHOUT) for cell in without]
 
 
+def _every_row() -> list[Row]:
+    return [*EVERY_ROW, *FULL_ROWS]
+
+
 def report(results: Results) -> str:
     """One table, the paper's figures and our own columns in it, and what it comes to."""
-    rows = {row.scenario for row in EVERY_ROW}
+    rows = {row.scenario for row in _every_row()}
     mine = [kept for kept in results if kept.cell.changes in ({}, WITHOUT) and kept.cell.scenario in rows]
-    there = [row for row in EVERY_ROW if any(kept.cell.scenario == row.scenario for kept in mine)]
+    there = [row for row in _every_row() if any(kept.cell.scenario == row.scenario for kept in mine)]
     header = ["row", "accuracy"]
     for title in BESIDE_THE_PAPER.values():
         header += [f"{title}, `paper-reading`", "paper", "difference"]
@@ -92,7 +97,10 @@ def _without(results: Results) -> list[str]:
         if any(kept):
             lines.append([row.title, str(seed), *(spread([one.end["after"]] if one else []) for one in kept)])
     titles = [_with(name, changes or NOISY) for name, changes in pairs]
-    words = "After the reply, with `default`: MiniImageNet's own setting, and the one of FashionMNIST and CIFAR-10.\n"
+    words = (
+        "After the reply, with `default`: MiniImageNet's own setting, as above, and that of FashionMNIST and CIFAR-10; "
+        "FedAsync looks at the rate alone. -: not run.\n"
+    )
     return [words, table(["row", "seed", *titles], lines)] if lines else []
 
 
@@ -107,7 +115,7 @@ def _rivals(results: Results) -> list[str]:
     lines = []
     asked = [("paper-reading", name) for name in BESIDE_THE_PAPER] + [("default", name) for name in OURS]
     for preset, rival in asked:
-        groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in EVERY_ROW})
+        groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in _every_row()})
         if groups and rival != "cdfl":
             title = f"{(OURS | BESIDE_THE_PAPER)[rival]}, `{preset}`"
             lines.append([title, *(named(groups.get(kind, [])) for kind in OUTCOMES)])
@@ -210,13 +218,13 @@ def _figure(row: Row, algorithm: str, column: str) -> Figure | None:
 
 def draw(results: Results, folder: Path) -> list[str]:
     """CDFL's and FedSoft-Async's figures on the paper's own data: the paper's bars, and our means in two presets."""
-    if not any(results.trials(row.scenario, "paper-reading") for row in SAME):
+    if not any(results.trials(row.scenario, "paper-reading") for row in PICTURED):
         return []
     with figure(folder, "table1", PAGE, 2.6, smoke=results.smoke, ncols=3, sharey=True) as axes:
         for place, column in enumerate(COLUMNS):
             for algorithm, aside in (("cdfl", -0.2), ("fedsoft", 0.2)):
                 _figures(axes[place], results, column, algorithm, aside)
-            axes[place].set_xticks(range(len(SAME)), [row.printed.split("(")[1][:-1] for row in SAME])
+            axes[place].set_xticks(range(len(PICTURED)), [row.printed.split("(")[1][:-1] for row in PICTURED])
             axes[place].set(title=column)
         axes[0].set_ylabel("accuracy")
         axes[1].set_xlabel("FashionMNIST, number of clusters")
@@ -227,12 +235,12 @@ def draw(results: Results, folder: Path) -> list[str]:
 def _figures(axes, results: Results, column: str, algorithm: str, aside: float) -> None:
     """One accuracy of one algorithm in all rows, to the left or to the right of their middles."""
     axes.use_sticky_edges = False  # else the lowest bar looks cut
-    at = [place + aside for place in range(len(SAME))]
-    for place, row in zip(at, SAME, strict=True):
+    at = [place + aside for place in range(len(PICTURED))]
+    for place, row in zip(at, PICTURED, strict=True):
         mean, deviation = row.published(algorithm, column)
         axes.bar(place, 4 * deviation, 0.36, mean - 2 * deviation, color=PALE, label="the paper ± 2 SD")
         axes.plot([place - 0.18, place + 0.18], [mean, mean], color="white", lw=0.8)
     for preset in ("paper-reading", "default"):
-        trials = [results.values(column, row.scenario, preset, algorithm) for row in SAME]
+        trials = [results.values(column, row.scenario, preset, algorithm) for row in PICTURED]
         style = {"ls": "", "color": COLORS[algorithm]} | MARKERS[preset]
         means(axes, at, trials, label=f"{LABELS[algorithm]}, {preset}", **style)

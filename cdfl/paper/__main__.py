@@ -44,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
     parser.add_argument("--together", type=_at_least_one, help=HELP["together"])
     parser.add_argument("--processes", type=_at_least_one, default=1, help=HELP["processes"])
-    parser.add_argument("--data-dir", type=Path, help="Where datasets are; default: $CDFL_DATA.")
+    where = "Folder with the datasets; default: $CDFL_DATA, or ~/.cache/cdfl."
+    parser.add_argument("--data-dir", type=Path, help=where)
     parser.add_argument("--add", type=Path, action="append", default=[], help=HELP["add"])
     parser.add_argument("--commit", help="Of the code, where git cannot tell.")
     return parser

@@ -8,6 +8,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.paper.cells import Cell
 from cdfl.paper.experiment import Experiment, list_experiments, load_experiment
 from cdfl.paper.failure import UnfinishedError
+from cdfl.paper.figures import LABELS
 from cdfl.paper.pages import write_pages, write_report
 from cdfl.paper.results import Results
 from cdfl.paper.run import How, Tell, run_missing
@@ -20,9 +21,11 @@ HELP = {  # of the command line, by parameter
     "and its rows; readme: write experiments/README.md and docs/paper.md from experiments/results.",
     "rows": "Scenarios, with commas between them, as in `list`; all if not given.",
     "presets": f"Of {', '.join(PRESETS)}, with commas between them; all if not given.",
-    "algorithms": f"Of {', '.join(ALGORITHMS)}, with commas between them; all if not given.",
+    "algorithms": f"Of {', '.join(f'{name} ({LABELS[name]})' for name in ALGORITHMS)}, with commas between them; all "
+    "if not given.",
     "trials": "How many seeds, 0, 1, ...; if not given, the experiment's own number, mostly 5.",
-    "out": f"Folder of results; what it holds is not run again. Default: {FOLDER}, or {SMOKE_FOLDER}.",
+    "out": "Folder of results and nothing else; what it holds is not run again, so a copy of experiments/results gives "
+    f"what we ran. Default: {FOLDER}, or {SMOKE_FOLDER}.",
     "smoke": "Seconds instead of hours, on 8x8 digits: shows that it works, nothing else.",
     "together": "Runs in common stacks: more are faster and take more memory. Default: 10, and 1 for a ResNet.",
     "processes": "Groups of runs side by side, each with memory of its own.",
@@ -104,7 +107,7 @@ def perform(
             run_missing(_cells(experiment, how, trials, only), results, how, tell)
     except (KeyboardInterrupt, UnfinishedError) as error:
         if isinstance(error, KeyboardInterrupt):
-            tell("the same command goes on from here")
+            tell("the same command runs what is missing")
         write_report(experiment, results, tell)
         raise
     write_report(experiment, results, tell)
@@ -115,6 +118,8 @@ def _cells(experiment: Experiment, how: How, trials: int | None, only: Only) -> 
     if trials is None:
         trials = SMOKE_TRIALS if how.smoke else experiment.trials
     cells = experiment.cells(trials)
+    if not only.rows:
+        cells = [cell for cell in cells if cell.scenario not in experiment.on_request]
     if how.smoke and not only.rows:
         cells = Only(rows=experiment.smoke_rows).of(cells)
     return only.of(cells)
@@ -150,7 +155,10 @@ def overview() -> str:
     """All experiments, and the rows of each."""
     lines = []
     for experiment in list_experiments():
-        rows = dict.fromkeys(cell.scenario for cell in experiment.cells(1))
+        every = dict.fromkeys(cell.scenario for cell in experiment.cells(1))
         lines.append(f"{experiment.name:12} {experiment.title}")
+        rows = [row for row in every if row not in experiment.on_request]
         lines += [f"{'':12} --rows {','.join(rows)}"] if rows else []
+        more = ",".join(row for row in every if row in experiment.on_request)
+        lines += [f"{'':12} only if asked for: --rows {more}"] if more else []
     return "\n".join(lines)

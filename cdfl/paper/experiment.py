@@ -4,6 +4,7 @@ An experiment is a Python file with a docstring (its claim, settings, machine an
 
 - `NUMBER`: its place in lists;
 - `TRIALS`: how many seeds it takes, if not told otherwise; `SMOKE_ROWS`: the scenarios that a smoke run takes;
+  `ON_REQUEST`: those that are run where somebody names them, and not else;
 - `cells(trials)`: the cells it is made of; or `measure(results, smoke, tell)`, which adds something else to results,
   or the rest of it;
 - `report(results)`: its tables and what they say, as Markdown, from what is there; `verdict(results)`: in a sentence or
@@ -31,6 +32,7 @@ class Experiment:
     about: str  # its docstring
     trials: int
     smoke_rows: Sequence[str]
+    on_request: Sequence[str]
     cells: Callable[[int], Sequence[Cell]]
     measure: Callable[[Results, bool, Tell], None] | None
     report: Callable[[Results], str]
@@ -60,6 +62,7 @@ def load_experiment(name: str) -> Experiment:
         module.__doc__ or "",
         getattr(module, "TRIALS", 1),
         getattr(module, "SMOKE_ROWS", ()),
+        getattr(module, "ON_REQUEST", ()),
         getattr(module, "cells", lambda trials: []),
         getattr(module, "measure", None),
         module.report,

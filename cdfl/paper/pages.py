@@ -17,12 +17,16 @@ Written by `cdfl paper readme` from the files in [results](results); do not edit
 sentences: [docs/paper.md](../docs/paper.md).
 
 Each result of the paper is one file here, with its claim, settings, machine and cost in its header.
-`cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures;
-`--rows`, `--presets`, `--algorithms` and `--trials` run a part of it; `--smoke` shows in seconds that it works. Where
-only torch, numpy and safetensors are, `python -m cdfl.paper NAME` does the same.
+`cdfl paper NAME` runs it, or the rest of it if it was interrupted, and writes JSON, tables and pictures into
+`runs/paper`, or where `--out` says: a copy of `results` there, and only what is not in it is run. `--rows`,
+`--presets`, `--algorithms` and `--trials` run a part of it; `--smoke` shows in seconds that it works. Where only torch,
+numpy and safetensors are, `python -m cdfl.paper NAME` does the same. Algorithms have short names there: `fedsoft` is
+FedSoft-Async, `local-restart` is Local, which trains anew, `local` is Local (keeps). Who has CIFAR-100 and all of
+MiniImageNet can run the paper's own rows of Table 1, as in `cdfl paper list`.
 
 Three presets, no more: `paper` has the printed values literally, with uniform uploads; `paper-reading` is one reading
-of what is not printed, found on FashionMNIST (4) alone; `default` is ours. Accuracies are on data that neither client
+of what is not printed, found on FashionMNIST (4) alone; `default` is ours, with settings of their own for digit
+recognition and MiniImageNet. Accuracies are on data that neither client
 nor server trained on. *Before*: the model a client uploads; *after*: the reply, on the same data; *cluster*: the
 cluster models, each on its own cluster.
 """
@@ -78,13 +82,24 @@ def write_pages(tell: Tell, add: Sequence[Path] = ()) -> None:
     for other in add:
         if not any(other.glob("*.json")):
             raise ValueError(f"there are no results in {other}; expected files such as fashion-mnist-4.json")
-        results.take(Results(other))
+        more = Results(other)
+        more.expect(smoke=False)
+        tell(_taken(more, results))
+        results.take(more)
     for experiment in list_experiments():
         draw(experiment, results, tell)
     (folder / "README.md").write_text(readme(results), encoding="utf-8")
     page = folder.parent / "docs" / "paper.md"
     page.write_text(with_blocks(page.read_text(encoding="utf-8"), results), encoding="utf-8")
-    tell(f"wrote {folder.name}/README.md and docs/paper.md")
+    tell(f"wrote {folder / 'README.md'} and {page}")
+
+
+def _taken(more: Results, here: Results) -> str:
+    """What comes from another folder, and how much of it takes the place of something."""
+    cells = [kept.cell for kept in more]
+    replaced = sum(here.find(cell) is not None for cell in cells)
+    rows = ", ".join(dict.fromkeys(cell.scenario for cell in cells)) or "no rows"
+    return f"from {more.folder}: {len(cells)} runs of {rows}, in place of {replaced} that were here"
 
 
 def _section(experiment: Experiment, results: Results) -> str:

@@ -103,9 +103,7 @@ class Results:
         if others:
             shown = f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''}"
             there = f"{self.folder} holds {KINDS[not smoke]} ({shown})"
-            raise ValueError(
-                f"{there}, which are not mixed with {KINDS[smoke]}; name another folder, with --out or --add"
-            )
+            raise ValueError(f"{there}, which are not mixed with {KINDS[smoke]}; name another folder")
 
     def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
         """Keep cells that were run together, with what is true of all of them; older ones of the same name go."""

@@ -2,11 +2,12 @@
 
 import gc
 import json
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -21,6 +22,7 @@ from cdfl.paper.digest import digest
 from cdfl.paper.failure import Failure, UnfinishedError, stopped
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.results import Results
+from cdfl.paper.tables import counted
 from cdfl.record import Diverged, Event, Uploaded
 from cdfl.sim.engines import Precision
 from cdfl.sim.run import RunConfig, compare_events
@@ -95,7 +97,8 @@ def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) ->
     lines = [f"{what} (needed by {', '.join(rows)})" for what, rows in lacking.items()]
     needing = {row for rows in lacking.values() for row in rows}
     others = dict.fromkeys(cell.scenario for cell in asked if cell.scenario not in needing)
-    lines.append("if they are in another folder: --data-dir FOLDER")
+    if data_dir is None:
+        lines.append("if they are in another folder: --data-dir FOLDER")
     if others:
         lines.append(f"to run the other rows alone: --rows {','.join(others)}")
     raise DataError("\n".join(lines))
@@ -126,8 +129,13 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcom
 
 
 def _name(cells: Sequence[tuple[Any, ...]]) -> str:
-    names = sorted({f"{cell.scenario} {cell.preset} {cell.algorithm}" for cell, *_ in cells})
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({len(cells)} cells)"
+    names = sorted({" ".join([cell.scenario, cell.preset, cell.algorithm, *_changes(cell)]) for cell, *_ in cells})
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({counted(len(cells), 'cell')})"
+
+
+def _changes(cell: Cell) -> list[str]:
+    """What differs from the preset, as one would write it."""
+    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in cell.changes.items()]
 
 
 def _silent(line: str) -> None:
@@ -159,9 +167,11 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
     with warnings.catch_warnings():
         # The literal bars are run to see what they do; nobody needs to be warned of them here.
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
-        with closing(compare_events(configs, None, how.data_dir)) as told:
-            for which, event in _progress(told, sum(config.scenario.num_uploads for config in configs), tell):
+        uploads = sum(config.scenario.num_uploads for config in configs)
+        with _progress(uploads, tell) as done, closing(compare_events(configs, None, how.data_dir)) as told:
+            for which, event in told:
                 events[which].append(event)
+                done[0] += isinstance(event, Uploaded | Diverged)
     seconds = time.monotonic() - begun
     kept = [(cell, config, _digest(cell, config, own)) for (cell, config), own in zip(group, events, strict=True)]
     return kept, {
@@ -183,15 +193,25 @@ def _digest(cell: Cell, config: RunConfig, events: Sequence[Event]) -> dict[str,
     return digest(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
 
 
-def _progress(told: Iterator[tuple[int, Event]], uploads: int, tell: Tell) -> Iterator[tuple[int, Event]]:
-    done, begun = 0, time.monotonic()
-    last = begun
-    for which, event in told:
-        done += isinstance(event, Uploaded | Diverged)
-        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            tell(f"  {done:,} of {uploads:,} uploads after {last - begun:.0f} s")
-        yield which, event
+@contextmanager
+def _progress(uploads: int, tell: Tell) -> Iterator[list[int]]:
+    """Somewhere to count uploads, and lines about them by the clock: for long stretches nothing is told of a run.
+
+    Before its first upload data are read, clusters pre-trained, and all clients that begin alike trained at once.
+    """
+    done, over, begun = [0], threading.Event(), time.monotonic()
+
+    def lines() -> None:
+        while not over.wait(SECONDS_BETWEEN_LINES):
+            tell(f"  {done[0]:,} of {uploads:,} uploads after {time.monotonic() - begun:.0f} s")
+
+    teller = threading.Thread(target=lines, daemon=True)
+    teller.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        teller.join()
 
 
 def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> Iterator[list[tuple[Cell, RunConfig]]]:

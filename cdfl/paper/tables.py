@@ -37,6 +37,15 @@ def spread(values: Sequence[float]) -> str:
     return number(fmean(values)) + (f" ± {number(stdev(values))}" if len(values) > 1 else "")
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "trial"), counted(5, "trial")
+    ('1 trial', '5 trials')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def number(value: float) -> str:
     """Three digits after the point, none of them before it where it is zero.
 
@@ -97,7 +106,7 @@ def provenance(kept: Iterable[Kept]) -> str:
     runs = [one.record for one in cells]
     machines = sorted({_machine(run) for run in runs})
     commits = sorted({str(run["commit"]) for run in runs})
-    told = f"{len(cells)} runs in {_seconds(runs)}; {'; '.join(machines)}; commit {', '.join(commits)}."
+    told = f"{counted(len(cells), 'run')} in {_seconds(runs)}; {'; '.join(machines)}; commit {', '.join(commits)}."
     return f"{told}{_precisions(cells)}\n"
 
 

@@ -57,7 +57,11 @@ class Workers:
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """The local models (B, P)."""
-        return torch.stack(self._side_by_side(self._train_one, trainings))
+        over = threading.Event()
+        try:
+            return torch.stack(self._side_by_side(lambda training: self._train_one(training, over), trainings))
+        finally:
+            over.set()  # where this one was stopped, others still train, and the program could not end before them
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
         """What each model (B, P) says."""
@@ -68,10 +72,10 @@ class Workers:
         """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
         return losses_of(self, models, clusters, sets)
 
-    def _train_one(self, training: Training) -> Tensor:
+    def _train_one(self, training: Training, over: threading.Event) -> Tensor:
         images, targets = training.federation.fetch(training.samples)
         inputs = to_input(images, self.dtype).to(memory_format=torch.channels_last)  # (n, C, H, W)
-        batches = ((inputs[batch], targets[batch]) for batch in training.plan)
+        batches = ((inputs[batch], targets[batch]) for batch in training.plan if not over.is_set())
         with self._noise(training.noise_seed), self._cast():
             return client_update(self._copy(), training.start, batches, self.loss, self.hyperparams)
 

@@ -124,7 +124,9 @@ def test_a_signal_ends_it_at_once(tmp_path, begin, processes):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 130, output
-    assert re.search(r"^[01] of 2 cells are kept, [12] are missing\nthe same command goes on from here\n", output, re.M)
+    assert re.search(
+        r"^[01] of 2 cells are kept, [12] are missing\nthe same command runs what is missing\n", output, re.M
+    )
     assert "Traceback" not in output
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:

@@ -43,7 +43,7 @@ def test_smoke_runs_and_results_are_told_apart_before_anything_runs(tmp_path, na
     keep(results, Cell("fashion-mnist-4", "default"), HEADER | {"smoke": smoke})
     before = sorted(tmp_path.iterdir())
     told: list[str] = []
-    with pytest.raises(ValueError, match=r"\(fashion-mnist-4.json\), which are not mixed.*with --out or --add"):
+    with pytest.raises(ValueError, match=r"\(fashion-mnist-4.json\), which are not mixed.*; name another folder$"):
         perform(name, How("cpu", smoke=not smoke), tmp_path, tell=told.append)
     assert told == []
     assert sorted(tmp_path.iterdir()) == before
@@ -81,7 +81,7 @@ def test_what_is_done_is_reported_however_it_ends(tmp_path, monkeypatch, error):
     assert "FashionMNIST (2)" in text
     assert "FashionMNIST (6)" not in text
     assert (tmp_path / "overhead.png").exists()
-    stopped = ["2 of 4 cells are kept, 2 are missing", "the same command goes on from here"]
+    stopped = ["2 of 4 cells are kept, 2 are missing", "the same command runs what is missing"]
     assert [line for line in told if line in stopped] == (stopped if isinstance(error, KeyboardInterrupt) else [])
 
 

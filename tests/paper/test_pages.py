@@ -106,9 +106,7 @@ def test_all_results_of_a_folder_are_added(checkout):
 def test_smoke_runs_are_not_added(checkout):
     other = empty(checkout / "other")
     keep(other, Cell("fashion-mnist-4", "paper-reading"), HEADER | {"smoke": True})
-    with pytest.raises(
-        ValueError, match=r"experiments/results holds results of full runs .* not mixed with smoke runs"
-    ):
+    with pytest.raises(ValueError, match=r"other holds smoke runs .* not mixed with results of full runs"):
         write_pages(lambda line: None, [other.folder])
     assert not (checkout / "experiments" / "README.md").exists()
     assert not Results(checkout / "experiments" / "results").smoke

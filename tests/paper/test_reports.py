@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cdfl.paper import Cell, Results, resolve
+from cdfl.paper import EVERY_ROW, Cell, Results, resolve
 from cdfl.paper.experiment import load_experiment
 from cdfl.paper.results import stored
 
@@ -99,6 +99,16 @@ def test_rows_with_a_setting_of_their_own_are_shown_without_it_too(tmp_path):
     assert "| MiniImageNet 32x32 (6) † | 1 | - | - | - | .400 |" in text
     higher = f"{own} after the reply against {plain}: 1 higher in one trial"
     assert f"- rows with a setting of their own, {higher}; FedAsync (.15): 1 lower in one trial\n" in text
+
+
+def test_the_papers_own_data_have_rows_for_who_asks(tmp_path):
+    table1, results = load_experiment("table1"), empty(tmp_path)
+    assert {cell.scenario for cell in table1.cells(1)} > set(table1.on_request) > {"cifar-100-4", "mini-imagenet-6"}
+    keep(results, Cell("cifar-100-4", "paper-reading"), before=0.5)
+    line = next(line for line in _table(table1.report(results)) if line[:2] == ["CIFAR-100 (4)", "before"])
+    published = EVERY_ROW[6].published("cdfl", "before")
+    assert line[2:4] == [".500", f"{published.mean:.3f} ± {published.deviation:.3f}".replace("0.", ".")]
+    assert "CIFAR-100 (4) before +" in table1.verdict(results)
 
 
 def test_table_1_that_is_complete_lacks_nothing(tmp_path):

@@ -145,12 +145,32 @@ def test_data_that_are_not_there_are_told_before_anything_runs(tmp_path):
     with pytest.raises(DataError) as refused:
         run_missing(asked, Results(tmp_path / "out"), How("cpu", data_dir=tmp_path / "data"), told.append)
     lines = str(refused.value).splitlines()
-    assert re.match(r"fashion-mnist is not in .*data; run `cdfl data fetch fashion-mnist`", lines[0])
+    assert re.match(r"fashion-mnist is not in .*data; run `cdfl data fetch fashion-mnist --data-dir ", lines[0])
     assert lines[0].endswith("(needed by fashion-mnist-2, fashion-mnist-4)")
     assert [line.split()[0] for line in lines[1:4]] == ["mnist", "svhn", "ccpd"]  # usps is there
-    assert lines[-1] == "to run the other rows alone: --rows digits-4"
+    assert lines[4:] == ["to run the other rows alone: --rows digits-4"]  # where to look was told
     assert told == []
     assert not (tmp_path / "out").exists()
+
+
+def test_where_data_may_be_is_told_to_who_did_not_say_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("CDFL_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError) as refused:
+        run_missing([Cell("fashion-mnist-2", "default")], Results(tmp_path / "out"), How("cpu"), lambda line: None)
+    first, second = str(refused.value).splitlines()
+    assert "nowhere, and there is no such folder; run `cdfl data fetch fashion-mnist`, or fill" in first
+    assert second == "if they are in another folder: --data-dir FOLDER"
+
+
+def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "SECONDS_BETWEEN_LINES", 0.01)
+    told: list[str] = []
+    cell = Cell("digits-4", "default", "local", changes=SMALL | {"drift": {"kind": "paper", "rest": "uneven"}})
+    run_missing([cell], Results(tmp_path), How("cpu"), told.append)
+    changed = " ".join(f"{name}={value}" for name, value in SMALL.items())
+    assert told[1] == f'next: digits-4 default local {changed} drift={{"kind": "paper", "rest": "uneven"}} (1 cell)'
+    assert re.fullmatch(rf"  0 of {SMALL['num_uploads']} uploads after \d+ s", told[2])
+    assert re.fullmatch(r"1 of 1: digits-4 default local .* \(1 cell\), \d+ s", told[-1])
 
 
 def test_data_of_what_is_there_already_are_not_asked_for(tmp_path):
@@ -174,8 +194,8 @@ def test_a_group_that_fails_costs_no_other(tmp_path, processes):
         run_missing([broken, *good], Results(tmp_path), how, told.append)
     first, second = str(failed.value).splitlines()
     assert first.startswith("1 of 3 groups failed")
-    assert re.match(r"  fashion-mnist-2 default local \(1 cells\): DataError: .*idx3-ubyte.gz is truncated", second)
-    assert sum("fashion-mnist-2 default local (1 cells) failed" in line for line in told) == 1
+    assert re.match(r"  fashion-mnist-2 default local \(1 cell\): DataError: .*idx3-ubyte.gz is truncated", second)
+    assert sum("fashion-mnist-2 default local (1 cell) failed" in line for line in told) == 1
     results = Results(tmp_path)
     assert [results.find(cell) is None for cell in [broken, *good]] == [True, False, False]
     with pytest.raises(UnfinishedError, match="1 of 1 groups failed"):  # the rest is not run again

@@ -1,6 +1,7 @@
 """Pooling before ReLU: nothing but the time may change."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from cdfl.core import flatten
 from cdfl.models import build
+from cdfl.sim.engine import Training
 from cdfl.sim.workers import Workers, pool_first
 
 from .world import make_task
@@ -87,3 +89,37 @@ def test_workers_leave_the_model_that_they_were_given():
     inputs = torch.rand(5, *task.federation.input_shape, dtype=task.dtype)
     (outputs,) = engine.outputs(weights[None], inputs)
     torch.testing.assert_close(outputs, given(inputs).detach(), rtol=0, atol=1e-12)
+
+
+class _Interrupted:
+    """Data that somebody presses Ctrl-C at, once others train."""
+
+    def __init__(self, others_train):
+        self.others_train = others_train
+
+    def fetch(self, samples):
+        assert self.others_train.wait(60)
+        raise KeyboardInterrupt
+
+
+def test_nobody_trains_on_when_trainings_are_interrupted():
+    """A program ends after its threads, and a training may take minutes."""
+    task, others_train, steps = make_task(), threading.Event(), []
+
+    def loss(outputs, targets):
+        others_train.set()
+        steps.append(1)
+        return task.loss(outputs, targets)
+
+    engine = Workers(task.model, loss, task.hyperparams, task.dtype, count=2)
+    samples = task.federation.draw(0, 0).train
+    long = torch.zeros(100_000, 1, dtype=torch.int64)  # minutes
+    start = flatten(task.model)
+    trainings = [
+        Training(_Interrupted(others_train), samples, start, long, 0),
+        Training(task.federation, samples, start, long, 0),
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        engine.train(trainings)
+    engine._pool.shutdown(wait=True)
+    assert 0 < len(steps) < len(long)

@@ -116,8 +116,11 @@ def _read(source: Source, root: Path) -> Dataset:
 def _folder(source: Source, root: Path) -> Path:
     folder = find_folder(source, root)
     if folder is None:
-        how = f"put {source.by_hand} into" if source.by_hand else f"run `cdfl data fetch {source.name}`, or fill"
-        raise DataError(f"{source.name} is not in {root}; {how} {root / source.name}")
+        where = "" if root == data_folder() else f" --data-dir {root}"
+        fetch_it = f"run `cdfl data fetch {source.name}{where}`, or fill"
+        how = f"put {source.by_hand} into" if source.by_hand else fetch_it
+        gone = "" if root.is_dir() else ", and there is no such folder"
+        raise DataError(f"{source.name} is not in {root}{gone}; {how} {root / source.name}")
     return folder
 
 

@@ -27,14 +27,16 @@ def test_every_address_has_a_checksum_and_a_publisher():
 
 
 def test_what_is_missing_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match=r"mnist is not in .*; run `cdfl data fetch mnist`, or fill"):
+    with pytest.raises(DataError, match=r"mnist is not in \S*; run `cdfl data fetch mnist --data-dir \S*`, or fill"):
         load_source("mnist", tmp_path)
+    with pytest.raises(DataError, match=r"mnist is not in .*gone, and there is no such folder; run"):
+        load_source("mnist", tmp_path / "gone")
     with pytest.raises(DataError, match=r"ccpd is not in .*; put the folder ccpd_base of CCPD2019.tar.xz .* into"):
         load_source("ccpd", tmp_path)
     with pytest.raises(DataError, match="there is no dataset 'nmist'; expected one of digits, mnist"):
         load_source("nmist", tmp_path)
     (tmp_path / "svhn").mkdir()
-    with pytest.raises(DataError, match=r"svhn is not in .*; run `cdfl data fetch svhn`, or fill"):
+    with pytest.raises(DataError, match=r"svhn is not in .*; run `cdfl data fetch svhn --data-dir .*`, or fill"):
         load_source("svhn", tmp_path)
     with pytest.raises(DataError, match="there is no dataset 'x'"):
         fetch("x", tmp_path)
