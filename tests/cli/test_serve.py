@@ -193,6 +193,8 @@ def test_a_key_with_a_pass_phrase(setup, tmp_path):
 
 def test_the_version():
     assert call("--version") == (0, f"cdfl {version('cdfl')}")
+    as_module = [sys.executable, "-m", "cdfl", "--version"]
+    assert subprocess.check_output(as_module, text=True) == f"cdfl {version('cdfl')}\n"  # noqa: S603
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -94,9 +94,12 @@ def checkout(tmp_path, monkeypatch):
 
 def test_all_results_of_a_folder_are_added(checkout):
     other = empty(checkout / "other")
+    keep(other, Cell("fashion-mnist-4", "paper-reading"))
     keep(other, Cell("fashion-mnist-4", "paper-reading", seed=1))
     keep_theorem(other, "0.1", "1.0")
-    write_pages(lambda line: None, [other.folder])
+    told: list[str] = []
+    write_pages(told.append, [other.folder])
+    assert told[0] == f"from {other.folder}: 2 runs of fashion-mnist-4, in place of 1 that were here"
     results = Results(checkout / "experiments" / "results")
     assert len(results.trials("fashion-mnist-4", "paper-reading")) == 2
     assert list(results.measured("theorem1")["rho"]) == ["0.1", "1.0"]
