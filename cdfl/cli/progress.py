@@ -1,47 +1,40 @@
 """How far a run is, live or in plain lines: readers of its events."""
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Diverged, Event, Started, Uploaded
-
-SECONDS_BETWEEN_LINES = 20.0
+from cdfl.record import Clusters, Event, Started, Uploaded
+from cdfl.sim import progress
 
 
 @contextmanager
 def lines(console: Console, num_uploads: int) -> Iterator[Callable[[Event], None]]:
-    """Take events, and print a plain line on stderr now and then: for logs, where there is no terminal for a live one.
+    """Take events, and print a plain line on stderr now and then, where there is no terminal for a live one.
 
-    A thread prints, so that a run that trains for an hour before it tells anything is not silent either. What is
-    notable about the data is printed at the start, once for all runs.
+    What is notable about the data is printed at the start, once for all runs.
     """
-    done, told, over, begun = 0, False, threading.Event(), time.monotonic()
+    told = False
 
-    def count(event: Event) -> None:
-        nonlocal done, told
+    def note(event: Event) -> None:
+        nonlocal told
         if isinstance(event, Started) and not told:
-            for note in event.notes.splitlines():
-                typer.echo(note, err=True)
-        done, told = done + isinstance(event, Uploaded | Diverged), True
+            for line in event.notes.splitlines():
+                _say(line)
+        told = True
+        if count is not None:
+            count(event)
 
-    def talk() -> None:
-        while not over.wait(SECONDS_BETWEEN_LINES):
-            state = f"{done:,} of {num_uploads:,} uploads" if told else "reading data and pre-training"
-            typer.echo(f"{state}, {time.monotonic() - begun:.0f} s", err=True)
+    with nullcontext() if console.is_terminal else progress.lines(_say, num_uploads) as count:
+        yield note
 
-    if not console.is_terminal:
-        threading.Thread(target=talk, daemon=True).start()
-    try:
-        yield count
-    finally:
-        over.set()
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def watch(events: Iterable[Event], console: Console) -> Iterator[Event]:

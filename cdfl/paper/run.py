@@ -2,12 +2,11 @@
 
 import gc
 import json
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -23,11 +22,11 @@ from cdfl.paper.failure import Failure, UnfinishedError, stopped
 from cdfl.paper.machine import commit, machine
 from cdfl.paper.results import Results
 from cdfl.paper.tables import counted
-from cdfl.record import Diverged, Event, Uploaded
+from cdfl.record import Event
 from cdfl.sim.engines import Precision
+from cdfl.sim.progress import lines
 from cdfl.sim.run import RunConfig, compare_events
 
-SECONDS_BETWEEN_LINES = 20.0
 Tell = Callable[[str], None]
 Group = Sequence[tuple[Cell, RunConfig]]  # cells that share stacks
 Outcome = tuple[list[tuple[Cell, RunConfig, dict[str, Any]]], dict[str, Any]]  # digests, and what is true of all
@@ -168,10 +167,13 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         # The literal bars are run to see what they do; nobody needs to be warned of them here.
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
         uploads = sum(config.scenario.num_uploads for config in configs)
-        with _progress(uploads, tell) as done, closing(compare_events(configs, None, how.data_dir)) as told:
+        with (
+            lines(lambda line: tell(f"  {line}"), uploads) as count,
+            closing(compare_events(configs, None, how.data_dir)) as told,
+        ):
             for which, event in told:
                 events[which].append(event)
-                done[0] += isinstance(event, Uploaded | Diverged)
+                count(event)
     seconds = time.monotonic() - begun
     kept = [(cell, config, _digest(cell, config, own)) for (cell, config), own in zip(group, events, strict=True)]
     return kept, {
@@ -191,27 +193,6 @@ def _digest(cell: Cell, config: RunConfig, events: Sequence[Event]) -> dict[str,
     jumps = isinstance(config.scenario.drift, Sudden)
     shown = cell.seed == 0 and not cell.changes and cell.algorithm in ("cdfl", "fedsoft")
     return digest(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
-
-
-@contextmanager
-def _progress(uploads: int, tell: Tell) -> Iterator[list[int]]:
-    """Somewhere to count uploads, and lines about them by the clock: for long stretches nothing is told of a run.
-
-    Before its first upload data are read, clusters pre-trained, and all clients that begin alike trained at once.
-    """
-    done, over, begun = [0], threading.Event(), time.monotonic()
-
-    def lines() -> None:
-        while not over.wait(SECONDS_BETWEEN_LINES):
-            tell(f"  {done[0]:,} of {uploads:,} uploads after {time.monotonic() - begun:.0f} s")
-
-    teller = threading.Thread(target=lines, daemon=True)
-    teller.start()
-    try:
-        yield done
-    finally:
-        over.set()
-        teller.join()
 
 
 def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> Iterator[list[tuple[Cell, RunConfig]]]:

@@ -11,9 +11,8 @@ from importlib import import_module
 
 import pytest
 
-from cdfl.cli import progress
 from cdfl.record import Finished, RunFolder, Uploaded, only
-from cdfl.sim import checkpoint
+from cdfl.sim import checkpoint, progress
 from cdfl.sim.run import configure, run_events
 from cdfl.sim.stack import Stack
 

@@ -16,6 +16,7 @@ from cdfl.paper import Cell, Results
 from cdfl.paper import run as running
 from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How, run_missing
+from cdfl.sim import progress
 
 from .small import empty, keep
 
@@ -163,13 +164,14 @@ def test_where_data_may_be_is_told_to_who_did_not_say_it(tmp_path, monkeypatch):
 
 
 def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     told: list[str] = []
     cell = Cell("digits-4", "default", "local", changes=SMALL | {"drift": {"kind": "paper", "rest": "uneven"}})
     run_missing([cell], Results(tmp_path), How("cpu"), told.append)
     changed = " ".join(f"{name}={value}" for name, value in SMALL.items())
     assert told[1] == f'next: digits-4 default local {changed} drift={{"kind": "paper", "rest": "uneven"}} (1 cell)'
-    assert re.fullmatch(rf"  0 of {SMALL['num_uploads']} uploads after \d+ s", told[2])
+    assert re.fullmatch(r"  reading data and pre-training, \d+ s", told[2])
+    assert any(re.fullmatch(rf"  \d+ of {SMALL['num_uploads']} uploads, \d+ s", line) for line in told)
     assert re.fullmatch(r"1 of 1: digits-4 default local .* \(1 cell\), \d+ s", told[-1])
 
 
