@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,7 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
 
     A group that fails does not end the others: `UnfinishedError` is raised after the last of them.
     """
+    how = replace(how, commit=how.commit or commit())  # of the code that is loaded: hours later it may be another
     configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
     missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
     wanted = [(cell, configs[key]) for key, cell in missing.items()]
@@ -180,7 +181,7 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         "device": configs[0].device,
         "precision": configs[0].precision,
         "machine": machine(),
-        "commit": how.commit or commit(),
+        "commit": how.commit,
         "seconds": round(seconds, 1),
         "together": len(group),
         "processes": how.processes,

@@ -163,6 +163,15 @@ def test_where_data_may_be_is_told_to_who_did_not_say_it(tmp_path, monkeypatch):
     assert second == "if they are in another folder: --data-dir FOLDER"
 
 
+def test_the_commit_is_that_of_the_code_that_was_loaded(tmp_path, monkeypatch):
+    told = iter(["first", "later", "later"])
+    monkeypatch.setattr(running, "commit", lambda: next(told))
+    asked = [Cell("digits-4", "default", "local", changes=SMALL | {"learning_rate": rate}) for rate in (0.001, 0.002)]
+    results = Results(tmp_path)
+    run_missing(asked, results, How("cpu"), lambda line: None)
+    assert [kept.record["commit"] for kept in results] == ["first", "first"]
+
+
 def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     told: list[str] = []
