@@ -39,6 +39,7 @@ OURS = {
 }  # fmt: skip
 COLUMNS_OF = {"paper-reading": BESIDE_THE_PAPER, "default": OURS, "paper": {"cdfl": "CDFL"}}  # preset -> titles
 OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in COLUMNS_OF[preset]]
+ROWS = (*EVERY_ROW, *FULL_ROWS)
 WITHOUT = {name: getattr(DEFAULT, name) for name in NOISY}  # MiniImageNet's own setting undone
 NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).hyperparams.items() >= NOISY.items()]
 PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
@@ -52,20 +53,16 @@ WORDS = (
 
 def cells(trials: int) -> list[Cell]:
     """What is compared with the paper first, then our own columns, and MiniImageNet without its own setting."""
-    asked = row_cells({preset: list(titles) for preset, titles in COLUMNS_OF.items()}, trials, _every_row())
+    asked = row_cells({preset: list(titles) for preset, titles in COLUMNS_OF.items()}, trials, ROWS)
     without = row_cells({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
     return asked + [replace(cell, changes=WITHOUT) for cell in without]
 
 
-def _every_row() -> list[Row]:
-    return [*EVERY_ROW, *FULL_ROWS]
-
-
 def report(results: Results) -> str:
     """One table, the paper's figures and our own columns in it, and what it comes to."""
-    rows = {row.scenario for row in _every_row()}
+    rows = {row.scenario for row in ROWS}
     mine = [kept for kept in results if kept.cell.changes in ({}, WITHOUT) and kept.cell.scenario in rows]
-    there = [row for row in _every_row() if any(kept.cell.scenario == row.scenario for kept in mine)]
+    there = [row for row in ROWS if any(kept.cell.scenario == row.scenario for kept in mine)]
     header = ["row", "accuracy"]
     for title in BESIDE_THE_PAPER.values():
         header += [f"{title}, `paper-reading`", "paper", "difference"]
@@ -115,7 +112,7 @@ def _rivals(results: Results) -> list[str]:
     lines = []
     asked = [("paper-reading", name) for name in BESIDE_THE_PAPER] + [("default", name) for name in OURS]
     for preset, rival in asked:
-        groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in _every_row()})
+        groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in ROWS})
         if groups and rival != "cdfl":
             title = f"{(OURS | BESIDE_THE_PAPER)[rival]}, `{preset}`"
             lines.append([title, *(named(groups.get(kind, [])) for kind in OUTCOMES)])

@@ -118,10 +118,10 @@ def _cells(experiment: Experiment, how: How, trials: int | None, only: Only) -> 
     if trials is None:
         trials = SMOKE_TRIALS if how.smoke else experiment.trials
     cells = experiment.cells(trials)
-    if not only.rows:
-        cells = [cell for cell in cells if cell.scenario not in experiment.on_request]
     if how.smoke and not only.rows:
         cells = Only(rows=experiment.smoke_rows).of(cells)
+    elif not only.rows:
+        cells = [cell for cell in cells if cell.scenario not in experiment.on_request]
     return only.of(cells)
 
 

@@ -26,9 +26,8 @@ MiniImageNet can run the paper's own rows of Table 1, as in `cdfl paper list`.
 
 Three presets, no more: `paper` has the printed values literally, with uniform uploads; `paper-reading` is one reading
 of what is not printed, found on FashionMNIST (4) alone; `default` is ours, with settings of their own for digit
-recognition and MiniImageNet. Accuracies are on data that neither client
-nor server trained on. *Before*: the model a client uploads; *after*: the reply, on the same data; *cluster*: the
-cluster models, each on its own cluster.
+recognition and MiniImageNet. Accuracies are on data that neither client nor server trained on. *Before*: the model a
+client uploads; *after*: the reply, on the same data; *cluster*: the cluster models, each on its own cluster.
 """
 SMOKE = (
     "**Smoke runs, on 8x8 digits whatever a row is called: they show that the code works, and their figures mean "

@@ -23,8 +23,8 @@ from cdfl.paper.machine import commit, machine
 from cdfl.paper.results import Results
 from cdfl.paper.tables import counted
 from cdfl.record import Event
+from cdfl.sim import progress
 from cdfl.sim.engines import Precision
-from cdfl.sim.progress import lines
 from cdfl.sim.run import RunConfig, compare_events
 
 Tell = Callable[[str], None]
@@ -169,7 +169,7 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
         uploads = sum(config.scenario.num_uploads for config in configs)
         with (
-            lines(lambda line: tell(f"  {line}"), uploads) as count,
+            progress.lines(lambda line: tell(f"  {line}"), uploads) as count,
             closing(compare_events(configs, None, how.data_dir)) as told,
         ):
             for which, event in told:

@@ -6,7 +6,7 @@ import pytest
 
 from cdfl.paper import Cell, Results
 from cdfl.paper import run as running
-from cdfl.paper.command import Only, obey, perform
+from cdfl.paper.command import Only, _cells, obey, perform
 from cdfl.paper.experiment import list_experiments, load_experiment
 from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How
@@ -59,6 +59,16 @@ def test_names_are_looked_for_in_what_the_others_leave():
 def test_rows_that_smoke_leaves_away_are_no_option_that_was_given(tmp_path):
     with pytest.raises(ValueError, match=r"there is no algorithm 'local' in this experiment; there are cdfl, fedsoft$"):
         perform("overhead", How("cpu", smoke=True), tmp_path, only=Only(algorithms=["local"]))
+
+
+@pytest.mark.parametrize("smoke", [True, False])
+def test_rows_on_request_are_run_for_who_names_them_alone(smoke):
+    table1 = load_experiment("table1")
+    default = {cell.scenario for cell in _cells(table1, How(smoke=smoke), 1, Only())}
+    assert default
+    assert not default & set(table1.on_request)
+    named = _cells(table1, How(smoke=smoke), 1, Only(["cifar-100-4"]))
+    assert {cell.scenario for cell in named} == {"cifar-100-4"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["stopped", "failed"])
