@@ -47,7 +47,8 @@ SAME = [*PICTURED, *FULL_ROWS]
 WORDS = (
     "Mean ± deviation over trials; *difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
     "deviations. To the right of them our own columns. *Local*: a client trains anew from the common start when its "
-    "data change; *Local (keeps)*: it goes on with the model it has; its clusters are those of pre-training.\n"
+    "data change; *Local (keeps)*: it goes on with the model it has; its clusters are those of pre-training. A figure "
+    "without a deviation is of one trial, seed 0: to be compared with means of more only seed by seed, as below.\n"
 )
 
 

@@ -19,12 +19,14 @@ from .small import empty, keep
         ([0.01, 0.01], "above"),
         ([-0.01, -0.01], "below"),
         ([0.0, 0.02], "level"),  # .01, and a standard error of .01
-        ([0.01, 0.04], "level"),  # .025, and twice .015
-        ([0.01, 0.02], "above"),  # .015, and twice .005
-        ([-0.01, -0.02], "below"),
+        ([0.010, 0.012], "level"),  # .011, and 12.706 times .001
+        ([0.012, 0.014], "above"),  # .013, and 12.706 times .001
+        ([-0.012, -0.014], "below"),
+        ([0.0, 0.01, 0.02, 0.03, 0.04], "above"),  # .02, and 2.776 times .00707
+        ([-0.002, 0.01, 0.02, 0.03, 0.04], "level"),  # .0196, and 2.776 times .00736
     ],
 )
-def test_a_difference_counts_beyond_twice_its_standard_error(differences, expected):
+def test_a_difference_counts_beyond_its_confidence_interval(differences, expected):
     assert outcome(differences) == expected
 
 
