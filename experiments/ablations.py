@@ -6,7 +6,8 @@ there when, and a fixed tau_0 while clients grow.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. 100 clients and 2,000 uploads on
 FashionMNIST; the 20 clients and 400 uploads of Table 1 on CIFAR-10, which stands in for CIFAR-100, where the paper has
 100 and 1,000.
-Machine: one H200; seconds stand beside the results. Cost: about 30 settings for each of the two rows; two or three
+Machine: one H200, and two CPU cores for the third trial of one cluster on FashionMNIST, hours instead of seconds;
+seconds stand beside the results. Cost: about 30 settings for each of the two rows; two or three
 minutes a trial for FashionMNIST, six processes side by side; about half an hour for CIFAR-10, three.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation

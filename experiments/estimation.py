@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
-from cdfl.paper.compare import RULE, compare, held, named
+from cdfl.paper.compare import RULE, compare, held, named, on_rows
 from cdfl.paper.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below
 from cdfl.paper.rows import footnote
 from cdfl.paper.tables import number, provenance, span, spread, table
@@ -64,7 +64,7 @@ def verdict(results: Results) -> str:
         "KL of CDFL's estimate below that of FedSoft-Async's, as the paper has it in all rows:": [
             _nearer(results, preset, stand_ins) for preset in PRESETS for stand_ins in (False, True)
         ],
-        "Rows in which equal shares for everybody are nearer than the estimate:": [
+        "Rows in which equal shares for everybody are nearer than the estimate, in the mean over trials:": [
             _farther(results, *names, title) for names, title in COMPARED.items() if names[1] != "ifca"
         ],
         "How often CDFL's largest share is that of the client's main cluster, in the last uploads of one run:": [
@@ -73,6 +73,7 @@ def verdict(results: Results) -> str:
         "Clusters whose estimated shares come to less than a quarter of the true ones, all these uploads together:": [
             _forgotten(results, preset) for preset in PRESETS
         ],
+        "Not run, where others were:": [_not_run(results, *names, title) for names, title in COMPARED.items()],
     }
     parts = [f"{claim}\n\n{''.join(lines)}" for claim, lines in told.items() if any(lines)]
     return "\n".join(parts) or "Estimates have not been compared yet.\n"
@@ -130,6 +131,13 @@ def _farther(results: Results, preset: str, algorithm: str, title: str) -> str:
     farther = [row.title for row, mean in there.items() if mean > equal_shares(row.scenario)]
     which = f": {named(farther)}" if farther else ""
     return f"- {title}: {len(farther)} of {len(there)}{which}\n" if there else ""
+
+
+def _not_run(results: Results, preset: str, algorithm: str, title: str) -> str:
+    """Rows that it lacks, though it was run on others."""
+    asked = [row for row in EVERY_ROW if any(results.trials(row.scenario, *names) for names in COMPARED)]
+    lacking = {row.title: title for row in asked if not results.trials(row.scenario, preset, algorithm)}
+    return f"- {on_rows(lacking)}\n" if 0 < len(lacking) < len(asked) else ""
 
 
 def draw(results: Results, folder: Path) -> list[str]:

@@ -22,8 +22,8 @@ from typing import Any
 
 from cdfl.core import DEFAULT
 from cdfl.paper import EVERY_ROW, Cell, Results, Row, row_cells
-from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped, held, named, tally
-from cdfl.paper.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means
+from cdfl.paper.compare import OUTCOMES, RULE, compare, differences, grouped, held, named, on_rows, tally
+from cdfl.paper.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means, rows_below
 from cdfl.paper.rows import COLUMNS, FULL_ROWS, LOCAL, Figure, footnote
 from cdfl.paper.tables import difference, distance, printed, provenance, span, spread, table
 from cdfl.scenarios import load_scenario
@@ -38,6 +38,7 @@ OURS = {
     "local": "Local (keeps)", "oracle": "Oracle",
 }  # fmt: skip
 COLUMNS_OF = {"paper-reading": BESIDE_THE_PAPER, "default": OURS, "paper": {"cdfl": "CDFL"}}  # preset -> titles
+RIVALS = [(preset, name) for preset, titles in COLUMNS_OF.items() for name in titles if name != "cdfl"]
 OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in COLUMNS_OF[preset]]
 ROWS = (*EVERY_ROW, *FULL_ROWS)
 WITHOUT = {name: getattr(DEFAULT, name) for name in NOISY}  # MiniImageNet's own setting undone
@@ -191,11 +192,10 @@ def _left_out(results: Results) -> list[str]:
             none = [title for title, count in found.items() if count == 0]
             what = f"`{preset}`" if len(none) == len(found) else f"{', '.join(none)} with `{preset}`"
             lacking[row.title] = what if none else None
-        missing += [f"{what} on {named(rows)}" for what, rows in grouped(lacking).items()]
+        missing += [on_rows(lacking)]
     few = {title: span(found) for title, found in counts.items() if any(0 < count < TRIALS for count in found)}
-    fewer = [f"{count} on {named(rows)}" for count, rows in grouped(few).items()]
-    told = {"not run": missing, f"trials, where they are not {TRIALS}": fewer}
-    return [f"- {what}: {'; '.join(where)}" for what, where in told.items() if where]
+    told = {"not run": "; ".join(filter(None, missing)), f"trials, where they are not {TRIALS}": on_rows(few)}
+    return [f"- {what}: {where}" for what, where in told.items() if where]
 
 
 def _near(results: Results) -> dict[str, str | None]:
@@ -236,6 +236,39 @@ def _name(algorithm: str) -> str:
 
 
 def draw(results: Results, folder: Path) -> list[str]:
+    """Our figures beside the paper's where the data are the same, and in all rows how far rivals are from CDFL."""
+    return [*_beside_the_paper(results, folder), *_apart_from_cdfl(results, folder)]
+
+
+def _apart_from_cdfl(results: Results, folder: Path) -> list[str]:
+    """How far the replies of rivals are above those of CDFL, seed by seed, in every row and preset."""
+    found = {(row, *rival): gaps for row, rival in product(ROWS, RIVALS) if (gaps := _gaps(results, row, *rival))}
+    rows = [row for row in ROWS if row in {row for row, *_ in found}]
+    presets = [preset for preset in COLUMNS_OF if preset in {preset for _, preset, _ in found}]
+    if not found:
+        return []
+    grid: Any = {"nrows": len(presets), "sharex": True, "squeeze": False}
+    with figure(folder, "table1-rivals", PAGE, 0.7 + 1.8 * len(presets), smoke=results.smoke, **grid) as axes:
+        for own, preset in zip(axes[:, 0], presets, strict=True):
+            rivals = [name for given, name in RIVALS if given == preset]
+            own.axhline(0, color=COLORS["cdfl"], lw=0.8, label="CDFL")
+            for place, name in enumerate(rivals):
+                at = [where + 0.12 * (place - (len(rivals) - 1) / 2) for where in range(len(rows))]
+                style = {"ls": "", "color": COLORS[name]} | MARKERS[preset]
+                trials = [found.get((row, preset, name), []) for row in rows]
+                means(own, at, trials, label=f"{LABELS[name]}, {preset}", **style)
+            own.set_ylabel(f"reply - CDFL's ± SD,\n{preset}")
+            rows_below(own, rows)
+        legend(axes[0][0], ncols=3)
+    return ["table1-rivals"]
+
+
+def _gaps(results: Results, row: Row, preset: str, rival: str) -> list[float]:
+    ours, theirs = results.trials(row.scenario, preset), results.trials(row.scenario, preset, rival)
+    return differences(theirs, ours, lambda kept: kept.end["after"])
+
+
+def _beside_the_paper(results: Results, folder: Path) -> list[str]:
     """CDFL's and FedSoft-Async's figures on the paper's own data: the paper's bars, and our means in two presets."""
     if not any(results.trials(row.scenario, "paper-reading") for row in PICTURED):
         return []

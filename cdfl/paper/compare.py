@@ -6,6 +6,8 @@ from statistics import fmean, stdev
 
 from cdfl.paper.results import Kept
 
+# Student's t, two-sided at 95%, by the number of trials from two on; more trials than these are judged by the last.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 OUTCOMES = ("above", "level", "below", "higher in one trial", "lower in one trial")
 RULE = (
     "*Above* and *below*: seed by seed, the 95% confidence interval of the mean difference (Student's t) does not hold "
@@ -15,9 +17,14 @@ RULE = (
 
 def compare(ours: Iterable[Kept], theirs: Iterable[Kept], value: Callable[[Kept], float | None]) -> str | None:
     """The outcome for a value of runs that have the same seeds; None where there are none."""
+    return outcome(differences(ours, theirs, value))
+
+
+def differences(ours: Iterable[Kept], theirs: Iterable[Kept], value: Callable[[Kept], float | None]) -> list[float]:
+    """How much larger a value is in our run than in theirs, for each seed that both have."""
     other = {kept.cell.seed: value(kept) for kept in theirs}
     pairs = [(value(kept), other.get(kept.cell.seed)) for kept in ours]
-    return outcome([mine - yours for mine, yours in pairs if mine is not None and yours is not None])
+    return [mine - yours for mine, yours in pairs if mine is not None and yours is not None]
 
 
 def outcome(differences: Sequence[float]) -> str | None:
@@ -38,9 +45,8 @@ def outcome(differences: Sequence[float]) -> str | None:
 
 def _margin(differences: Sequence[float]) -> float:
     """Half of the 95% confidence interval of their mean: 12.7 standard errors for two, 2.8 for five."""
-    from scipy.stats import t  # here, since it takes a second
-
-    return float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
+    trials = len(differences)
+    return T_95[min(trials - 2, len(T_95) - 1)] * stdev(differences) / sqrt(trials)
 
 
 def grouped(outcomes: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -66,6 +72,15 @@ def named(names: Iterable[str]) -> str:
         parts.append(bracket.strip() + rest if bracket and dataset == last else name)
         last = dataset
     return ", ".join(parts)
+
+
+def on_rows(outcomes: Mapping[str, str | None]) -> str:
+    """Each outcome, and the rows it is found on.
+
+    >>> on_rows({"digits (2)": "1", "digits (3)": "1", "CIFAR-10 (2)": "1-2", "CIFAR-10 (3)": None})
+    '1 on digits (2), (3); 1-2 on CIFAR-10 (2)'
+    """
+    return "; ".join(f"{what} on {named(rows)}" for what, rows in grouped(outcomes).items())
 
 
 def tally(outcomes: Mapping[str, str | None]) -> str:

@@ -131,8 +131,16 @@ def _precisions(cells: Sequence[Kept]) -> str:
     every = Counter(_row(one) for one in cells)
     text = ""
     for precision, _ in others:
-        own = Counter(_row(one) for one in cells if one.record["precision"] == precision)
-        parts = {row: "" if count == every[row] else f" ({count} of {every[row]} runs)" for row, count in own.items()}
+        own: dict[str, list[str]] = {}
+        for one in cells:
+            if one.record["precision"] == precision:
+                own.setdefault(_row(one), []).append(one.cell.algorithm)
+        parts = {
+            row: ""
+            if len(runs) == every[row]
+            else f" ({', '.join(dict.fromkeys(runs))}: {len(runs)} of {every[row]} runs)"
+            for row, runs in own.items()
+        }
         text += f" In {precision}, not {usual}: {', '.join(row + part for row, part in parts.items())}."
     return text
 

@@ -12,6 +12,7 @@ import pytest
 from cdfl.algorithms import ALGORITHMS
 from cdfl.paper import __main__ as module
 from cdfl.paper.experiment import list_experiments
+from cdfl.paper.folder import experiments_folder
 from cdfl.sim.presets import PRESETS
 
 from .small import call
@@ -87,9 +88,14 @@ def test_a_broken_file_is_named(tmp_path, capsys):
 def test_the_module_needs_torch_numpy_and_safetensors_alone():
     others = ("typer", "rich", "sklearn", "scipy", "PIL", "matplotlib", "httpx", "uvicorn", "starlette")
     block = f"import sys; sys.modules.update(dict.fromkeys({others}))"
-    code = f"{block}; from cdfl.paper.__main__ import main; main(['list'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    told = (
+        "from cdfl.paper.pages import readme; from cdfl.paper import Results; print(readme(Results(Path(sys.argv[1]))))"
+    )
+    code = f"{block}; from pathlib import Path; from cdfl.paper.__main__ import main; main(['list']); {told}"
+    given = [sys.executable, "-c", code, str(experiments_folder() / "results")]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)  # noqa: S603
     assert "table1 " in done.stdout, done.stderr
+    assert (experiments_folder() / "README.md").read_text(encoding="utf-8") in done.stdout, done.stderr
 
 
 def test_the_module_does_the_same_without_a_command_line_library(tmp_path, capsys):

@@ -1,9 +1,10 @@
 """One algorithm against another: noise is not a win."""
 
 import pytest
+from scipy.stats import t
 
 from cdfl.paper import Cell, Results
-from cdfl.paper.compare import compare, held, outcome
+from cdfl.paper.compare import T_95, compare, held, outcome
 
 from .small import empty, keep
 
@@ -28,6 +29,11 @@ from .small import empty, keep
 )
 def test_a_difference_counts_beyond_its_confidence_interval(differences, expected):
     assert outcome(differences) == expected
+
+
+def test_the_quantiles_are_those_of_students_t():
+    assert list(T_95) == pytest.approx([t.ppf(0.975, trials - 1) for trials in range(2, 11)], abs=5e-4)
+    assert outcome([0.01 + 0.001 * (-1) ** seed for seed in range(100)]) == "above"  # more trials than there are
 
 
 def test_trials_are_compared_with_those_of_the_same_seed(tmp_path):

@@ -21,6 +21,7 @@ ADAPTATION = load_experiment("adaptation").draw.__globals__
 ABLATIONS = load_experiment("ablations").draw.__globals__
 OVER_TIME = load_experiment("over_time").draw.__globals__
 READING = load_experiment("reading").draw.__globals__
+TABLE1 = load_experiment("table1").draw.__globals__
 RESULTS = Results(experiments_folder() / "results")
 EXPERIMENTS = [experiment.name for experiment in list_experiments()]
 
@@ -164,6 +165,20 @@ def test_table_1_shows_both_algorithms_in_both_presets(tmp_path):
     shown = texts(tmp_path / "table1.svg")
     for name in ("CDFL", "FedSoft-Async"):
         assert {f"{name}, paper-reading", f"{name}, default"} <= set(shown)
+
+
+def test_rivals_of_any_row_are_drawn_seed_by_seed(tmp_path):
+    results = empty(tmp_path)
+    for seed, after in enumerate((0.5, 0.9)):
+        keep(results, Cell("digit-recognition", "default", seed=seed), after=after)
+    assert load_experiment("table1").draw(results, tmp_path) == []  # nobody to compare it with
+    keep(results, Cell("digit-recognition", "default", "oracle", 1), after=0.8)
+    assert load_experiment("table1").draw(results, tmp_path) == ["table1-rivals"]
+    shown = texts(tmp_path / "table1-rivals.svg")
+    assert "Oracle, default" in shown
+    assert STAND_IN in shown
+    row = next(row for row in EVERY_ROW if row.scenario == "digit-recognition")
+    assert TABLE1["_gaps"](results, row, "default", "oracle") == pytest.approx([-0.1])
 
 
 def test_the_axis_of_the_reading_cuts_nothing(axes):

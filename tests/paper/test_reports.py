@@ -170,6 +170,16 @@ def test_an_estimate_farther_than_equal_shares_is_named(tmp_path):
     text = load_experiment("estimation").verdict(results)
     assert "- CDFL, `default`: 1 of 2: FashionMNIST (2)\n" in text
     assert "- `default`: FashionMNIST (2) 0%, (6) 100%\n" in text
+    assert "Not run" not in text
+
+
+def test_estimates_that_some_rows_lack_are_named(tmp_path):
+    results = empty(tmp_path)
+    for scenario in ("fashion-mnist-2", "fashion-mnist-4", "cifar-10-2"):
+        keep(results, Cell(scenario, "default"))
+    keep(results, Cell("fashion-mnist-4", "default", "fedsoft"))
+    text = load_experiment("estimation").verdict(results)
+    assert text.endswith(":\n\n- FedSoft-Async, `default` on FashionMNIST (2), CIFAR-10 (2) †\n")
 
 
 def test_a_cluster_that_nobody_is_taken_for_is_counted(tmp_path):
@@ -184,6 +194,7 @@ def test_clusters_that_fall_on_the_way_are_told(tmp_path):
     results = empty(tmp_path)
     cell = Cell("fashion-mnist-4", "paper-reading")
     keep(results, cell)
+    assert "- Trials, where they are not 5: 1 on FashionMNIST (4)\n" in load_experiment("over_time").verdict(results)
     results.find(cell).digest["clusters"] |= {"epoch": [0, 4, 8, 12], "accuracy": [0.8, 0.7, 0.75, 0.82]}
     experiment = load_experiment("over_time")
     header, line = _table(experiment.report(results))

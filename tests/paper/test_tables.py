@@ -30,7 +30,9 @@ def test_provenance_adds_up_seconds_machines_and_commits(tmp_path):
     assert provenance(results) == expected + "In tf32, not float32: fashion-mnist-2 with `default`.\n"
     keep(results, Cell("fashion-mnist-4", "default", seed=2))
     keep(results, Cell("fashion-mnist-4", "default", seed=3), gpu)
-    assert "fashion-mnist-2 with `default`, fashion-mnist-4 with `default` (1 of 4 runs).\n" in provenance(results)
+    assert "fashion-mnist-2 with `default`, fashion-mnist-4 with `default` (cdfl: 1 of 4 runs).\n" in provenance(
+        results
+    )
     one = results.trials("fashion-mnist-4", "default")[:1]  # its share of a group that was run together
     assert provenance(one * 2) == "1 run in 4 s; 2 cores of c (float32), torch 2, d; commit abc.\n"
     assert provenance([]) == "Nothing of it has been run yet.\n"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from struct import error as StructError  # noqa: N812: an exception
+from struct import error as StructError
 from tarfile import TarError
 
 from cdfl.data.dataset import Dataset
