@@ -1,14 +1,14 @@
 """Ablations: one setting changed at a time, 4 clusters.
 
-Claim: the paper's: proxy sets of 500 images are enough, more clients change little (here each of many uploads less
-often, as uploads are as many in all), and a small rho serves clusters. What the paper does not vary: no drift, who is
-there when, and a fixed tau_0 while clients grow.
+Claim: the paper's (section 5.3, figure 7, appendix C.1): proxy sets of 500 images are enough, more clients change
+little (here each of many uploads less often, as uploads are as many in all), and a small rho serves clusters. What the
+paper does not vary: no drift, who is there when, and a fixed tau_0 while clients grow.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. 100 clients and 2,000 uploads on
 FashionMNIST; the 20 clients and 400 uploads of Table 1 on CIFAR-10, which stands in for CIFAR-100, where the paper has
 100 and 1,000.
 Machine: one H200, and two CPU cores for the third trial of one cluster on FashionMNIST, hours instead of seconds;
-seconds stand beside the results. Cost: about 30 settings for each of the two rows; two or three
-minutes a trial for FashionMNIST, six processes side by side; about half an hour for CIFAR-10, three.
+seconds stand beside the results. Cost: about 30 settings for each of the two rows; two or three minutes a trial for
+FashionMNIST, six processes side by side; about half an hour for CIFAR-10, three.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """

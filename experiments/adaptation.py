@@ -1,7 +1,7 @@
 """Adaptation: what a client goes through when the main cluster of its data jumps.
 
-Claim: the paper's: one reply brings a client back to where it was; alone it takes longer. It has no figure of it, and
-does not ask whether rivals do as well.
+Claim: the paper's (abstract, section 6) is rapid adaptation to new tasks; as we read it, one reply brings a client back
+to where it was, and alone it takes longer. It has no figure of it, and does not ask whether rivals do as well.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 9
 (FashionMNIST) or 5 (8x8 digits) uploads of a client. With `paper-reading` clients are there for five uploads at a time:
 jumps fall into these, not on a return, after which replies also hold what clusters learned meanwhile.

@@ -1,7 +1,7 @@
 """Distribution estimation: how near the estimated mixtures are to the true ones.
 
-Claim: the paper's: the server's estimate from one uploaded model is nearer to the truth than the client's own, made
-from K models.
+Claim: the paper's (section 5.2, figure 5): the server's estimate from one uploaded model is nearer to the truth than
+the client's own, made from K models.
 Settings: `paper-reading` and `default`, CDFL and FedSoft-Async, with `default` IFCA as well; the runs of Table 1.
 KL(true || estimated), the estimate smoothed by 1e-4, mean over the last upload of every client. *Equal shares*: the
 same for one who takes all clusters to be alike for everybody, mean over 1,000 mixtures of the row. Main clusters, and

@@ -1,7 +1,7 @@
 """Accuracy over time: clients before and after the reply, and clusters, session by session.
 
-Claim: the paper's: replies overtake what clients train themselves after a few sessions on FashionMNIST, and from very
-early on with harder data; its appendix has pictures of one cluster, too.
+Claim: the paper's (section 5.2, figures 3 and 4, appendix C): replies overtake what clients train themselves after a
+few sessions on FashionMNIST, and from very early on with harder data; its appendix has pictures of one cluster, too.
 Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and one-cluster runs as in the appendix.
 Clusters are scored once a session, not after every epoch as in the paper's pictures.
 Machine: one H200; seconds stand beside the results. Cost: none beyond Table 1 but the one-cluster runs, 10 a dataset:

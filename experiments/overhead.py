@@ -1,6 +1,7 @@
 """Overhead: what FedSoft-Async costs a client, relative to CDFL = 1.
 
-Claim: K models come down instead of one, and K evaluations of the local data are added to its training.
+Claim: the paper's (section 5.2, figure 6), as it follows from the algorithms: K models come down instead of one, and K
+evaluations of the local data are added to its training.
 Settings: `paper-reading`; the runs of Table 1. Bytes are measured: models and replies are encoded as client and server
 do it (float32, safetensors, headers of CDFL's reply included). FLOPs are counted: those of one sample forward and
 backward through the network, times the samples that went through it in each run.

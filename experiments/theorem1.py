@@ -1,7 +1,8 @@
 """Theorem 1: the gradient over S_k updates of a cluster, against the bound with measured constants.
 
-Claim: the bound is vacuous (Assumption 3 alone grants more), and the condition on rho that it rests on is never met by
-local training. Where the gradient goes, and where F_k rises, is measured beside it.
+Claim: the bound (section 4.3 of the paper, proof in appendix B) is vacuous (Assumption 3 alone grants more), and the
+condition on rho that it rests on is never met by local training. Where the gradient goes, and where F_k rises, is
+measured beside it.
 Settings: softmax regression with a quadratic term on 8x8 digits in 4 rotations, 20 clients of which 4 are active at a
 time, 5 to 10 full gradient steps of 1 / (L + rho), beta_0, a and b as printed, `min` bars; several rho.
 Machine: one CPU core, float64. Cost: about three minutes.
