@@ -128,11 +128,10 @@ def _with(algorithm: str, settings: Mapping[str, Any]) -> str:
 def _rivals(results: Results) -> list[str]:
     """A table of the rows in which CDFL's replies are above those of each rival."""
     lines = []
-    asked = [("paper-reading", name) for name in BESIDE_THE_PAPER] + [("default", name) for name in OURS]
-    for preset, rival in asked:
+    for preset, rival in RIVALS:
         groups = grouped({row.title: _against(results, row, "after", preset, rival) for row in ROWS})
-        if groups and rival != "cdfl":
-            title = f"{(OURS | BESIDE_THE_PAPER)[rival]}, `{preset}`"
+        if groups:
+            title = f"{COLUMNS_OF[preset][rival]}, `{preset}`"
             lines.append([title, *(named(groups.get(kind, [])) for kind in OUTCOMES)])
     return [table(["CDFL after the reply, against", *OUTCOMES], lines)] if lines else []
 
@@ -243,10 +242,10 @@ def draw(results: Results, folder: Path) -> list[str]:
 def _apart_from_cdfl(results: Results, folder: Path) -> list[str]:
     """How far the replies of rivals are above those of CDFL, seed by seed, in every row and preset."""
     found = {(row, *rival): gaps for row, rival in product(ROWS, RIVALS) if (gaps := _gaps(results, row, *rival))}
-    rows = [row for row in ROWS if row in {row for row, *_ in found}]
-    presets = [preset for preset in COLUMNS_OF if preset in {preset for _, preset, _ in found}]
     if not found:
         return []
+    rows = list(dict.fromkeys(row for row, _, _ in found))
+    presets = [preset for preset in COLUMNS_OF if any(preset == own for _, own, _ in found)]
     grid: Any = {"nrows": len(presets), "sharex": True, "squeeze": False}
     with figure(folder, "table1-rivals", PAGE, 0.7 + 1.8 * len(presets), smoke=results.smoke, **grid) as axes:
         for own, preset in zip(axes[:, 0], presets, strict=True):

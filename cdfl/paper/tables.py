@@ -135,14 +135,15 @@ def _precisions(cells: Sequence[Kept]) -> str:
         for one in cells:
             if one.record["precision"] == precision:
                 own.setdefault(_row(one), []).append(one.cell.algorithm)
-        parts = {
-            row: ""
-            if len(runs) == every[row]
-            else f" ({', '.join(dict.fromkeys(runs))}: {len(runs)} of {every[row]} runs)"
-            for row, runs in own.items()
-        }
-        text += f" In {precision}, not {usual}: {', '.join(row + part for row, part in parts.items())}."
+        text += f" In {precision}, not {usual}: {', '.join(_part(row, runs, every[row]) for row, runs in own.items())}."
     return text
+
+
+def _part(row: str, algorithms: Sequence[str], every: int) -> str:
+    """A row, and the algorithms of those of its runs that are meant where these are not all."""
+    if len(algorithms) == every:
+        return row
+    return f"{row} ({', '.join(dict.fromkeys(algorithms))}: {len(algorithms)} of {every} runs)"
 
 
 def _row(kept: Kept) -> str:
