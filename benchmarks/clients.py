@@ -14,7 +14,7 @@ from pathlib import Path
 from machine import commit, machine
 
 from cdfl.record import Uploaded
-from cdfl.sim.run import configure, run_events
+from cdfl.sim.runner import configure, run_events
 
 RESULTS = Path(__file__).resolve().parent / "results" / "clients.json"
 CASES = [(400, 500), (400, 1000), (400, 2000), (400, 4000), (10_000, 10_000)]  # clients, uploads

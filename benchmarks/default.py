@@ -18,7 +18,7 @@ from machine import machine
 
 from cdfl.record import Finished
 from cdfl.sim.clock import TIME_MODELS
-from cdfl.sim.run import RunConfig, compare_events, configure
+from cdfl.sim.runner import RunConfig, compare_events, configure
 
 RESULTS = Path(__file__).resolve().parent / "results" / "default.json"
 FLAT: dict[str, object] = {"staleness_slope": 0.0}  # no upload is too old
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    settings = {name: json.loads(json.dumps(asdict(configure(name).hyperparams))) for name in SEARCHES}
+    settings = {name: json.loads(json.dumps(asdict(configure(name).settings))) for name in SEARCHES}
     stored = json.loads(args.out.read_text()) if args.out.exists() else {"rows": []}
     # What was compared with another default says nothing of this one.
     same = [name for name in SEARCHES if stored.get("default", {}).get(name) == settings[name]]
@@ -74,7 +74,7 @@ def main() -> None:
                 config = configure(
                     scenario, seed=seed, device=args.device, precision=args.precision, **_settings(changed)
                 )
-                groups.setdefault(f"{scenario} {config.hyperparams.training}", []).append((row, config))
+                groups.setdefault(f"{scenario} {config.settings.training}", []).append((row, config))
     for group in groups.values():
         for which, event in compare_events([config for _, config in group], None, args.data_dir):
             if isinstance(event, Finished):

@@ -14,7 +14,7 @@ from machine import machine
 from cdfl.algorithms import ALGORITHMS
 from cdfl.record import Finished
 from cdfl.report import picture
-from cdfl.sim.run import compare_events, configure
+from cdfl.sim.runner import compare_events, configure
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, README = ROOT / "benchmarks" / "results" / "digits-4.json", ROOT / "README.md"

@@ -4,7 +4,7 @@
 
 Times every convolution of a training step, forward and back, and of a look at a proxy set, as cuDNN computes them on a
 batch by itself, replayed from a CUDA graph: no batch norm, no ReLU, no optimiser, no Python. Times the number of steps
-and looks of the run that benchmarks/speed.py times, that is a floor for any way to run it that leaves the convolutions
+and turns of the run that benchmarks/speed.py times, that is a floor for any way to run it that leaves the convolutions
 to cuDNN.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cdfl.sim.clock import Uniform
 from cdfl.sim.cuda import tensor_cores
-from cdfl.sim.run import configure
+from cdfl.sim.runner import configure
 from cdfl.sim.task import Task
 
 DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,28 +38,31 @@ def main() -> None:
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     args = parser.parse_args()
     config = configure(args.scenario, num_clients=args.clients, num_uploads=args.uploads)
-    task = Task(config.scenario, config.scenario.federation(0, args.data_dir), config.hyperparams)
-    steps, looks = counts(task, args.uploads)
-    found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.uploads, "steps": steps, "looks": looks}
+    task = Task(config.scenario, config.scenario.federation(0, args.data_dir), config.settings)
+    steps, turns = counts(task, args.uploads)
+    found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.uploads, "steps": steps, "evaluations": turns}
     found |= {"machine": machine(), "commit": args.commit or commit(), "ms": {}}
     for precision, dtype in DTYPES.items():
         with tensor_cores(precision):
-            step = sum(
-                microseconds(work) for work in convolutions(task, config.hyperparams.batch_size, dtype, back=True)
+            step = sum(microseconds(work) for work in convolutions(task, config.settings.batch_size, dtype, back=True))
+            evaluation = sum(
+                microseconds(work) for work in convolutions(task, len(task.proxy_sets[0][0]), dtype, back=False)
             )
-            look = sum(microseconds(work) for work in convolutions(task, len(task.proxy_sets[0][0]), dtype, back=False))
-        found["ms"][precision] = {"step": round(step / 1e3, 3), "look": round(look / 1e3, 3)}
-        seconds = (steps * step + looks * look) / 1e6
-        print(f"{precision}: {step / 1e3:.2f} ms a step, {look / 1e3:.2f} ms a look, {seconds:.2f} s", flush=True)
+        found["ms"][precision] = {"step": round(step / 1e3, 3), "evaluation": round(evaluation / 1e3, 3)}
+        seconds = (steps * step + turns * evaluation) / 1e6
+        print(
+            f"{precision}: {step / 1e3:.2f} ms a step, {evaluation / 1e3:.2f} ms an evaluation, {seconds:.2f} s",
+            flush=True,
+        )
     args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def counts(task: Task, uploads: int) -> tuple[int, int]:
-    """Training steps of clients, and looks of an upload at a proxy set; nothing else is counted."""
-    looks = [turn for turn in islice(task.turns(Uniform()), 10 * uploads) if turn.kind == "look"][:uploads]
+    """Training steps of clients, and turns of an upload at a proxy set; nothing else is counted."""
+    turns = [tick for tick in islice(task.ticks(Uniform()), 10 * uploads) if tick.kind == "turn"][:uploads]
     seen: dict[int, int] = {}
     steps = 0
-    for turn in looks:
+    for turn in turns:
         steps += len(task.drawn(turn.client, seen.get(turn.client, 0)).plan)
         seen[turn.client] = seen.get(turn.client, 0) + 1
     return steps, uploads * len(task.proxy_sets)

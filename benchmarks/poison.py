@@ -19,16 +19,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from attacks import ATTACKS, Attack, attacked
 from machine import machine
 
-from cdfl.cli.example_setup import hyperparams as example
+from cdfl.cli.example_setup import settings as example
 from cdfl.core import accept
 from cdfl.data import Sudden
 from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.server.run import MAX_HARM
-from cdfl.sim.attack import ATTACKS, Attack, attacked
-from cdfl.sim.run import RunConfig, configure, simulations
+from cdfl.sim.runner import RunConfig, configure, simulations
 from cdfl.sim.simulation import Simulation, Together
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,9 +89,9 @@ def config_of(group: Group, seed: int, max_harm: float | None) -> RunConfig:
 
 def settings_of(group: Group) -> dict[str, Any]:
     """What the numbers of a group depend on, as JSON has it."""
-    hyperparams = asdict(config_of(group, 0, MAX_HARM).hyperparams)
+    settings = asdict(config_of(group, 0, MAX_HARM).settings)
     fixed = {name.lower(): getattr(accept, name) for name in FIXED}
-    return json.loads(json.dumps({**fixed, **hyperparams}))
+    return json.loads(json.dumps({**fixed, **settings}))
 
 
 def is_current(group: Group, stored: dict[str, Any] | None) -> bool:

@@ -29,8 +29,8 @@ from cdfl.record import Clusters, Event, Finished, Uploaded
 from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.cuda import tensor_cores
 from cdfl.sim.engines import make_engines, make_fast
-from cdfl.sim.plain import simulate
-from cdfl.sim.run import configure
+from cdfl.sim.reference import simulate
+from cdfl.sim.runner import configure
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.stack import Rows
 from cdfl.sim.task import Task
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precisions", default="auto", help="with commas between them; the plain loop runs the first")
     parser.add_argument("--width", type=int, help="stack height, where the fastest is not wanted")
-    parser.add_argument("--set", dest="settings", action="append", default=[], help="a hyperparameter, as name=value")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting, as name=value")
     parser.add_argument("--once", action="store_true", help="one run each: no warm-up, no profile")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
@@ -72,9 +72,9 @@ def main() -> None:
         case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients
 
         def fast(watch: bool = False, config: Any = config, federation: Any = federation) -> dict[str, Any]:
-            task = Task(config.scenario, federation, config.hyperparams)
+            task = Task(config.scenario, federation, config.settings)
             engines = make_engines(task, precision=config.precision, width=args.width)
-            algorithm = make_fast(make_algorithm(config.algorithm, config.hyperparams), task, engines)
+            algorithm = make_fast(make_algorithm(config.algorithm, config.settings), task, engines)
             simulation = Simulation(task, algorithm, TIME_MODELS["uniform"], engines)
             with stopwatch(simulation) if watch else nullcontext({}) as times:
                 found = clocked(simulation.events())
@@ -85,8 +85,8 @@ def main() -> None:
                 config.device, torch.bfloat16, enabled=config.precision == "bfloat16", cache_enabled=False
             )
             with tensor_cores(config.precision), half:
-                task = Task(config.scenario, federation, config.hyperparams)
-                algorithm = make_algorithm(config.algorithm, config.hyperparams)
+                task = Task(config.scenario, federation, config.settings)
+                algorithm = make_algorithm(config.algorithm, config.settings)
                 case["plain"] = clocked(simulate(task, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
                 case["plain"]["precision"] = config.precision
             report("plain", case["plain"], case)

@@ -77,17 +77,15 @@ def profile(_: str) -> str:
 def floor(_: str) -> str:
     """What the convolutions of a ResNet alone would take."""
     found = json.loads((RESULTS / "floor-h200.json").read_text())
-    rows = [
-        "| precision | convolutions of a step | of a look at a proxy set | of the run | the whole run | plain loop |"
-    ]
+    rows = ["| precision | convolutions of a step | of a proxy evaluation | of the run | the whole run | plain loop |"]
     rows.append("|---|---|---|---|---|---|")
     for case in json.loads((RESULTS / "speed-h200.json").read_text()):
         for precision, runs in case["fast"].items() if case["scenario"] == found["scenario"] else ():
-            step, look = found["ms"][precision]["step"], found["ms"][precision]["look"]
-            seconds = (found["steps"] * step + found["looks"] * look) / 1e3
+            step, evaluation = found["ms"][precision]["step"], found["ms"][precision]["evaluation"]
+            seconds = (found["steps"] * step + found["evaluations"] * evaluation) / 1e3
             plain = _seconds(case["plain"], case["uploads"])
             rows.append(
-                f"| {precision} | {step:.2f} ms | {look:.2f} ms | {seconds:.1f} s, 1/{plain / seconds:.1f} "
+                f"| {precision} | {step:.2f} ms | {evaluation:.2f} ms | {seconds:.1f} s, 1/{plain / seconds:.1f} "
                 f"| {_seconds(runs['warm'], case['uploads']):.1f} s | {plain:.0f} s |"
             )
     return "\n".join(rows) + "\n"

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from tests.client.test_flower import Digits
 from tests.client.test_transport import Site
 from tests.client.toy import ToyServer, make_data, make_model
@@ -16,7 +16,7 @@ def _client_page(request, doctest_namespace, tmp_path):
     if "client.md" not in request.node.nodeid:
         yield
         return
-    site = Site(ToyServer(Hyperparams(base_rate=1.0, rate_floor=0.0, sharpness=0.001)))
+    site = Site(ToyServer(Settings(base_rate=1.0, rate_floor=0.0, sharpness=0.001)))
     torch.manual_seed(0)
     doctest_namespace |= {
         "url": site.url,

@@ -42,7 +42,7 @@ RIVALS = [(preset, name) for preset, titles in COLUMNS_OF.items() for name in ti
 OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in COLUMNS_OF[preset]]
 ROWS = (*EVERY_ROW, *FULL_ROWS)
 WITHOUT = {name: getattr(DEFAULT, name) for name in NOISY}  # MiniImageNet's own setting undone
-NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).hyperparams.items() >= NOISY.items()]
+NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).settings.items() >= NOISY.items()]
 PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 SAME = [*PICTURED, *FULL_ROWS]
 WORDS = (

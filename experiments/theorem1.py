@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.core import Hyperparams, paper
-from cdfl.core.hyperparams import BEFORE
+from cdfl.core import Settings, paper
+from cdfl.core.settings import BEFORE
+from cdfl.jsonable import jsonable
 from cdfl.paper import Results
 from cdfl.paper.convex import Regression
 from cdfl.paper.figures import PAGE, figure, legend
@@ -29,7 +30,6 @@ from cdfl.paper.machine import commit, machine
 from cdfl.paper.tables import table
 from cdfl.paper.theorem import TIME_MODEL, Steps, needed_rho, summarize, trace_run
 from cdfl.paper.theorem_words import Measured, in_short, listed, words
-from cdfl.plain import plain
 from cdfl.record import versions
 from cdfl.scenarios import load_scenario
 
@@ -64,11 +64,11 @@ def settings(smoke: bool) -> dict[str, Any]:
         "fewest": FEWEST,
         "most": MOST,
         "clients": CLIENTS,
-        "time_model": plain(TIME_MODEL),
+        "time_model": jsonable(TIME_MODEL),
         "uploads": SMOKE_UPLOADS if smoke else UPLOADS,
         "seeds": SMOKE_SEEDS if smoke else SEEDS,
         "epsilon": EPSILON,
-        "hyperparams": plain(asdict(HYPERPARAMS)),
+        "settings": jsonable(asdict(HYPERPARAMS)),
         "device": "cpu",
         "dtype": "float64",
     }
@@ -102,10 +102,10 @@ def _found(results: Results, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of(stored: Mapping[str, Any], asked: dict[str, Any]) -> bool:
-    """Whether it was run with these settings; a hyperparameter that did not exist then changed nothing."""
+    """Whether it was run with these settings; a setting that did not exist then changed nothing."""
     then = stored["settings"]
-    hyperparams = plain(asdict(Hyperparams())) | BEFORE | then.get("hyperparams", {})
-    return {**then, "hyperparams": hyperparams} == asked
+    settings = jsonable(asdict(Settings())) | BEFORE | then.get("settings", {})
+    return {**then, "settings": settings} == asked
 
 
 def _measure(

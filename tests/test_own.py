@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cdfl.own import SetupError, check_method, check_number, load_python
+from cdfl.checks import check_method, check_number
+from cdfl.userfile import SetupError, load_python
 
 from .cli.small import call
 

@@ -20,8 +20,8 @@ from cdfl.policy import (
     Either,
     EverySamples,
     EverySeconds,
-    Look,
     LossRises,
+    Observation,
     PageHinkley,
     Sometimes,
     Unless,
@@ -35,19 +35,19 @@ def unasked():
 def decisions(policy, losses, samples=10):
     memory, answers = (), []
     for loss in losses:
-        memory, upload = policy.decide(memory, Look(samples, lambda loss=loss: loss))
+        memory, upload = policy.decide(memory, Observation(samples, lambda loss=loss: loss))
         answers.append(upload)
     return answers
 
 
 def test_always():
-    assert ALWAYS.decide((), Look(1, unasked)) == ((), True)
+    assert ALWAYS.decide((), Observation(1, unasked)) == ((), True)
 
 
 def test_every_so_many_samples():
     policy, memory, answers = EverySamples(100), (), []
     for samples in (40, 40, 40, 40, 100, 99, 1):
-        memory, upload = policy.decide(memory, Look(samples, unasked))
+        memory, upload = policy.decide(memory, Observation(samples, unasked))
         answers.append(upload)
     assert answers == [False, False, True, False, True, False, True]
 
@@ -55,7 +55,7 @@ def test_every_so_many_samples():
 def test_sometimes():
     policy = Sometimes(0.25)
     chances = (0.0, 0.2499, 0.25, 0.9)
-    assert [policy.decide((), Look(1, unasked, chance))[1] for chance in chances] == [True, True, False, False]
+    assert [policy.decide((), Observation(1, unasked, chance))[1] for chance in chances] == [True, True, False, False]
 
 
 def test_a_loss_that_rises_above_its_recent_mean():
@@ -84,7 +84,7 @@ def test_a_loss_that_drifts_by_hand():
 def test_what_is_remembered_is_a_few_numbers(name):
     memory = ()
     for number in range(30):
-        memory, upload = POLICIES[name].decide(memory, Look(50, lambda number=number: 1.0 + number % 7, 0.7))
+        memory, upload = POLICIES[name].decide(memory, Observation(50, lambda number=number: 1.0 + number % 7, 0.7))
         assert isinstance(upload, bool)
         assert isinstance(memory, tuple)
         assert len(memory) <= (30 if isinstance(POLICIES[name], DriftDetected) else 5)
@@ -94,7 +94,7 @@ def test_what_is_remembered_is_a_few_numbers(name):
 def at(policy, times, memory=()):
     answers = []
     for time in times:
-        memory, upload = policy.decide(memory, Look(1, unasked, time=time))
+        memory, upload = policy.decide(memory, Observation(1, unasked, time=time))
         answers.append(upload)
     return answers
 
@@ -128,7 +128,7 @@ def test_a_veto_postpones():
     on_battery = iter([True, True, False, False])
     policy, memory, answers = Unless(EverySamples(20), lambda: next(on_battery)), (), []
     for _ in range(6):
-        memory, upload = policy.decide(memory, Look(10, unasked))
+        memory, upload = policy.decide(memory, Observation(10, unasked))
         answers.append(upload)
     #          10     due    due   allowed, and 20 seen again since (then due at once), 10, due
     assert answers == [False, False, False, True, False, True]
@@ -137,17 +137,17 @@ def test_a_veto_postpones():
 
 def test_newcomers_upload_at_once():
     policy = AtFirst(LossRises(factor=2.0))
-    assert policy.decide((), Look(1, unasked))[1]
+    assert policy.decide((), Observation(1, unasked))[1]
     assert decisions(policy, [9.0, 1.0, 1.5, 9.0, 9.0]) == [True, False, False, True, False]
 
 
 def test_either_of_two():
     policy, memory, answers = Either(EverySamples(100), LossRises(factor=2.0)), (), []
     for loss in (1.0, 1.0, 5.0, 5.0, 5.0, 5.0):
-        memory, upload = policy.decide(memory, Look(30, lambda loss=loss: loss))
+        memory, upload = policy.decide(memory, Observation(30, lambda loss=loss: loss))
         answers.append(upload)
     assert answers == [False, False, True, False, False, False]  # the loss; then 90 samples and a new past
-    assert policy.decide(memory, Look(30, lambda: 5.0)) == ((), True)  # the samples
+    assert policy.decide(memory, Observation(30, lambda: 5.0)) == ((), True)  # the samples
 
 
 COMPOSED = (
@@ -171,15 +171,15 @@ def test_a_restart_changes_no_decision(policy, losses, restarts):
     """What is remembered goes through a file, and what was only in the process is gone."""
     memory, answers, restarted, again = (), [], (), []
     for number, loss in enumerate(losses):
-        look = Look(10, lambda loss=loss: loss, time=10.0 * number)
-        memory, upload = policy.decide(memory, look)
+        observation = Observation(10, lambda loss=loss: loss, time=10.0 * number)
+        memory, upload = policy.decide(memory, observation)
         answers.append(upload)
     for number, loss in enumerate(losses):
         if number in restarts:
             module._FED.clear()
             restarted = tuple(json.loads(json.dumps(restarted)))
-        look = Look(10, lambda loss=loss: loss, time=10.0 * number)
-        restarted, upload = policy.decide(restarted, look)
+        observation = Observation(10, lambda loss=loss: loss, time=10.0 * number)
+        restarted, upload = policy.decide(restarted, observation)
         again.append(upload)
     assert again == answers
     assert restarted == memory
@@ -199,13 +199,13 @@ def test_detectors_notice_a_rise_and_let_a_fall_pass(name):
 def test_losses_beyond_the_window_are_forgotten():
     policy, memory = DriftDetected("ADWIN", window=10), ()
     for number in range(30):
-        memory, _ = policy.decide(memory, Look(1, lambda number=number: number % 3))
+        memory, _ = policy.decide(memory, Observation(1, lambda number=number: number % 3))
     assert memory == (2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
 
 
 def test_detectors_of_many_clients_do_not_pile_up():
     for client in range(2 * module.MOST_FED):
-        DriftDetected("ADWIN").decide((), Look(1, lambda client=client: float(client)))
+        DriftDetected("ADWIN").decide((), Observation(1, lambda client=client: float(client)))
     assert len(module._FED) == module.MOST_FED
 
 
@@ -213,7 +213,7 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
     module._FED.clear()
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
-        DriftDetected("ADWIN").decide((), Look(1, lambda: 0.0))
+        DriftDetected("ADWIN").decide((), Observation(1, lambda: 0.0))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
         (lambda: Daily("25:00"), "at is '25:00'; expected a time of day such as '03:30'"),
         (lambda: Daily(3), "at is 3; expected a time of day such as '03:30'"),
         (lambda: Daily("03:30", "Mars/X"), "zone is 'Mars/X'; expected None or a name such as 'Europe/Berlin'"),
-        (lambda: AtFirst(None), r"policy is None; expected an object with decide\(memory, look\)"),
+        (lambda: AtFirst(None), r"policy is None; expected an object with decide\(memory, observation\)"),
         (lambda: Unless(LossRises, bool), "policy is the class LossRises; expected an object with decide"),
         (lambda: Unless(ALWAYS, True), "veto is True; expected a function that says whether"),
         (lambda: Either(ALWAYS, 5), "second is 5; expected an object with decide"),
@@ -251,8 +251,8 @@ def test_settings_that_mean_never_or_here():
     assert decisions(LossRises(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
     assert decisions(PageHinkley(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
     assert EverySamples(1e3) == EverySamples(1000)
-    look = Look(1, unasked, time=moment("2026-05-01 12:00"))
-    assert Daily("03:30", "").decide((0.0,), look) == Daily("03:30").decide((0.0,), look)
+    observation = Observation(1, unasked, time=moment("2026-05-01 12:00"))
+    assert Daily("03:30", "").decide((0.0,), observation) == Daily("03:30").decide((0.0,), observation)
 
 
 def test_a_machine_without_time_zones(monkeypatch):
@@ -273,7 +273,7 @@ class Answers:
     def __init__(self, *answer):
         self.answer = answer
 
-    def decide(self, memory, look):
+    def decide(self, memory, observation):
         return self.answer
 
 
@@ -298,4 +298,4 @@ class Answers:
 def test_a_policy_in_another_is_checked_as_one_alone(around, answer, words):
     policy = around(Answers(*answer))
     with pytest.raises(ValueError, match=words):
-        policy.decide((1.0,) if isinstance(policy, AtFirst) else (), Look(1, lambda: 1.0))
+        policy.decide((1.0,) if isinstance(policy, AtFirst) else (), Observation(1, lambda: 1.0))

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from cdfl.core.hyperparams import Hyperparams
-from cdfl.core.presets import PAPER
+from cdfl.core.paper_values import PAPER
+from cdfl.core.settings import Settings
 from cdfl.data import DataError, Domains, PaperDrift, Rotations, Sizes, Sudden
 from cdfl.models import MODELS
 from cdfl.scenarios import Scenario, list_scenarios, load_scenario
@@ -67,7 +67,7 @@ def test_whose_printed_values_a_scenario_takes(name, row):
 @pytest.mark.parametrize("scenario", list_scenarios(), ids=lambda scenario: scenario.name)
 def test_every_scenario_is_whole(scenario):
     assert scenario.model in MODELS
-    assert Hyperparams(**scenario.hyperparams)  # known names, sane values
+    assert Settings(**scenario.settings)  # known names, sane values
     if scenario.name.startswith("digits-"):
         federation = scenario.federation(seed=1)
         images, labels = federation.fetch(federation.draw(5, 6).train)
@@ -99,7 +99,7 @@ def test_a_toml_file_of_ones_own(tmp_path):
         [sizes]
         low = 20
         high = 30
-        [hyperparams]
+        [settings]
         batch_size = 16
     """)
     scenario = load_scenario(str(path))
@@ -107,7 +107,7 @@ def test_a_toml_file_of_ones_own(tmp_path):
     assert scenario.clusters == Rotations("digits", 2)
     assert scenario.drift == Sudden(every=3)
     assert scenario.sizes == Sizes(low=20, high=30)
-    assert scenario.hyperparams == {"batch_size": 16}
+    assert scenario.settings == {"batch_size": 16}
     assert scenario.federation().num_clusters == 2
 
 
@@ -162,7 +162,7 @@ WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
         (WHOLE + SHIFTS + '[drift]\nkind = "sudden"\nevery = true', r"\[drift\] has every = true; expected a whole"),
         (WHOLE + SHIFTS + '[drift]\nkind = "sudden"\nlow = "x"', r'\[drift\] has low = "x"; expected a number'),
         (WHOLE + SHIFTS + '[drift]\nkind = ["sudden"]', r"\[drift\] has kind \['sudden'\]; expected one of paper"),
-        ("hyperparams = 3\n" + WHOLE + SHIFTS, "the file has hyperparams = 3; expected a table"),
+        ("settings = 3\n" + WHOLE + SHIFTS, "the file has settings = 3; expected a table"),
         (WHOLE.replace('"cnn"', "3") + SHIFTS, "the file has model = 3; expected one of cnn, .*in quotes"),
         (
             WHOLE + '[clusters]\nkind = "domains"\nsources = ["a.npz"]\nshape = [32, 32]',

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from work import LEARNING_RATE, WEIGHT_DECAY, Job, Rounds
 
-from cdfl.core import Hyperparams, flatten
+from cdfl.core import Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Cluster, Dataset, Federation, PaperDrift, Samples, Sizes
 from cdfl.sim.engine import Trainer, Training
@@ -18,7 +18,7 @@ def main() -> None:
     job, rounds = Job.read(), Rounds()
     federation = as_federation(job)
     model = job.network()
-    hyperparams = Hyperparams(
+    settings = Settings(
         learning_rate=LEARNING_RATE,
         weight_decay=WEIGHT_DECAY,
         proximal_strength=0.0,  # what the others train: the proximal term is computed, with a weight of nothing
@@ -27,9 +27,9 @@ def main() -> None:
     )
     engine: Trainer
     if job.setting["engine"] == "stack":
-        engine = Stack(model, cross_entropy, hyperparams)
+        engine = Stack(model, cross_entropy, settings)
     else:
-        engine = Workers(model, cross_entropy, hyperparams, precision=job.setting["precision"])
+        engine = Workers(model, cross_entropy, settings, precision=job.setting["precision"])
     average, shuffle = flatten(model), torch.Generator().manual_seed(0)
     owned = np.array_split(np.arange(job.clients * job.samples), job.clients)
     zeros = np.zeros(job.samples, np.int64)

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import Hyperparams, Layout, Reply, ServerState, Upload, join, server_update
+from cdfl.core import Layout, Reply, ServerState, Settings, Upload, join, server_update
 from cdfl.server.journal import Entry
 
 
@@ -40,7 +40,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
         found = store.recover()
     assert found is not None
     check_journal(entries, ledgers.read(), report)
-    replies = check_models(first, entries, ledgers, found.state, found.hyperparams, found.layout, report)
+    replies = check_models(first, entries, ledgers, found.state, found.settings, found.layout, report)
     check_replies(replies, ledgers.read(), report)
     check_files(site, report)
     code, output = site.command("verify")
@@ -128,7 +128,7 @@ def check_models(
     entries: list[Entry],
     ledgers: Ledgers,
     stored: ServerState,
-    hyperparams: Hyperparams,
+    settings: Settings,
     layout: Layout,
     report: Report,
 ) -> dict[tuple[str, str], str]:
@@ -143,8 +143,8 @@ def check_models(
             base_model = before.personal_model
         else:
             mixture = None if before is None else before.mixture
-            base_model = join(states[entry.base_epoch], hyperparams, mixture).personal_model
-        state, reply = decide(state, entry, model, hyperparams, base_model, before)
+            base_model = join(states[entry.base_epoch], settings, mixture).personal_model
+        state, reply = decide(state, entry, model, settings, base_model, before)
         last[entry.client_id] = reply
         if entry.epoch in asked:
             states[entry.epoch] = state
@@ -174,7 +174,7 @@ def decide(
     state: ServerState,
     entry: Entry,
     model: Tensor,
-    hyperparams: Hyperparams,
+    settings: Settings,
     base_model: Tensor,
     before: Reply | None,
 ) -> tuple[ServerState, Reply]:
@@ -187,7 +187,7 @@ def decide(
     after = torch.tensor(known, dtype=torch.float64)
     mixture, past_harm = (None, 1.0) if before is None else (before.mixture, before.past_harm)
     upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-    return server_update(state, upload, hyperparams, lambda _, clusters: after[clusters], mixture)
+    return server_update(state, upload, settings, lambda _, clusters: after[clusters], mixture)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:

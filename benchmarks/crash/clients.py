@@ -101,7 +101,7 @@ def live(url: str, client_id: str, folder: str, habits: dict[str, float]) -> Non
         url,
         problem.model,
         client_id,
-        hyperparams=problem.hyperparams,
+        settings=problem.settings,
         state_dir=Path(folder) / "clients" / client_id,
         transport=Line(scribe, chance, **habits),
         retry=Retry(attempts=10**6, first_wait=IMPATIENCE),

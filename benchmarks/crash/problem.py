@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 
 NUM_CLUSTERS = 3
 CLIENT_DATA = 32  # images that a client trains on before each upload
@@ -30,7 +30,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128
 loss = cross_entropy
 proxy_sets = [turned(cluster, torch.arange(60)) for cluster in range(NUM_CLUSTERS)]
 pretraining_sets = [turned(cluster, torch.arange(60, 160)) for cluster in range(NUM_CLUSTERS)]
-hyperparams = Hyperparams(
+settings = Settings(
     measures="relative",  # then more is to be recovered
     max_staleness=12,
     batch_size=16,

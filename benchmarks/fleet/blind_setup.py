@@ -7,7 +7,7 @@ Everything else is as in any server: what is received, checked, synced, mixed an
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.models import build
 
 NUM_CLUSTERS = 4
@@ -34,4 +34,4 @@ torch.manual_seed(0)
 model = Blind()
 proxy_sets = [(torch.zeros(1), torch.full((1,), cluster / 10)) for cluster in range(NUM_CLUSTERS)]
 pretraining_sets = proxy_sets
-hyperparams = Hyperparams(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02)
+settings = Settings(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02)

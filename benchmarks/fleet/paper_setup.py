@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.data import to_input
 from cdfl.models import build
 from cdfl.scenarios import load_scenario
@@ -25,4 +25,4 @@ model = build(scenario.model, federation.input_shape, federation.num_classes)
 loss = cross_entropy
 proxy_sets = [ready(*federation.proxy(cluster)) for cluster in range(scenario.num_clusters)]
 pretraining_sets = [ready(*federation.pretraining(cluster), PRETRAINING) for cluster in range(scenario.num_clusters)]
-hyperparams = Hyperparams(shared_epochs=1, separate_epochs=1)
+settings = Settings(shared_epochs=1, separate_epochs=1)

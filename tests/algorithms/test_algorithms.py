@@ -17,10 +17,10 @@ from cdfl.algorithms import (
     Oracle,
     make_algorithm,
 )
-from cdfl.core import Hyperparams, Upload, server_update
+from cdfl.core import Settings, Upload, server_update
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
-HALF = Hyperparams(  # and the paper's rules
+HALF = Settings(  # and the paper's rules
     base_rate=0.5, rate_floor="mean", cluster_step="towards", staleness_hinge="paper"
 )
 
@@ -93,7 +93,7 @@ def test_fedasync_fades_with_staleness():
 
 
 def test_fedbuff_waits_until_its_buffer_is_full():
-    algorithm = FedBuff(Hyperparams(base_rate=0.25), buffer_size=2)
+    algorithm = FedBuff(Settings(base_rate=0.25), buffer_size=2)
     state = algorithm.initial(MODELS, forbidden, 1)
     first = algorithm.join(state)
     state, reply = step(algorithm, state, 9.0, reply=first)  # a change of +4 waits

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from cdfl.algorithms import ALGORITHMS, CDFL, Algorithm, Assignment, FedAsync, FedBuff, Local, Oracle, check_algorithm
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 
 SETTINGS = [
-    Hyperparams(),
-    Hyperparams(max_staleness=3, staleness_slope=1.0, reply_clusters="moved"),
-    Hyperparams(base_rate=1.0, rate_floor=0.0, sharpness=(3.0, 3.0)),
+    Settings(),
+    Settings(max_staleness=3, staleness_slope=1.0, reply_clusters="moved"),
+    Settings(base_rate=1.0, rate_floor=0.0, sharpness=(3.0, 3.0)),
 ]
 
 
@@ -22,8 +22,8 @@ def test_ours_pass(name, settings):
 
 
 def test_settings_of_its_own_pass():
-    check_algorithm(FedBuff(Hyperparams(), buffer_size=1))
-    check_algorithm(CDFL(Hyperparams(), estimate=lambda losses, gaps, distances, settings: torch.softmax(-losses, 0)))
+    check_algorithm(FedBuff(Settings(), buffer_size=1))
+    check_algorithm(CDFL(Settings(), estimate=lambda losses, gaps, distances, settings: torch.softmax(-losses, 0)))
 
 
 def changed_reply(**changes):
@@ -58,8 +58,8 @@ class Remembers(Algorithm):
 
 
 class Counts(Algorithm):
-    def __init__(self, hyperparams):
-        super().__init__(hyperparams)
+    def __init__(self, settings):
+        super().__init__(settings)
         self.seen = []
 
     def server_update(self, state, upload, assignment, evaluate):
@@ -74,8 +74,8 @@ class Averages(Algorithm):
 
 
 class BadEstimate(Algorithm):
-    def __init__(self, hyperparams):
-        super().__init__(hyperparams, lambda losses, gaps, distances, settings: torch.ones_like(losses) * 2)
+    def __init__(self, settings):
+        super().__init__(settings, lambda losses, gaps, distances, settings: torch.ones_like(losses) * 2)
 
 
 class Unnamed(FedAsync):
@@ -90,9 +90,9 @@ class StandsStill(Algorithm):
 
 class TakesEverything(FedAsync):
     def server_update(self, state, upload, assignment, evaluate):
-        settings, self.hyperparams = self.hyperparams, self.hyperparams.replace(max_staleness=None)
+        settings, self.settings = self.settings, self.settings.replace(max_staleness=None)
         answer = super().server_update(state, upload, assignment, evaluate)
-        self.hyperparams = settings
+        self.settings = settings
         return answer
 
 
@@ -223,7 +223,7 @@ class SendsTwo(Algorithm):
 )
 def test_broken_promises_are_named(kind, message):
     with pytest.raises(AssertionError, match=message):
-        check_algorithm(kind(Hyperparams()))
+        check_algorithm(kind(Settings()))
 
 
 def test_a_reply_must_be_one():
@@ -232,4 +232,4 @@ def test_a_reply_must_be_one():
             return "hello"
 
     with pytest.raises(AssertionError, match="join replied with str; expected a Reply"):
-        check_algorithm(Talks(Hyperparams()))
+        check_algorithm(Talks(Settings()))

@@ -24,7 +24,7 @@ test = 10
 pretraining = 20
 proxy = 20
 
-[hyperparams]
+[settings]
 batch_size = 8
 local_epochs = 1
 shared_epochs = 1

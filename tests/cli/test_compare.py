@@ -8,7 +8,7 @@ import pytest
 
 from cdfl.cli.compare import _values
 from cdfl.record import Finished, RunFolder, Uploaded, only
-from cdfl.sim.run import configure
+from cdfl.sim.runner import configure
 from cdfl.sim.stack import Stack
 
 from .small import call, scenario_file
@@ -73,7 +73,7 @@ def test_all_algorithms_run_together(small, tmp_path):
     [
         (["--algorithms", "cdfl,avg"], "there is no algorithm 'avg'"),
         (["--algorithms", ""], "there is no algorithm ''"),
-        (["--set", "speed=3"], "there is no hyperparameter 'speed'"),
+        (["--set", "speed=3"], "there is no setting 'speed'"),
         (["--device", "tpu"], "device is 'tpu'"),
         (["--policy", "maybe"], "there is no policy 'maybe'"),
         (["--time-model", "never"], "there is no time model 'never'"),

@@ -14,10 +14,10 @@ from tests.client.toy import ToyServer
 
 SETUP = """
 from tests.client.toy import make_data, make_model as model
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.policy import EverySamples
 
-hyperparams = Hyperparams(learning_rate=0.01, batch_size=8, local_epochs=2)
+settings = Settings(learning_rate=0.01, batch_size=8, local_epochs=2)
 policy = EverySamples(48)
 
 
@@ -72,7 +72,7 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
     ("arguments", "words"),
     [
         (["--policy", "never"], "there is no policy 'never'; there are always,"),
-        (["--set", "speed=1"], "there is no hyperparameter 'speed'"),
+        (["--set", "speed=1"], "there is no setting 'speed'"),
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
         (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
@@ -95,7 +95,7 @@ DECIDE = "class Mine:\n    def decide(self, memory, look): return True\npolicy =
     [
         ("", "`model` is of type NoneType; expected a torch.nn.Module, or a function that makes one"),
         ("model = 3", "`model` is of type int; expected a torch.nn.Module"),
-        (NET + "hyperparams = {'momentum': 1}", "`hyperparams` is of type dict; expected cdfl.core.Hyperparams"),
+        (NET + "settings = {'momentum': 1}", "`settings` is of type dict; expected cdfl.core.Settings"),
         (NET + "loss = 5", "`loss` is of type int; expected a function of (outputs, targets)"),
         (NET + "stream = [1]", "`stream` is a list of 1; expected a function: client_id -> data"),
         (NET + "policy = 5", "`policy` is 5; expected an object with decide(memory, look) -> (memory, bool)"),

@@ -34,7 +34,7 @@ def test_a_setting_without_a_value(setting):
 
 @pytest.mark.parametrize("name", ["speed", "seed", "scenario", "algorithm"])
 def test_only_hyperparameters_can_be_set(name):
-    with pytest.raises(ValueError, match=f"there is no hyperparameter '{name}'; there are loss_weight, "):
+    with pytest.raises(ValueError, match=f"there is no setting '{name}'; there are loss_weight, "):
         parse_settings([f"{name}=3"])
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint, progress
-from cdfl.sim.run import configure, run_events
+from cdfl.sim.runner import configure, run_events
 from cdfl.sim.stack import Stack
 
 from ..sim.test_resume import stop_after
@@ -54,7 +54,7 @@ def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
     ]:
         assert re.search(rf"{label} \W+ {value}", output), label
     assert folder.config()["seed"] == 3
-    assert folder.config()["hyperparams"]["batch_size"] == 8
+    assert folder.config()["settings"]["batch_size"] == 8
     _, output = call("run", small, "--seed", 3)
     assert "kept in runs/small-cdfl-3-2/" in output  # the next free name
     assert (tmp_path / "runs" / "small-cdfl-3-2" / "events.jsonl").read_bytes() == (
@@ -77,15 +77,15 @@ def test_options_reach_the_run(small, tmp_path):
         "EverySamples",
     )
     assert (config["scenario"]["num_uploads"], config["scenario"]["num_clients"]) == (6, 3)
-    assert (config["hyperparams"]["base_rate"], config["precision"], config["device"]) == (0.1, "bfloat16", "cpu")
+    assert (config["settings"]["base_rate"], config["precision"], config["device"]) == (0.1, "bfloat16", "cpu")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--algorithm", "fedavg"], "there is no algorithm 'fedavg'; there are cdfl"),
-        (["--set", "speed=3"], "there is no hyperparameter 'speed'; there are"),
-        (["--set", "seed=3"], "there is no hyperparameter 'seed'; there are"),
+        (["--set", "speed=3"], "there is no setting 'speed'; there are"),
+        (["--set", "seed=3"], "there is no setting 'seed'; there are"),
         (["--set", "base_rate"], "--set got 'base_rate'; expected name=value"),
         (["--set", "base_rate=25"], "base_rate is 25; expected a number from 0 to 1"),
         (["--device", "tpu"], "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
@@ -215,7 +215,7 @@ def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     monkeypatch.setattr(sys, "argv", ["cdfl", "run", "small.toml"])
     if file_bytes > 4500:
-        monkeypatch.setattr(import_module("cdfl.sim.run"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        monkeypatch.setattr(import_module("cdfl.sim.runner"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     with no_room(file_bytes):
         code, output = call("run", small, "--out", parts)
     assert code == 2

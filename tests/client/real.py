@@ -12,13 +12,13 @@ import httpx
 SETUP = """
 import torch
 from torch.nn.functional import cross_entropy as loss
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from tests.client.toy import make_data, make_model
 
 model = make_model()
 proxy_sets = [make_data(turned, count=40, seed=7) for turned in (False, True)]
 pretraining_sets = [make_data(turned, count=40, seed=8) for turned in (False, True)]
-hyperparams = Hyperparams(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5)
+settings = Settings(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5)
 """
 ROOT = Path(__file__).resolve().parent.parent.parent
 CDFL = Path(sys.executable).with_name("cdfl")

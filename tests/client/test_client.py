@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cdfl
 from cdfl import wire
 from cdfl.client import Client, ClientError, DivergedError, InProcess, Privacy, ServerAwayError
-from cdfl.core import Hyperparams, client_update, flatten
+from cdfl.core import Settings, client_update, flatten
 from cdfl.policy import ALWAYS
 
 from .faults import BadNetwork
@@ -40,7 +40,7 @@ def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
     start = flatten(client.model)
     batches = [tuple(part[i : i + 8] for part in make_data()) for i in (0, 8, 16)]
     client.update(batches)
-    settings = Hyperparams(learning_rate=0.01, batch_size=8, local_epochs=3, proximal_strength=0.5)
+    settings = Settings(learning_rate=0.01, batch_size=8, local_epochs=3, proximal_strength=0.5)
     expected = client_update(make_model(), start, batches * 3, nn.functional.cross_entropy, settings)
     sent = wire.decode_model(server.requests[-1].content, server.layout)
     assert torch.equal(sent, expected)
@@ -248,7 +248,7 @@ def test_an_epoch_that_was_never_given(server, make_client, caplog):
 
 
 def test_an_upload_that_the_server_rejects_says_why(server, make_client, caplog):
-    server.hyperparams = Hyperparams(max_harm=2)
+    server.settings = Settings(max_harm=2)
     client = make_client()
     client.join()
     before = server.state.cluster_models
@@ -285,7 +285,7 @@ def test_what_makes_no_sense_is_refused_at_once(server, make_client):
         ({"client_id": "no spaces"}, "expected 1 to 64 characters"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected one of float32"),
         ({"reply_dtype": "int8"}, "reply_dtype is 'int8'"),
-        ({"learning_rat": 1.0}, "there is no hyperparameter 'learning_rat'"),
+        ({"learning_rat": 1.0}, "there is no setting 'learning_rat'"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
     ):
         with pytest.raises((ValueError, wire.WireError), match=words):

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from cdfl import policy as policy_module
 from cdfl import wire
 from cdfl.client import InProcess, Retry, Watcher
-from cdfl.core import Hyperparams, Layout
+from cdfl.core import Layout, Settings
 from cdfl.policy import ALWAYS, AtFirst, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
 
 from .faults import BadNetwork
@@ -19,7 +19,7 @@ from .toy import ToyServer, make_data, make_model
 
 def eager():
     """A server whose clusters go all the way to an upload: its replies know what the client has learned."""
-    return ToyServer(Hyperparams(base_rate=1.0, rate_floor=0.0, sharpness=0.001))
+    return ToyServer(Settings(base_rate=1.0, rate_floor=0.0, sharpness=0.001))
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_nothing_to_train_on(make_client):
 
 
 def test_the_hyperparams_may_be_given_whole(make_client):
-    client = make_client(hyperparams=Hyperparams(local_epochs=2, momentum=0.5, optimizer="sgd"))
-    assert client.hyperparams.local_epochs == 2
-    assert client.hyperparams.learning_rate == 0.01  # keywords win
+    client = make_client(settings=Settings(local_epochs=2, momentum=0.5, optimizer="sgd"))
+    assert client.settings.local_epochs == 2
+    assert client.settings.learning_rate == 0.01  # keywords win
     assert client.update(make_data()).outcome == "applied"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cdfl import wire
-from cdfl.core import Hyperparams, Layout, Upload, flatten, initial_state, join, server_update
+from cdfl.core import Layout, Settings, Upload, flatten, initial_state, join, server_update
 
 CLUSTERS = 2
 
@@ -32,8 +32,8 @@ def make_data(turned: bool = False, count: int = 24, seed: int = 0):
 class ToyServer:
     """`handle` is its whole interface."""
 
-    def __init__(self, hyperparams: Hyperparams | None = None, tokens: dict[str, str] | None = None) -> None:
-        self.hyperparams = hyperparams or Hyperparams()
+    def __init__(self, settings: Settings | None = None, tokens: dict[str, str] | None = None) -> None:
+        self.settings = settings or Settings()
         self.tokens = tokens  # token -> client_id; None: open
         model = make_model()
         self.layout = Layout.of(model)
@@ -59,7 +59,7 @@ class ToyServer:
     def answer(self, request: httpx.Request) -> httpx.Response:
         client_id = self.who(request)
         if (request.method, request.url.path) == ("GET", "/v1/model"):
-            reply = join(self.state, self.hyperparams, self.mixtures.get(client_id))
+            reply = join(self.state, self.settings, self.mixtures.get(client_id))
             self.given[client_id].add(reply.epoch)
             return self.respond(request, reply)
         if (request.method, request.url.path) == ("POST", "/v1/updates"):
@@ -95,7 +95,7 @@ class ToyServer:
             raise wire.ConflictError("this epoch was never given to this client; ask for the model.")
         upload = Upload(wire.decode_model(body, self.layout), base_epoch)
         last_mixture = self.mixtures.get(client_id)
-        self.state, reply = server_update(self.state, upload, self.hyperparams, self.evaluate, last_mixture)
+        self.state, reply = server_update(self.state, upload, self.settings, self.evaluate, last_mixture)
         self.applied.append((client_id, key))
         self.given[client_id].add(reply.epoch)
         self.mixtures[client_id] = reply.mixture

@@ -7,7 +7,7 @@ from statistics import median_low
 import pytest
 import torch
 
-from cdfl.core import Hyperparams, Measures, Upload, estimate_mixture, initial_state, measure, server_update
+from cdfl.core import Measures, Settings, Upload, estimate_mixture, initial_state, measure, server_update
 from cdfl.core.accept import (
     ABSURD,
     BEARABLE,
@@ -291,4 +291,4 @@ def test_it_agrees_with_its_plain_twin(seed):
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "2", True])
 def test_max_harm_is_a_number_above_0(value):
     with pytest.raises(ValueError, match="max_harm"):
-        Hyperparams(max_harm=value)
+        Settings(max_harm=value)

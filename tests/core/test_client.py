@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdfl.core import Hyperparams, client_update, flatten, load, make_optimizer
+from cdfl.core import Settings, client_update, flatten, load, make_optimizer
 
 from .toy import Point, bits, half_square
 
@@ -13,7 +13,7 @@ def train(start, targets, *, model=None, loss=half_square, **changes):
     start = torch.tensor(start)
     model = Point(*[0.0] * len(start)) if model is None else model
     batches = [(torch.zeros(1, 1), torch.tensor([target])) for target in targets]
-    return client_update(model, start, batches, loss, Hyperparams(**settings)).tolist()
+    return client_update(model, start, batches, loss, Settings(**settings)).tolist()
 
 
 # -- worked by hand: the loss (w - 4)^2 / 2 has gradient w - 4; steps of one half
@@ -73,7 +73,7 @@ def test_the_model_and_the_personal_model_are_untouched():
     start = torch.randn(flatten(model).shape, generator=torch.Generator().manual_seed(0)).abs()
     kept = start.clone()
     x, y = torch.randn(8, 2, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 2
-    trained = client_update(model, start, [(x, y)] * 3, nn.functional.cross_entropy, Hyperparams())
+    trained = client_update(model, start, [(x, y)] * 3, nn.functional.cross_entropy, Settings())
     assert not torch.equal(trained, start)
     assert torch.equal(start, kept)
     assert {name: bits(value) for name, value in model.state_dict().items()} == before
@@ -95,9 +95,9 @@ def test_any_loss_and_any_batch_will_do():
     def absolute(outputs, target):
         return (outputs - target["value"]).abs().sum()
 
-    hyperparams = Hyperparams(optimizer="sgd", learning_rate=0.25, weight_decay=0.0, proximal_strength=0.0)
+    settings = Settings(optimizer="sgd", learning_rate=0.25, weight_decay=0.0, proximal_strength=0.0)
     batches = [({"scale": 2.0}, {"value": 1.0})] * 2
-    found = client_update(Lookup(0.0), torch.tensor([0.0]), batches, absolute, hyperparams)
+    found = client_update(Lookup(0.0), torch.tensor([0.0]), batches, absolute, settings)
     assert found.tolist() == [0.5]  # 0 + .25 * 2, then the slope at |1 - 1| is 0
 
 
@@ -105,8 +105,8 @@ def test_batch_norm_statistics_are_trained_along_and_stay_out_of_the_proximal_te
     """Inputs 0 and 2: mean 1, unbiased variance 2; torch keeps .9 of the old statistics and takes .1 of the new."""
     model = nn.BatchNorm1d(1)
     batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [0.0]])
-    hyperparams = Hyperparams(proximal_strength=1e6, learning_rate=1e-3)
-    found = client_update(model, flatten(model), [batch], half_square, hyperparams)
+    settings = Settings(proximal_strength=1e6, learning_rate=1e-3)
+    found = client_update(model, flatten(model), [batch], half_square, settings)
     assert found.shape == (4,)  # weight, bias, running_mean, running_var; the batch counter is not in it
     assert found[2:].tolist() == pytest.approx([0.1, 1.1])
     load(model, found)
@@ -117,8 +117,8 @@ def test_frozen_parameters_stay_and_travel():
     model = nn.Linear(1, 1)
     model.bias.requires_grad_(False)
     batch = torch.ones(1, 1), torch.tensor([[4.0]])
-    hyperparams = Hyperparams(optimizer="sgd", learning_rate=0.5, weight_decay=0.1, proximal_strength=0.0)
-    found = client_update(model, torch.tensor([0.0, 2.0]), [batch], half_square, hyperparams)
+    settings = Settings(optimizer="sgd", learning_rate=0.5, weight_decay=0.1, proximal_strength=0.0)
+    found = client_update(model, torch.tensor([0.0, 2.0]), [batch], half_square, settings)
     assert found.tolist() == [1, 2]  # 0 - .5 * (0 + 2 - 4); not even decay touches the bias
 
 
@@ -152,8 +152,8 @@ def test_a_parameter_the_loss_does_not_reach_feels_the_rest_of_the_objective():
     assert train([0.0, 7.0], [[4.0]], model=Sometimes(), proximal_strength=1.0) == [2, 7]
     assert train([0.0, 7.0], [[4.0]], model=Sometimes(), weight_decay=0.5) == [2, 5.25]  # 7 - .5 * .5 * 7
     seen, unseen = (torch.ones(1, 1), torch.tensor([[4.0]])), (torch.zeros(1, 1), torch.tensor([[2.0]]))
-    hyperparams = Hyperparams(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=1.0)
-    found = client_update(Sometimes(), torch.zeros(2), [seen, unseen], half_square, hyperparams)
+    settings = Settings(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=1.0)
+    found = client_update(Sometimes(), torch.zeros(2), [seen, unseen], half_square, settings)
     assert found.tolist() == [1, 1]  # both to 2; then 2 - .5 * (2 - 2 + 2) and, unseen, 2 - .5 * 2
 
 
@@ -164,9 +164,9 @@ def test_a_personal_model_of_another_architecture_is_refused():
 
 def test_the_optimiser_is_the_one_the_settings_name():
     parameters = [nn.Parameter(torch.zeros(1))]
-    adam = make_optimizer(parameters, Hyperparams(learning_rate=0.01, weight_decay=0.005))
+    adam = make_optimizer(parameters, Settings(learning_rate=0.01, weight_decay=0.005))
     assert isinstance(adam, torch.optim.Adam)
     assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.01, 0.005)
-    sgd = make_optimizer(parameters, Hyperparams(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4))
+    sgd = make_optimizer(parameters, Settings(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4))
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, 5e-4]

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdfl.core import (
-    Hyperparams,
     Measures,
+    Settings,
     Upload,
     estimate_mixture,
     initial_state,
@@ -28,7 +28,7 @@ BARS = {"loss_bar": 0.0, "gap_bar": 0.0, "distance_bar": 0.0}
 
 def estimate(losses, loss_gaps, distances, **changes):
     measures = (torch.tensor(values, dtype=torch.float64) for values in (losses, loss_gaps, distances))
-    return estimate_mixture(*measures, Hyperparams(**changes))
+    return estimate_mixture(*measures, Settings(**changes))
 
 
 def close(mixture, expected):
@@ -344,8 +344,8 @@ def test_clusters_that_are_unequally_hard_are_told_apart_by_relative_measures_al
         usual = usual_after(usual, measures, epoch)
     for home, values in enumerate(clients):
         measures = measures_of(values, values, values)
-        assert int(mixture_of(measures, Hyperparams()).argmax()) == 0
-        assert int(mixture_of(relative(measures, usual), Hyperparams()).argmax()) == home
+        assert int(mixture_of(measures, Settings()).argmax()) == 0
+        assert int(mixture_of(relative(measures, usual), Settings()).argmax()) == home
 
 
 @settings(deadline=None, derandomize=True)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from cdfl.core import Hyperparams, Upload, initial_state, server_update
+from cdfl.core import Settings, Upload, initial_state, server_update
 
 from .naive import Server
 from .toy import Proxy
@@ -39,7 +39,7 @@ def settings(rng):
         "step": rng.choice(["towards", "along"]),
         "measures": rng.choice(["plain", "relative"]),
     }
-    ours = Hyperparams(
+    ours = Settings(
         loss_weight=s["c1"],
         gap_weight=s["c2"],
         sharpness=s["A"],

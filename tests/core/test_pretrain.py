@@ -1,17 +1,17 @@
 import torch
 
-from cdfl.core import Hyperparams, pretrain
+from cdfl.core import Settings, pretrain
 
 from .toy import Point, bits, half_square
 
 # Two sets, with targets 0 and 4; a step of one half a pass. Pre-training has no model to stay near to: rho is not used.
 SETS = [(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 1), torch.full((2, 1), 4.0))]
-SETTINGS = Hyperparams(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=100.0, batch_size=4)
+SETTINGS = Settings(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=100.0, batch_size=4)
 
 
 def clusters(model, shared_epochs, separate_epochs, **others):
-    hyperparams = SETTINGS.replace(shared_epochs=shared_epochs, separate_epochs=separate_epochs)
-    return pretrain(model, SETS, half_square, hyperparams, torch.Generator().manual_seed(0), **others).tolist()
+    settings = SETTINGS.replace(shared_epochs=shared_epochs, separate_epochs=separate_epochs)
+    return pretrain(model, SETS, half_square, settings, torch.Generator().manual_seed(0), **others).tolist()
 
 
 def test_shared_first_then_apart_worked_by_hand():
@@ -39,8 +39,8 @@ def test_the_generator_decides_the_order():
 
     def run(seed):
         sets = [(torch.zeros(16, 1), torch.arange(16.0)[:, None])]
-        hyperparams = SETTINGS.replace(batch_size=1, shared_epochs=1, separate_epochs=1)
-        return bits(pretrain(Point(0.0), sets, half_square, hyperparams, torch.Generator().manual_seed(seed)))
+        settings = SETTINGS.replace(batch_size=1, shared_epochs=1, separate_epochs=1)
+        return bits(pretrain(Point(0.0), sets, half_square, settings, torch.Generator().manual_seed(seed)))
 
     assert run(1) == run(1)
     assert run(1) != run(2)

@@ -127,8 +127,8 @@ def test_a_reply_of_the_moved_clusters_only():
 def test_a_deprecated_upload_gets_its_last_mixture_of_today_s_clusters():
     state, _ = pair()
     state = state.replace(epoch=9)
-    upload, hyperparams = Upload(torch.tensor([2.0]), base_epoch=4), BY_HAND.replace(max_staleness=5)
-    after, reply = server_update(state, upload, hyperparams, forbidden, torch.tensor([0.2, 0.8]))
+    upload, settings = Upload(torch.tensor([2.0]), base_epoch=4), BY_HAND.replace(max_staleness=5)
+    after, reply = server_update(state, upload, settings, forbidden, torch.tensor([0.2, 0.8]))
     assert read(reply.personal_model) == near(8)  # .2 * 0 + .8 * 10
     assert read(reply.mixture) == near(0.2, 0.8)
     assert read(reply.rates) == (0, 0)
@@ -154,8 +154,8 @@ def test_a_deprecated_client_without_an_estimate_gets_the_average():
 
 def test_a_deprecated_upload_s_reply_obeys_reply_clusters_too():
     state, _ = pair()
-    hyperparams = BY_HAND.replace(max_staleness=0, reply_clusters="moved")
-    _, reply = server_update(state, UPLOAD, hyperparams, forbidden, torch.tensor([0.2, 0.8]))
+    settings = BY_HAND.replace(max_staleness=0, reply_clusters="moved")
+    _, reply = server_update(state, UPLOAD, settings, forbidden, torch.tensor([0.2, 0.8]))
     assert read(reply.personal_model) == near(10)
 
 
@@ -238,7 +238,7 @@ def test_an_estimate_after_uploads_that_brought_their_own_sees_the_clusters_as_t
     state, _ = server_update(state, own, BY_HAND, forbidden)
     seen = []
 
-    def spy(losses, loss_gaps, distances, hyperparams):
+    def spy(losses, loss_gaps, distances, settings):
         seen.append((read(losses), read(loss_gaps), read(distances)))
         return torch.tensor([1.0, 0.0])
 
@@ -252,8 +252,8 @@ def test_the_estimator_can_be_replaced():
     state, proxy = pair()
     seen = []
 
-    def stubborn(losses, loss_gaps, distances, hyperparams):
-        seen.append((read(losses), read(loss_gaps), read(distances), hyperparams))
+    def stubborn(losses, loss_gaps, distances, settings):
+        seen.append((read(losses), read(loss_gaps), read(distances), settings))
         return torch.tensor([0.0, 1.0], dtype=torch.float32)
 
     after, reply = server_update(state, UPLOAD, BY_HAND, proxy, estimate=stubborn)
@@ -280,8 +280,8 @@ def test_buffers_are_mixed_like_parameters_and_do_not_count_in_distances():
     models = torch.tensor([[0.0, 5.0], [10.0, -7.0]])
     state = initial_state(models, lambda models, clusters: torch.ones(len(clusters)), num_parameters=1)
     upload = Upload(torch.tensor([2.0, -7.0]), 0)  # nearer to cluster 0 by parameter, to cluster 1 by statistic
-    hyperparams = BY_HAND.replace(loss_weight=0, gap_weight=0, sharpness=(log(3) / 0.6,))  # raw (.8, .2)
-    after, reply = server_update(state, upload, hyperparams, lambda models, clusters: torch.ones(len(clusters)))
+    settings = BY_HAND.replace(loss_weight=0, gap_weight=0, sharpness=(log(3) / 0.6,))  # raw (.8, .2)
+    after, reply = server_update(state, upload, settings, lambda models, clusters: torch.ones(len(clusters)))
     assert read(reply.mixture) == near(0.75, 0.25)
     assert read(after.cluster_models) == near(1, -1, 10, -7)  # (0 + 2)/2, (5 - 7)/2; cluster 1 stays
     assert read(reply.personal_model) == near(3.25, -2.5)
@@ -307,9 +307,9 @@ def test_an_upload_is_compared_with_those_before_it_and_then_remembered():
     assert read(state.usual_measures) == (0,) * 6
     seen = []
 
-    def spy(*measures_and_hyperparams):
-        seen.append([read(values) for values in measures_and_hyperparams[:3]])
-        return estimate_mixture(*measures_and_hyperparams)
+    def spy(*measures_and_settings):
+        seen.append([read(values) for values in measures_and_settings[:3]])
+        return estimate_mixture(*measures_and_settings)
 
     state, _ = server_update(state, UPLOAD, RELATIVE, proxy, estimate=spy)
     assert read(state.usual_measures) == near(13, 37, 12, 36, 3.5, 6.5)  # half way from 25, 24 and 5

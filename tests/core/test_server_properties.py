@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cdfl.core import Hyperparams, Upload, initial_state, join, server_update
+from cdfl.core import Settings, Upload, initial_state, join, server_update
 
 from .toy import Proxy, bits, forbidden, fresh_losses
 
@@ -33,8 +34,8 @@ def servers(draw):
     return state, upload, proxy, torch.tensor(parts, dtype=torch.float64) / sum(parts)
 
 
-hyperparams = st.builds(
-    Hyperparams,
+any_settings = st.builds(
+    Settings,
     measures=st.sampled_from(["plain", "relative"]),
     rate_floor=st.just("mean") | st.floats(0, 1),
     base_rate=st.floats(0, 1),
@@ -45,12 +46,12 @@ hyperparams = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.integers(0, 9))
-def test_a_deprecated_upload_moves_nothing_but_the_epoch(server, hyperparams, max_staleness):
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
+@given(servers(), any_settings, st.integers(0, 9))
+def test_a_deprecated_upload_moves_nothing_but_the_epoch(server, settings, max_staleness):
     state, upload, _, last = server
     state = state.replace(epoch=upload.base_epoch + max_staleness)  # one epoch on, it is one too old
-    after, reply = server_update(state, upload, hyperparams.replace(max_staleness=max_staleness), forbidden, last)
+    after, reply = server_update(state, upload, settings.replace(max_staleness=max_staleness), forbidden, last)
     assert reply.deprecated
     assert bits(after.cluster_models) == bits(state.cluster_models)
     assert torch.equal(after.cluster_epochs, state.cluster_epochs)
@@ -60,9 +61,9 @@ def test_a_deprecated_upload_moves_nothing_but_the_epoch(server, hyperparams, ma
     assert torch.equal(reply.mixture, last)
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.booleans(), st.booleans())
-def test_inputs_are_untouched(server, hyperparams, own_mixture, deprecated):
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
+@given(servers(), any_settings, st.booleans(), st.booleans())
+def test_inputs_are_untouched(server, settings, own_mixture, deprecated):
     state, upload, proxy, last = server
     losses = proxy(upload.local_model.expand_as(state.cluster_models), torch.arange(state.num_clusters))
     upload = Upload(upload.local_model, upload.base_epoch, losses=losses, mixture=last.clone() if own_mixture else None)
@@ -70,17 +71,17 @@ def test_inputs_are_untouched(server, hyperparams, own_mixture, deprecated):
     given += [upload.mixture] if upload.mixture is not None else []
     before = [bits(tensor) for tensor in given]
     epoch = state.epoch
-    server_update(state, upload, hyperparams.replace(max_staleness=0 if deprecated else None), proxy, last)
-    join(state, hyperparams, last)
+    server_update(state, upload, settings.replace(max_staleness=0 if deprecated else None), proxy, last)
+    join(state, settings, last)
     assert [bits(tensor) for tensor in given] == before
     assert state.epoch == epoch
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams)
-def test_what_a_step_keeps_true(server, hyperparams):
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
+@given(servers(), any_settings)
+def test_what_a_step_keeps_true(server, settings):
     state, upload, proxy, _ = server
-    after, reply = server_update(state, upload, hyperparams, proxy)
+    after, reply = server_update(state, upload, settings, proxy)
     assert reply.mixture.sum().item() == pytest.approx(1)
     assert bool(torch.isfinite(reply.personal_model).all())
     assert torch.equal(after.cluster_losses, fresh_losses(after, proxy))
@@ -89,9 +90,9 @@ def test_what_a_step_keeps_true(server, hyperparams):
             assert bits(after.cluster_models[k]) == bits(state.cluster_models[k])
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
-@given(servers(), hyperparams, st.randoms())
-def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
+@given(servers(), any_settings, st.randoms())
+def test_permuting_clusters_permutes_the_answer(server, settings, random):
     state, upload, proxy, _ = server
     order = list(range(state.num_clusters))
     random.shuffle(order)
@@ -101,8 +102,8 @@ def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
         cluster_epochs=state.cluster_epochs[order],
         usual_measures=state.usual_measures[:, order],
     )
-    after, reply = server_update(state, upload, hyperparams, proxy)
-    after_shuffled, reply_shuffled = server_update(shuffled, upload, hyperparams, Proxy(proxy.centres[order]))
+    after, reply = server_update(state, upload, settings, proxy)
+    after_shuffled, reply_shuffled = server_update(shuffled, upload, settings, Proxy(proxy.centres[order]))
 
     def same(found, expected):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
@@ -115,7 +116,7 @@ def test_permuting_clusters_permutes_the_answer(server, hyperparams, random):
     torch.testing.assert_close(after_shuffled.usual_measures, after.usual_measures[:, order])
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=50)
 @given(
     st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),
     st.sampled_from(["min", 0.0, 8.0]),
@@ -125,14 +126,12 @@ def test_never_a_nan_in_a_model(numbers, bar, mixture):
     """Any finite upload to any finite clusters, in float32, where squares may overflow: an error or a finite answer."""
     proxy = Proxy([[0.0], [1.0]])
     mixture = None if mixture is None else torch.tensor(mixture)
-    hyperparams = Hyperparams(loss_bar=bar, gap_bar=bar, distance_bar=bar)
+    settings = Settings(loss_bar=bar, gap_bar=bar, distance_bar=bar)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             state = initial_state(torch.tensor([numbers[:1], numbers[1:2]]), proxy)
-            state, reply = server_update(
-                state, Upload(torch.tensor(numbers[2:]), 0, mixture=mixture), hyperparams, proxy
-            )
+            state, reply = server_update(state, Upload(torch.tensor(numbers[2:]), 0, mixture=mixture), settings, proxy)
         except ValueError as refusal:
             assert "expected finite numbers" in str(refusal)  # noqa: PT017
             return
@@ -146,13 +145,13 @@ def test_the_number_of_threads_changes_no_bit(cluster_step):
     random = torch.Generator().manual_seed(0)
     clusters = torch.randn(4, 100_000, generator=random)
     upload = Upload(clusters.mean(dim=0), base_epoch=0, losses=torch.tensor([1.0, 1.1, 1.2, 1.3]))
-    hyperparams = Hyperparams(max_harm=2.0, cluster_step=cluster_step)
+    settings = Settings(max_harm=2.0, cluster_step=cluster_step)
     look = lambda models, which: torch.ones(len(which))  # noqa: E731
     before, found = torch.get_num_threads(), set()
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            state, reply = server_update(initial_state(clusters, look), upload, hyperparams, look)
+            state, reply = server_update(initial_state(clusters, look), upload, settings, look)
             parts = (state.cluster_models, state.recent_harms, reply.personal_model, reply.mixture, reply.rates)
             found.add(tuple(part.numpy().tobytes() for part in parts))
     finally:
@@ -163,17 +162,17 @@ def test_the_number_of_threads_changes_no_bit(cluster_step):
 def test_clusters_settle_where_everybody_uploads_once_a_session():
     """All uploads are then as old as there are clients: steps along the change must not add up without end."""
 
-    def run(hyperparams: Hyperparams) -> float:
+    def run(settings: Settings) -> float:
         proxy = Proxy([[1.0]])
         state = initial_state(torch.tensor([[0.0]]), proxy)
-        replies = [join(state, hyperparams)] * 100
+        replies = [join(state, settings)] * 100
         for _ in range(12):
             for client, reply in enumerate(replies):
                 base = reply.personal_model
                 trained = base + 0.2 * (1 - base)  # a training goes a fifth of the way
                 upload = Upload(trained, reply.epoch, base_model=base)
-                state, replies[client] = server_update(state, upload, hyperparams, proxy)
+                state, replies[client] = server_update(state, upload, settings, proxy)
         return abs(float(state.cluster_models) - 1)
 
-    assert run(Hyperparams()) < 0.05
-    assert run(Hyperparams(staleness_slope=1 / 80, staleness_grace=80.0)) > 1  # farther off than it began
+    assert run(Settings()) < 0.05
+    assert run(Settings(staleness_slope=1 / 80, staleness_grace=80.0)) > 1  # farther off than it began

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdfl.core import Hyperparams, personalize, reply_weights, staleness_factor, update_clusters, update_rates
+from cdfl.core import Settings, personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
 from .toy import AS_PRINTED, bits
 
@@ -58,8 +58,8 @@ def test_the_paper_s_hinge_jumps():
 
 def test_the_continuous_hinge_does_not():
     ages = torch.tensor([0, 4, 5, 6, 80])
-    hyperparams = Hyperparams(staleness_slope=10, staleness_grace=5, staleness_hinge="continuous")
-    assert staleness_factor(ages, hyperparams).tolist() == pytest.approx([1, 1, 1, 1 / 11, 1 / 751])
+    settings = Settings(staleness_slope=10, staleness_grace=5, staleness_hinge="continuous")
+    assert staleness_factor(ages, settings).tolist() == pytest.approx([1, 1, 1, 1 / 11, 1 / 751])
 
 
 def test_staleness_damps_the_rate():
@@ -127,7 +127,7 @@ def test_a_reply_mixes_the_clusters():
 def test_the_two_readings_of_the_reply_differ():
     """Mixture (.5, .375, .125), floor 1/3, models (0, 8, 16): 0 + 3 + 2 = 5; or (4, 3)/7 of (0, 8) = 24/7."""
     models, mixture = torch.tensor([[0.0], [8.0], [16.0]]), tensor(0.5, 0.375, 0.125)
-    everything = reply_weights(mixture, Hyperparams())
+    everything = reply_weights(mixture, Settings())
     assert personalize(models, everything).item() == 5
     moved = reply_weights(mixture, AS_PRINTED.replace(reply_clusters="moved"))
     assert moved.tolist() == pytest.approx([4 / 7, 3 / 7, 0])
@@ -135,7 +135,7 @@ def test_the_two_readings_of_the_reply_differ():
 
 
 def test_a_floor_above_every_share_still_leaves_a_reply():
-    weights = reply_weights(tensor(0.6, 0.4), Hyperparams(reply_clusters="moved", rate_floor=0.9))
+    weights = reply_weights(tensor(0.6, 0.4), Settings(reply_clusters="moved", rate_floor=0.9))
     assert weights.tolist() == [0.6, 0.4]
 
 
@@ -158,20 +158,18 @@ orders = st.sampled_from(["before", "after"])
 )
 def test_more_staleness_never_means_a_larger_rate(mixture, hinge, order, one, other, slope, grace, data):
     epochs = data.draw(st.lists(st.integers(0, 40), min_size=len(mixture), max_size=len(mixture)))
-    hyperparams = Hyperparams(
-        staleness_slope=slope, staleness_grace=grace, staleness_hinge=hinge, cluster_epochs_set=order
-    )
+    settings = Settings(staleness_slope=slope, staleness_grace=grace, staleness_hinge=hinge, cluster_epochs_set=order)
     older, newer = sorted((one, other))
-    stale, _ = update_rates(tensor(*mixture), 41, older, torch.tensor(epochs), hyperparams)
-    fresh, _ = update_rates(tensor(*mixture), 41, newer, torch.tensor(epochs), hyperparams)
+    stale, _ = update_rates(tensor(*mixture), 41, older, torch.tensor(epochs), settings)
+    fresh, _ = update_rates(tensor(*mixture), 41, newer, torch.tensor(epochs), settings)
     assert bool((stale <= fresh).all())
 
 
 @settings(deadline=None, derandomize=True)
 @given(mixtures(), st.floats(0, 1), st.just("mean") | st.floats(0, 1), st.integers(0, 9), st.floats(0, 20))
 def test_rates_lie_between_zero_and_the_base_rate(mixture, base_rate, floor, base_epoch, slope):
-    hyperparams = Hyperparams(base_rate=base_rate, rate_floor=floor, staleness_slope=slope)
-    rates, _ = update_rates(tensor(*mixture), 10, base_epoch, torch.zeros(len(mixture), dtype=torch.int64), hyperparams)
+    settings = Settings(base_rate=base_rate, rate_floor=floor, staleness_slope=slope)
+    rates, _ = update_rates(tensor(*mixture), 10, base_epoch, torch.zeros(len(mixture), dtype=torch.int64), settings)
     assert bool((rates >= 0).all())
     assert bool((rates <= base_rate).all())
 
@@ -200,6 +198,6 @@ def test_negative_zero_survives_rate_zero():
 def test_a_reply_stays_among_the_clusters_it_mixes(mixture):
     models = torch.arange(float(len(mixture)))[:, None]
     for which in ("all", "moved"):
-        weights = reply_weights(tensor(*mixture), Hyperparams(reply_clusters=which))
+        weights = reply_weights(tensor(*mixture), Settings(reply_clusters=which))
         assert weights.sum().item() == pytest.approx(1)
         assert -1e-6 <= personalize(models, weights).item() <= len(mixture) - 1 + 1e-5

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import Hyperparams, ServerState, initial_state
+from cdfl.core import ServerState, Settings, initial_state
 
 # The server's rules as the paper has them, without its values: what is worked out by hand begins here.
-AS_PRINTED = Hyperparams(
+AS_PRINTED = Settings(
     measures="plain",
     rate_floor="mean",
     cluster_step="towards",

@@ -11,7 +11,7 @@ from cdfl.sim.clock import FewActive, Sessions, Uniform
 
 def test_a_cell_without_changes_is_its_preset():
     config = resolve(Cell("fashion-mnist-4", "paper-reading", "fedsoft", 3), "cpu")
-    assert config.hyperparams == reading("fashion-mnist-4").replace(max_staleness=80)
+    assert config.settings == reading("fashion-mnist-4").replace(max_staleness=80)
     assert (config.algorithm, config.seed, config.time_model) == ("fedsoft", 3, FewActive())
     assert config.scenario == load_scenario("fashion-mnist-4")
 
@@ -20,15 +20,15 @@ def test_a_cell_without_changes_is_its_preset():
     ("changes", "find", "expected"),
     [
         ({"proxy": 500}, lambda c: c.scenario.sizes.proxy, 500),
-        ({"num_clients": 250}, lambda c: (c.scenario.num_clients, c.hyperparams.max_staleness), (250, 250)),
-        ({"num_clients": 250, "max_staleness": 100}, lambda c: c.hyperparams.max_staleness, 100),
+        ({"num_clients": 250}, lambda c: (c.scenario.num_clients, c.settings.max_staleness), (250, 250)),
+        ({"num_clients": 250, "max_staleness": 100}, lambda c: c.settings.max_staleness, 100),
         ({"num_uploads": 7}, lambda c: c.scenario.num_uploads, 7),
         ({"drift": "static"}, lambda c: c.scenario.drift, Static()),
         ({"drift": {"kind": "paper", "rest": "uneven"}}, lambda c: c.scenario.drift, PaperDrift(rest="uneven")),
         ({"time_model": "sessions"}, lambda c: c.time_model, Sessions()),
         ({"time_model": {"kind": "few-active", "active": 2}}, lambda c: c.time_model, FewActive(2, 5)),
         ({}, lambda c: c.time_model, Uniform()),
-        ({"learning_rate": 1e-3}, lambda c: c.hyperparams, paper("fashion-mnist-4").replace(learning_rate=1e-3)),
+        ({"learning_rate": 1e-3}, lambda c: c.settings, paper("fashion-mnist-4").replace(learning_rate=1e-3)),
     ],
 )
 def test_changes(changes, find, expected):
@@ -41,7 +41,7 @@ def test_changes(changes, find, expected):
         (Cell("fashion-mnist-5", "paper"), "there is no scenario 'fashion-mnist-5'"),
         (Cell("fashion-mnist-4", "best"), "there is no preset 'best'"),
         (Cell("fashion-mnist-4", "paper", "avg"), "there is no algorithm 'avg'"),
-        (Cell("fashion-mnist-4", "paper", changes={"speed": 3}), "there is no hyperparameter 'speed'"),
+        (Cell("fashion-mnist-4", "paper", changes={"speed": 3}), "there is no setting 'speed'"),
         (
             Cell("fashion-mnist-4", "paper", changes={"drift": "sidewards"}),
             "there is no drift 'sidewards'; there are paper",
@@ -72,6 +72,6 @@ def test_a_smoke_run_is_the_same_kind_of_run_and_small():
     assert scenario.drift == Sudden(every=2)
     assert (scenario.num_clients, scenario.num_uploads) == (4, 20)
     assert config.time_model == FewActive()
-    assert config.hyperparams.base_rate == reading("fashion-mnist-4").base_rate
+    assert config.settings.base_rate == reading("fashion-mnist-4").base_rate
     many = resolve(Cell("fashion-mnist-4-ablation", "paper", changes={"num_clients": 1000}), "cpu", smoke=True)
     assert many.scenario.num_clients == 12

@@ -63,7 +63,7 @@ def test_the_reading_that_was_taken_is_the_preset():
     reading = load_experiment("reading").cells.__globals__
     taken = resolve(Cell("fashion-mnist-4", "paper", changes=reading["CANDIDATES"][reading["TAKEN"]]), "cpu")
     preset = resolve(Cell("fashion-mnist-4", "paper-reading"), "cpu")
-    assert (taken.hyperparams, taken.time_model) == (preset.hyperparams, preset.time_model)
+    assert (taken.settings, taken.time_model) == (preset.settings, preset.time_model)
 
 
 def test_only_some_cells():

@@ -65,7 +65,7 @@ def test_what_was_run_with_earlier_settings_is_named(tmp_path):
     keep(results, Cell("fashion-mnist-4", "default", "local"))
     assert "earlier settings" not in readme(results)
     for kept in results:
-        kept.record["config"]["hyperparams"]["staleness_grace"] = 7.0
+        kept.record["config"]["settings"]["staleness_grace"] = 7.0
     words = (
         "earlier settings (staleness_grace 7.0, now 20.0), to be run again: `default`, FedSoft-Async (fashion-mnist-4)."
     )

@@ -171,15 +171,15 @@ def test_a_cell_is_of_the_settings_it_was_run_with(tmp_path):
 def test_a_hyperparameter_that_is_newer_than_a_result_changed_nothing(tmp_path):
     results = empty(tmp_path)
     keep(results, CELL)
-    del results.find(CELL).record["config"]["hyperparams"]["measures"]
+    del results.find(CELL).record["config"]["settings"]["measures"]
     assert results.find(CELL).is_of(resolve(CELL, "cpu"))
     changed = Cell("fashion-mnist-4", "default", changes={"measures": "relative"})
     assert not results.find(CELL).is_of(resolve(changed, "cpu"))
     printed = Cell("fashion-mnist-4", "paper")
     keep(results, printed)
-    del results.find(printed).record["config"]["hyperparams"]["cluster_step"]  # "towards", which is no default now
+    del results.find(printed).record["config"]["settings"]["cluster_step"]  # "towards", which is no default now
     assert results.find(printed).is_of(resolve(printed, "cpu"))
-    results.find(CELL).record["config"]["hyperparams"]["gone"] = 1
+    results.find(CELL).record["config"]["settings"]["gone"] = 1
     assert not results.find(CELL).is_of(resolve(CELL, "cpu"))
 
 
@@ -193,7 +193,7 @@ def test_unequally_hard_digits_ask_for_what_was_run_before_there_were_relative_m
     results, cell = empty(tmp_path), Cell("digit-recognition", preset, algorithm)
     keep(results, cell)
     assert results.find(cell).is_of(resolve(cell, "cpu"))
-    del results.find(cell).record["config"]["hyperparams"]["measures"]
+    del results.find(cell).record["config"]["settings"]["measures"]
     assert results.find(cell).is_of(resolve(cell, "cpu")) is same
 
 

@@ -49,7 +49,7 @@ def test_what_is_there_is_not_run_again(tmp_path):
 def test_a_cell_of_other_settings_is_run_again(tmp_path):
     results = Results(tmp_path)
     run_missing(cells("local"), results, SMOKE, lambda line: None)
-    settings = results.find(cells("local")[0]).record["config"]["hyperparams"]
+    settings = results.find(cells("local")[0]).record["config"]["settings"]
     told: list[str] = []
     settings["base_rate"] = 0.123  # of a server, which it has not
     run_missing(cells("local"), results, SMOKE, told.append)
@@ -57,7 +57,7 @@ def test_a_cell_of_other_settings_is_run_again(tmp_path):
     settings["weight_decay"] = 0.123
     run_missing(cells("local"), results, SMOKE, told.append)
     assert told[1] == "1 cells, 0 of them are there"
-    assert results.find(cells("local")[0]).record["config"]["hyperparams"]["weight_decay"] != 0.123
+    assert results.find(cells("local")[0]).record["config"]["settings"]["weight_decay"] != 0.123
 
 
 @pytest.mark.parametrize(

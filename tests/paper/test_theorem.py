@@ -67,9 +67,9 @@ def test_the_condition_on_rho_is_met_at_no_distance_that_local_steps_reach(rho, 
 
 
 def test_a_trace_keeps_to_the_assumptions(problem):
-    hyperparams = paper("fashion-mnist-4").replace(loss_bar="min", gap_bar="min", distance_bar="min", max_staleness=8)
+    settings = paper("fashion-mnist-4").replace(loss_bar="min", gap_bar="min", distance_bar="min", max_staleness=8)
     steps = Steps(2, 4, 1 / (max(problem.smoothness(k) for k in range(4)) + 0.5), 0.5)
-    trace = trace_run(problem, steps, hyperparams, num_clients=8, uploads=30, seed=0)
+    trace = trace_run(problem, steps, settings, num_clients=8, uploads=30, seed=0)
     assert 0 < sum(trace.updates) <= 30 * problem.num_clusters
     assert max(square for own in trace.gradients for _, square in own) <= trace.v1
     assert min(trace.distances) == 0.0  # every first step is at v = u
@@ -143,10 +143,10 @@ def test_a_result_of_other_settings_is_none(experiment, tmp_path, monkeypatch, n
 
 def test_a_hyperparameter_that_is_another_one_makes_another_result(experiment):
     asked = experiment.names["settings"](smoke=False)
-    then = {**asked, "hyperparams": {**asked["hyperparams"], "base_rate": 0.3}}
+    then = {**asked, "settings": {**asked["settings"], "base_rate": 0.3}}
     assert not experiment.names["_is_of"]({"settings": then}, asked)
-    older = {name: value for name, value in asked["hyperparams"].items() if name != "max_harm"}  # had no such thing
-    assert experiment.names["_is_of"]({"settings": {**asked, "hyperparams": older}}, asked)
+    older = {name: value for name, value in asked["settings"].items() if name != "max_harm"}  # had no such thing
+    assert experiment.names["_is_of"]({"settings": {**asked, "settings": older}}, asked)
 
 
 def test_a_smoke_run_is_not_taken_for_the_result(experiment, tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl import wire
-from cdfl.core import Hyperparams, Layout
+from cdfl.core import Layout, Settings
 from cdfl.server.auth import Access
 from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
@@ -32,7 +32,7 @@ def tiny_setup(**changes: Any) -> Setup:
         "loss": cross_entropy,
         "proxy_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
         "pretraining_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
-        "hyperparams": Hyperparams(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03),
+        "settings": Settings(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03),
     }
     return Setup(**(parts | changes))
 

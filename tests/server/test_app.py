@@ -37,7 +37,7 @@ class TestModel:
     def test_a_newcomer_gets_the_average_and_nothing_moves(self, shared):
         before = shared.session.state
         response = shared.model("newcomer")
-        assert decoded(response).tolist() == join(before, shared.session.hyperparams).personal_model.tolist()
+        assert decoded(response).tolist() == join(before, shared.session.settings).personal_model.tolist()
         assert response.headers[wire.EPOCH] == str(before.epoch)
         assert wire.ReplyHead.from_headers(response.headers).mixture == pytest.approx((1 / 3, 1 / 3, 1 / 3))
         assert shared.session.state is before
@@ -109,7 +109,7 @@ class TestUpdates:
 
     def test_an_old_upload_is_deprecated_and_answered(self, tmp_path):
         setup = tiny_setup()
-        with Live(tmp_path, setup.with_hyperparams(max_staleness=1)) as server:
+        with Live(tmp_path, setup.with_settings(max_staleness=1)) as server:
             server.model("slow")
             for epoch in range(2):
                 server.model("fast")

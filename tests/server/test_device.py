@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl import wire
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.server.journal import Retention
 from cdfl.server.session import Session
 from cdfl.server.setup import Setup
@@ -50,7 +50,7 @@ def small_setup() -> Setup:
         loss=cross_entropy,
         proxy_sets=[images(cluster, 30) for cluster in range(3)],
         pretraining_sets=[images(cluster, 60) for cluster in range(3)],
-        hyperparams=Hyperparams(
+        settings=Settings(
             shared_epochs=5, separate_epochs=5, batch_size=20, learning_rate=0.01, max_harm=3.0, max_staleness=9
         ),
     )
@@ -77,9 +77,9 @@ def open_session(store: Store, setup: Setup, start) -> Session:
     """As `cdfl serve` does, without what the web needs."""
     recovered = store.recover()
     if recovered is None:
-        store.begin(start, setup.layout, setup.hyperparams)
+        store.begin(start, setup.layout, setup.settings)
     state = start if recovered is None else recovered.state
-    return Session(state, setup.layout, setup.hyperparams, store, setup.look(), setup.look(), snapshot_every=1000)
+    return Session(state, setup.layout, setup.settings, store, setup.look(), setup.look(), snapshot_every=1000)
 
 
 def exchange(session: Session, client_id: str, number: int, start) -> wire.ReplyHead:

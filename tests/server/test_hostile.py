@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from cdfl import wire
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.server.connections import MOST_HEAD
 from cdfl.server.limits import Limits
 from cdfl.server.receive import Body
@@ -346,9 +346,7 @@ class TestConnections:
 
     def test_a_client_that_does_not_read_its_answer(self, tmp_path):
         """Sixteen megabytes do not fit into the buffers of a socket."""
-        large = Setup(
-            nn.Linear(2000, 2000), mse_loss, [(torch.zeros(1, 2000), torch.ones(1, 2000))], None, Hyperparams()
-        )
+        large = Setup(nn.Linear(2000, 2000), mse_loss, [(torch.zeros(1, 2000), torch.ones(1, 2000))], None, Settings())
         with Live(tmp_path, large, limits=Limits(stall_seconds=0.5)) as server, Raw(server) as deaf:
             deaf.socket.sendall(b"GET /v1/model HTTP/1.1\r\nHost: x\r\nCDFL-Client: deaf\r\n\r\n")
             wait_for(lambda: [each for each in server.server.door._open if each.stalled_since is not None])

@@ -14,8 +14,8 @@ from cdfl.server.replay import replay
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
-from cdfl.sim.plain import simulate
-from cdfl.sim.run import configure
+from cdfl.sim.reference import simulate
+from cdfl.sim.runner import configure
 from cdfl.sim.task import Task
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
@@ -27,8 +27,8 @@ KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 class Recording(Algorithm):
     """CDFL that remembers what went in and out."""
 
-    def __init__(self, hyperparams):
-        super().__init__(hyperparams)
+    def __init__(self, settings):
+        super().__init__(settings)
         self.start, self.end = None, None
         self.joins, self.exchanges = {}, []
 
@@ -61,12 +61,12 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         max_harm=1.5,
         measures=measures,
     )
-    task = Task(config.scenario, config.scenario.federation(0, None), config.hyperparams)
-    recording = Recording(config.hyperparams)
+    task = Task(config.scenario, config.scenario.federation(0, None), config.settings)
+    recording = Recording(config.settings)
     list(simulate(task, recording, config.time_model))
-    setup = Setup(task.model, task.loss, task.proxy_sets, hyperparams=config.hyperparams)
+    setup = Setup(task.model, task.loss, task.proxy_sets, settings=config.settings)
     with Store.open(tmp_path) as store:
-        store.begin(recording.start, setup.layout, config.hyperparams)
+        store.begin(recording.start, setup.layout, config.settings)
 
     arrivals = {}
     for upload, _ in recording.exchanges:
@@ -103,10 +103,10 @@ def same_bits(response, layout: Layout, vector: torch.Tensor) -> bool:
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
     """Six clients at once, honest and not, stale and fresh: whatever order came about is the journal's."""
-    setup = tiny_setup().with_hyperparams(max_staleness=9, base_rate=0.5, measures=measures)
+    setup = tiny_setup().with_settings(max_staleness=9, base_rate=0.5, measures=measures)
     with Live(tmp_path, setup, snapshot_every=7, retention=KEEP_ALL) as server:
         start = server.session.state
-        layout, hyperparams = server.session.layout, server.session.hyperparams
+        layout, settings = server.session.layout, server.session.settings
         trouble, sent = [], {}
 
         def live(number: int) -> None:
@@ -140,9 +140,9 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
             model, base = server.store.read_upload(entry, layout), server.store.read_base(entry, layout)
             if entry.outcome == "applied" and entry.client_id != "client-0":
                 assert torch.equal(base, sent[entry.client_id, entry.base_epoch])
-            again, _ = replay(again, entry, model, hyperparams, base_model=base)
+            again, _ = replay(again, entry, model, settings, base_model=base)
             last_mixture = mixtures.get(entry.client_id)
-            anew, _ = replay(anew, entry, model, hyperparams, last_mixture, base_model=base, anew=True)
+            anew, _ = replay(anew, entry, model, settings, last_mixture, base_model=base, anew=True)
             mixtures[entry.client_id] = entry.mixture
         assert same_state(again, end)
         assert same_state(anew, end)
@@ -156,7 +156,7 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
     """The journal alone, as after a crash."""
-    with Live(tmp_path, tiny_setup().with_hyperparams(measures=measures), snapshot_every=1000) as server:
+    with Live(tmp_path, tiny_setup().with_settings(measures=measures), snapshot_every=1000) as server:
         server.model()
         for epoch in range(5):
             server.update(near(server, epoch % 3, seed=epoch), base_epoch=epoch, key=f"key-{epoch}")
@@ -168,5 +168,5 @@ def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
         assert recovered.replayed == 5
         assert same_state(recovered.state, end)
         assert bool(end.usual_measures.any()) == (measures == "relative")
-        assert replace(recovered.hyperparams) == server.session.hyperparams
+        assert replace(recovered.settings) == server.session.settings
     assert recovered.layout == LAYOUT

@@ -34,7 +34,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_the_session(tmp_path):
-    setup = load_setup("cdfl.cli.example_setup").with_hyperparams(shared_epochs=1, separate_epochs=1)
+    setup = load_setup("cdfl.cli.example_setup").with_settings(shared_epochs=1, separate_epochs=1)
     with Live(tmp_path / "store", setup) as server:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = os.environ | {"SERVER": server.url, "PATH": path, "LC_ALL": "C"}

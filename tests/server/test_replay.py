@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cdfl.core import Hyperparams, Measures, usual_after
+from cdfl.core import Measures, Settings, usual_after
 from cdfl.server.journal import Retention, StoreDamaged, StoreError
 from cdfl.server.replay import replay
 from cdfl.server.schema import journal, snapshots
@@ -15,9 +15,9 @@ from cdfl.server.verify import verify
 from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, stored_blobs
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
-PICKY = Hyperparams(max_staleness=6, max_harm=1.2)
+PICKY = Settings(max_staleness=6, max_harm=1.2)
 RELATIVE = PICKY.replace(measures="relative")
-both = pytest.mark.parametrize("hyperparams", [PICKY, RELATIVE], ids=["plain", "relative"])
+both = pytest.mark.parametrize("settings", [PICKY, RELATIVE], ids=["plain", "relative"])
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def store(where):
         yield store
 
 
-def lively(store, hyperparams=PICKY) -> Toy:
+def lively(store, settings=PICKY) -> Toy:
     """A server with uploads of every outcome, and snapshots of epochs 0, 12 and 24."""
-    toy = Toy(store, hyperparams=hyperparams)
+    toy = Toy(store, settings=settings)
     for place in range(15):
         old = max(0, toy.state.epoch - (9 if place % 5 == 4 else 2))
         toy.upload(f"car-{place % 3}", "car-9", base_epoch=old)
@@ -38,9 +38,9 @@ def lively(store, hyperparams=PICKY) -> Toy:
 
 
 @both
-def test_each_entry_leads_from_one_state_to_the_next(store, hyperparams):
+def test_each_entry_leads_from_one_state_to_the_next(store, settings):
     """Through `core` once more, with what was recorded and with everything decided anew: the same bits."""
-    toy = Toy(store, hyperparams=hyperparams)
+    toy = Toy(store, settings=settings)
     recorded = anew = toy.state
     mixtures = {}
     for place in range(25):
@@ -52,20 +52,20 @@ def test_each_entry_leads_from_one_state_to_the_next(store, hyperparams):
         model = store.read_upload(entry, LAYOUT)
         base = store.read_base(entry, LAYOUT)
         moved = entry.outcome == "applied"
-        recorded, _ = replay(recorded, entry, model if moved else None, hyperparams, base_model=base if moved else None)
-        anew, again = replay(anew, entry, model, hyperparams, mixtures.get(client_id), base_model=base, anew=True)
+        recorded, _ = replay(recorded, entry, model if moved else None, settings, base_model=base if moved else None)
+        anew, again = replay(anew, entry, model, settings, mixtures.get(client_id), base_model=base, anew=True)
         mixtures[client_id] = entry.mixture
         assert same_state(recorded, state)
         assert same_state(anew, state)
         assert torch.equal(again.mixture, reply.mixture)
         assert torch.equal(again.personal_model, reply.personal_model)
     assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
-    assert bool(toy.state.usual_measures.any()) == (hyperparams is RELATIVE)
+    assert bool(toy.state.usual_measures.any()) == (settings is RELATIVE)
 
 
 def test_recovery_measures_nothing_again(store):
     """Distances are sums of many numbers, which another machine adds up in another order."""
-    toy = Toy(store, hyperparams=RELATIVE)
+    toy = Toy(store, settings=RELATIVE)
     before = toy.state
     (entry,) = toy.upload("car-7")
     told = replace(entry, losses=(0.25, 0.5, 1.0), distances=(1.0, 2.0, 3.0))
@@ -118,8 +118,8 @@ def test_a_rejected_upload_beyond_all_numbers_is_decided_again():
 
 
 @both
-def test_everything_is_as_it_should_be(store, hyperparams):
-    lively(store, hyperparams)
+def test_everything_is_as_it_should_be(store, settings):
+    lively(store, settings)
     done = []
     result = verify(store, lambda *told: done.append(told))
     assert result.findings == []
@@ -137,11 +137,11 @@ def test_by_default_the_newest_snapshot_is_as_far_back_as_it_goes(where):
 
 
 @both
-def test_hyperparameters_that_changed(store, hyperparams):
-    toy = lively(store, hyperparams)
-    slow = Hyperparams(base_rate=0.05)
+def test_hyperparameters_that_changed(store, settings):
+    toy = lively(store, settings)
+    slow = Settings(base_rate=0.05)
     for changed in (slow, slow.replace(measures="relative"), PICKY, slow.replace(measures="relative")):
-        usual, toy.hyperparams = toy.state.usual_measures, changed
+        usual, toy.settings = toy.state.usual_measures, changed
         store.snapshot(toy.state, changed)
         toy.upload("car-1", "car-2")
         toy.upload("car-1")
@@ -151,8 +151,8 @@ def test_hyperparameters_that_changed(store, hyperparams):
 
 
 @both
-def test_a_rollback_brings_everything_back(store, hyperparams):
-    toy = Toy(store, hyperparams=hyperparams)
+def test_a_rollback_brings_everything_back(store, settings):
+    toy = Toy(store, settings=settings)
     toy.upload("car-1", "car-2", "car-3")
     toy.snapshot()
     there = toy.state

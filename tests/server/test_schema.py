@@ -16,7 +16,7 @@ from .toy import HYPERPARAMS, Toy, same_state
 VERSION_1 = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE snapshots (epoch BIGINT PRIMARY KEY, created DOUBLE PRECISION NOT NULL, cluster_losses TEXT NOT NULL,
-    cluster_epochs TEXT NOT NULL, hyperparams TEXT NOT NULL, models TEXT NOT NULL, digests TEXT NOT NULL);
+    cluster_epochs TEXT NOT NULL, settings TEXT NOT NULL, models TEXT NOT NULL, digests TEXT NOT NULL);
 CREATE TABLE journal (epoch BIGINT PRIMARY KEY, client_id TEXT, base_epoch BIGINT NOT NULL, key TEXT NOT NULL,
     digest TEXT NOT NULL, outcome TEXT NOT NULL, losses TEXT, cluster_losses TEXT NOT NULL, mixture TEXT NOT NULL,
     rates TEXT NOT NULL, staleness BIGINT NOT NULL, received DOUBLE PRECISION NOT NULL, upload TEXT, reply TEXT);
@@ -44,7 +44,7 @@ def engine(store_url):
 def old(where, engine, tmp_path):
     """A store of version 1, with a snapshot, uploads after it, a grant and a token; and the server it belongs to."""
     with Store.open(f"sqlite:///{tmp_path}/new.db", where[1]) as new:
-        toy = Toy(new, hyperparams=TOWARDS)
+        toy = Toy(new, settings=TOWARDS)
         toy.upload("car-7", "car-8")
         toy.snapshot()
         toy.upload("car-7", "car-9")
@@ -58,9 +58,9 @@ def old(where, engine, tmp_path):
             for row in rows.execute(sa.text(f"SELECT * FROM {table}")).mappings():  # noqa: S608
                 columns = {name: row[name] for name in row if name not in LATER}
                 if table == "snapshots":
-                    chosen = json.loads(row["hyperparams"])
+                    chosen = json.loads(row["settings"])
                     known = {name: value for name, value in chosen.items() if name not in LATER_HYPERPARAMS}
-                    columns["hyperparams"] = json.dumps(known)
+                    columns["settings"] = json.dumps(known)
                 named = ", ".join(columns), ", ".join(f":{name}" for name in columns)
                 target.execute(sa.text(f"INSERT INTO {table} ({named[0]}) VALUES ({named[1]})"), columns)  # noqa: S608
         target.execute(sa.text("UPDATE meta SET value = '1' WHERE name = 'schema_version'"))
@@ -86,7 +86,7 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
     with Store.open(*where) as store:
         recovered = store.recover()
         assert same_state(recovered.state.replace(recent_harms=old.state.recent_harms), old.state)
-        assert recovered.hyperparams == TOWARDS
+        assert recovered.settings == TOWARDS
         assert store.client("car-7").uploads == 2
         assert store.entries(after=0)[0].harm is None
         assert store.entries(after=0)[0].past_harm == 1
@@ -94,10 +94,10 @@ def test_an_old_store_is_brought_up_to_date(old, where, engine):
         assert store.was_given("car-8", 3)
         assert store.tokens.client(old.token) == "car-7"
         assert verify(store).findings == []
-        toy = Toy(store, hyperparams=TOWARDS)
+        toy = Toy(store, settings=TOWARDS)
         toy.upload("car-7")
         assert store.entries(after=4)[0].base is None
-        toy.hyperparams = HYPERPARAMS  # from here on, steps need what uploads were trained from
+        toy.settings = HYPERPARAMS  # from here on, steps need what uploads were trained from
         store.snapshot(toy.state, HYPERPARAMS)
         toy.upload("car-7", "car-8")
         assert same_state(store.recover().state, toy.state)
@@ -117,9 +117,9 @@ def test_relative_measures_begin_in_a_store_of_version_5(where, engine):
     with engine.begin() as connection:
         for table, column in (("journal", "distances"), ("snapshots", "usual_measures")):
             connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-        for epoch, text in connection.execute(sa.text("SELECT epoch, hyperparams FROM snapshots")).all():
+        for epoch, text in connection.execute(sa.text("SELECT epoch, settings FROM snapshots")).all():
             known = {name: value for name, value in json.loads(text).items() if name != "measures"}
-            changed = sa.text("UPDATE snapshots SET hyperparams = :known WHERE epoch = :epoch")
+            changed = sa.text("UPDATE snapshots SET settings = :known WHERE epoch = :epoch")
             connection.execute(changed, {"known": json.dumps(known), "epoch": epoch})
         connection.execute(sa.text("UPDATE meta SET value = '5' WHERE name = 'schema_version'"))
     with Store.open(*where) as store:
@@ -127,9 +127,9 @@ def test_relative_measures_begin_in_a_store_of_version_5(where, engine):
         recovered = store.recover()
         assert same_state(recovered.state, toy.state)
         assert recovered.state.usual_measures.tolist() == [[0.0] * 3] * 3
-        assert recovered.hyperparams == HYPERPARAMS
+        assert recovered.settings == HYPERPARAMS
         assert verify(store).findings == []
-        toy = Toy(store, hyperparams=relative)
+        toy = Toy(store, settings=relative)
         store.snapshot(toy.state, relative)
         toy.upload("car-7", "car-8")
         assert bool(toy.state.usual_measures.all())

@@ -58,8 +58,8 @@ def eyes():
 def make_session(store, eyes):
     made = []
 
-    def make(hyperparams=HYPERPARAMS, **options):
-        made.append(Session(first_state(), LAYOUT, hyperparams, store, eyes, evaluate, **options))
+    def make(settings=HYPERPARAMS, **options):
+        made.append(Session(first_state(), LAYOUT, settings, store, eyes, evaluate, **options))
         return made[-1]
 
     yield make

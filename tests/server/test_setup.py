@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.core import Hyperparams
-from cdfl.own import SetupError
+from cdfl.core import Settings
 from cdfl.server.run import MAX_HARM, in_service, open_session
 from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
+from cdfl.userfile import SetupError
 
 from .live import data, tiny_setup
 from .toy import same_state
@@ -43,7 +43,7 @@ def place(tmp_path):
 class TestLoading:
     def test_a_file(self, place):
         setup = load_setup(str(place))
-        assert (setup.num_clusters, setup.pretraining_sets, setup.hyperparams) == (2, None, Hyperparams())
+        assert (setup.num_clusters, setup.pretraining_sets, setup.settings) == (2, None, Settings())
         assert setup.layout.names == ("linear.weight", "linear.bias")
 
     def test_a_module(self, place, monkeypatch):
@@ -88,7 +88,7 @@ class TestLoading:
             ({"model": "net"}, "`model` is of type str"),
             ({"model": nn.ReLU()}, "`model` has no parameters"),
             ({"loss": 3}, "`loss` is of type int; expected a function"),
-            ({"hyperparams": {}}, "`hyperparams` is of type dict"),
+            ({"settings": {}}, "`settings` is of type dict"),
             ({"proxy_sets": []}, "`proxy_sets` has sets of"),
             ({"proxy_sets": 3}, "`proxy_sets` is of type int; expected a list"),
             (
@@ -249,8 +249,8 @@ class TestTakingUp:
     def test_new_hyperparameters_are_kept(self, tmp_path):
         for rate in (0.1, 0.2):
             with Store.open(tmp_path) as store:
-                open_session(tiny_setup().with_hyperparams(base_rate=rate), store).close()
-                assert store.snapshots()[-1].hyperparams.base_rate == rate
+                open_session(tiny_setup().with_settings(base_rate=rate), store).close()
+                assert store.snapshots()[-1].settings.base_rate == rate
 
     def test_another_model_is_refused(self, tmp_path):
         with Store.open(tmp_path) as store:
@@ -270,6 +270,6 @@ class TestTakingUp:
 
 
 def test_uploads_are_tested_for_harm_unless_that_is_asked_away():
-    assert in_service(Hyperparams(), accept_all=False).max_harm == MAX_HARM
-    assert in_service(Hyperparams(max_harm=5), accept_all=False).max_harm == 5
-    assert in_service(Hyperparams(max_harm=5), accept_all=True).max_harm is None
+    assert in_service(Settings(), accept_all=False).max_harm == MAX_HARM
+    assert in_service(Settings(max_harm=5), accept_all=False).max_harm == 5
+    assert in_service(Settings(max_harm=5), accept_all=True).max_harm is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.server.journal import Retention, StoreDamaged, StoreError, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.wire import encode_model
@@ -54,7 +54,7 @@ def test_what_was_begun_comes_back(store, where):
         recovered = again.recover()
         assert same_state(recovered.state, state)
         assert recovered.state.num_parameters == 12
-        assert (recovered.layout, recovered.hyperparams, recovered.replayed) == (LAYOUT, HYPERPARAMS, 0)
+        assert (recovered.layout, recovered.settings, recovered.replayed) == (LAYOUT, HYPERPARAMS, 0)
 
 
 def test_an_upload_is_kept_to_the_last_bit(toy, store):
@@ -119,7 +119,7 @@ def test_a_stopped_server_comes_back_bit_for_bit(toy, store, where):
 
 
 def test_recovery_knows_the_harms_of_refused_uploads(store, where):
-    toy = Toy(store, hyperparams=Hyperparams(max_harm=1.2))
+    toy = Toy(store, settings=Settings(max_harm=1.2))
     for _ in range(30):
         toy.upload("car-7")
         if toy.state.epoch == 5:
@@ -131,26 +131,26 @@ def test_recovery_knows_the_harms_of_refused_uploads(store, where):
 
 def test_other_hyperparameters_are_in_force_from_a_snapshot_on(toy, store, where):
     toy.upload("car-7")
-    slower = Hyperparams(base_rate=0.01)
+    slower = Settings(base_rate=0.01)
     store.snapshot(toy.state, slower)
-    toy.hyperparams = slower
+    toy.settings = slower
     toy.upload("car-7")
-    slowest = Hyperparams(base_rate=0.001, sharpness=(3.0, 2.0))
+    slowest = Settings(base_rate=0.001, sharpness=(3.0, 2.0))
     toy.snapshot()
     toy.upload("car-8")
     toy.snapshot()
     store.snapshot(toy.state, slowest)  # the same epoch once more
-    toy.hyperparams = slowest
+    toy.settings = slowest
     toy.upload("car-7")
     with reopened(store, where) as again:
         recovered = again.recover()
         assert same_state(recovered.state, toy.state)
-        assert recovered.hyperparams == slowest
-        assert [kept.hyperparams for kept in again.snapshots()] == [slower, slowest]
+        assert recovered.settings == slowest
+        assert [kept.settings for kept in again.snapshots()] == [slower, slowest]
 
 
 def test_a_journal_that_does_not_fit_its_hyperparameters_is_noticed(toy, store, where):
-    toy.hyperparams = Hyperparams(base_rate=0.01)  # a server that forgot to tell its store
+    toy.settings = Settings(base_rate=0.01)  # a server that forgot to tell its store
     toy.upload("car-7")
     with reopened(store, where) as again, pytest.raises(StoreDamaged, match=r"entry 1 moved the clusters by .*0\.01"):
         again.recover()

@@ -172,14 +172,14 @@ def test_a_short_journal_forgets_what_was_given_before_it(where):
 
 def test_steps_towards_the_upload_need_nothing(where):
     with Store.open(*where, Retention(keep_uploads=True)) as store:
-        toy = Toy(store, hyperparams=HYPERPARAMS.replace(cluster_step="towards"))
+        toy = Toy(store, settings=HYPERPARAMS.replace(cluster_step="towards"))
         store.grant("car-7", 0)
         toy.upload("car-7", "car-8")
         assert {name.partition("-")[0] for name in stored_blobs(store)} == {"store", "snapshot", "upload", "reply"}
         assert verify(store).findings == []
-        along = toy.hyperparams.replace(cluster_step="along")
+        along = toy.settings.replace(cluster_step="along")
         store.snapshot(toy.state, along)
-        toy.hyperparams = along
+        toy.settings = along
         toy.upload("car-7")
         assert same_state(store.recover().state, toy.state)
         assert verify(store).findings == []

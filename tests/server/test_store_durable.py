@@ -156,7 +156,7 @@ def empty(store):
 
 def filled(store):
     """Five uploads, and a snapshot of epoch 3; all states by their epochs."""
-    toy = Toy(store, hyperparams=RELATIVE)
+    toy = Toy(store, settings=RELATIVE)
     states = {}
     for client_id in ("car-7", "car-8", "car-7", "car-9", "car-7"):
         toy.upload(client_id)

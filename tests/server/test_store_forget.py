@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.core.accept import WARM_UP
 from cdfl.server.journal import Retention
 from cdfl.server.schema import TABLES
@@ -63,7 +63,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
 
 
 def test_what_harm_it_did_is_forgotten(store):
-    toy = Toy(store, hyperparams=Hyperparams(max_harm=3))
+    toy = Toy(store, settings=Settings(max_harm=3))
     for _ in range(WARM_UP):
         toy.upload(NAME, "car-7")
     assert store.client(NAME).past_harm != 1

@@ -42,7 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(keep_uploads=st.booleans(), measures=st.sampled_from(["plain", "relative"]))
     def begin(self, keep_uploads: bool, measures: str) -> None:
-        self.hyperparams = HYPERPARAMS.replace(measures=measures)
+        self.settings = HYPERPARAMS.replace(measures=measures)
         self.retention = Retention(keep_snapshots=2, keep_uploads=keep_uploads)
         self.open()
         self.states = [self.toy.state]  # by epoch
@@ -54,7 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = Store.open(self.url, self.folder / "blobs", self.retention)
         self.store._writers = self.store._cleaner = AtOnce()
         self.disk.watch(self.store)
-        self.toy = Toy(self.store, hyperparams=self.hyperparams)
+        self.toy = Toy(self.store, settings=self.settings)
 
     # -- what a server does
 

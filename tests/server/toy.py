@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdfl.core import Hyperparams, Layout, ServerState, Upload, initial_state, join, server_update
+from cdfl.core import Layout, ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.core.accept import past_harm_after
 from cdfl.server.journal import Entry
 from cdfl.server.store import Store
@@ -17,7 +17,7 @@ from cdfl.server.uploads import distances_of
 from cdfl.wire import body_parts, encode_model
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics
-HYPERPARAMS = Hyperparams(max_staleness=6)
+HYPERPARAMS = Settings(max_staleness=6)
 TARGETS = torch.tensor([[0.0], [1.0], [2.0]])  # what the three clusters are about
 
 
@@ -33,14 +33,14 @@ def first_state(seed: int = 0) -> ServerState:
 class Toy:
     """The state, and what clients were last told."""
 
-    def __init__(self, store: Store, seed: int = 0, hyperparams: Hyperparams = HYPERPARAMS) -> None:
+    def __init__(self, store: Store, seed: int = 0, settings: Settings = HYPERPARAMS) -> None:
         self.store = store
-        self.hyperparams = hyperparams
+        self.settings = settings
         self.random = torch.Generator().manual_seed(seed)
         recovered = store.recover()
         if recovered is None:
             self.state = first_state(seed)
-            store.begin(self.state, LAYOUT, hyperparams)
+            store.begin(self.state, LAYOUT, settings)
         else:
             self.state = recovered.state
 
@@ -65,7 +65,7 @@ class Toy:
         base, base_model = self.base(state, client_id, base_epoch, mixture)
         past_harm = self.past_harm(client_id, group)
         upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-        after, reply = server_update(state, upload, self.hyperparams, evaluate, mixture)
+        after, reply = server_update(state, upload, self.settings, evaluate, mixture)
         entry = Entry(
             epoch=after.epoch,
             client_id=client_id,
@@ -90,16 +90,16 @@ class Toy:
 
     def base(self, state, client_id, base_epoch, mixture):
         """What an upload was trained from: what its client was sent or, where that is gone, what it would be now."""
-        if self.hyperparams.cluster_step == "towards":
+        if self.settings.cluster_step == "towards":
             return None, None
         if (base := self.store.keep_sent(client_id, base_epoch)) is not None:
             return base, self.store.read_model(base, LAYOUT)
-        model = join(state, self.hyperparams, mixture).personal_model
+        model = join(state, self.settings, mixture).personal_model
         return self.store.keep_base(body_parts(model, LAYOUT)), model
 
     def join(self, client_id: str) -> bytes:
         """A client asks for a model and gets it."""
-        body = encode_model(join(self.state, self.hyperparams, self.last_mixture(client_id, ())).personal_model, LAYOUT)
+        body = encode_model(join(self.state, self.settings, self.last_mixture(client_id, ())).personal_model, LAYOUT)
         self.store.grant(client_id, self.state.epoch, body)
         return body
 

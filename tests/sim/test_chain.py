@@ -10,7 +10,7 @@ from cdfl.sim.kernels.device import INTERPRETED
 from cdfl.sim.layers import StackedNetwork
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-# Triton's interpreter turns arrays of one number into numbers, which NumPy is about to forbid.
+# Triton's interpreter ticks arrays of one number into numbers, which NumPy is about to forbid.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),  # NumPy on NaN
@@ -67,9 +67,9 @@ def error(found, expected):
 def test_a_chain_has_the_outputs_and_gradients_of_autograd(make):
     network, layout, models, images, targets = problem(make, torch.float64)
     plain, chain = both(network, layout)
-    assert error(chain.look(models, images), plain.look(models, images)) < 1e-14
+    assert error(chain.predict(models, images), plain.turn(models, images)) < 1e-14
     shared = images[:1].contiguous().expand(images.shape)  # NCHW, and the same for all
-    assert error(chain.look(models, shared), plain.look(models, shared)) < 1e-14
+    assert error(chain.predict(models, shared), plain.turn(models, shared)) < 1e-14
     expected = flat(plain.gradients(models, images, targets))
     assert error(flat(chain.gradients(models, images, targets)), expected) < 1e-13
 
@@ -88,9 +88,9 @@ def test_its_precision_is_what_was_asked_for(make, precision, bound):
     assert error(found.double(), expected) < bound
     if precision == "bfloat16":
         assert error(found.double(), expected) > 1e-4  # or it was not asked
-    said = chain.look(models, images)
+    said = chain.predict(models, images)
     assert said.dtype == torch.float32
-    assert error(said.double(), exact.look(models.double(), images.double())) < bound
+    assert error(said.double(), exact.turn(models.double(), images.double())) < bound
 
 
 def test_a_row_that_diverges_leaves_the_others_alone():
@@ -102,7 +102,7 @@ def test_a_row_that_diverges_leaves_the_others_alone():
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
     assert found[1].isnan().any()
     active = torch.tensor([True, False, True], device=DEVICE)
-    assert chain.look(models, images, active)[[0, 2]].isfinite().all()
+    assert chain.predict(models, images, active)[[0, 2]].isfinite().all()
 
 
 def test_frozen_layers_are_left_out():

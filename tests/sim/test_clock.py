@@ -10,26 +10,26 @@ from cdfl.sim.clock import TIME_MODELS, Devices, Exponential, FewActive, Session
 
 
 def turns_of(model, clients=6, count=400, seed=0):
-    return list(islice(model.turns(clients, np.random.default_rng(seed)), count))
+    return list(islice(model.ticks(clients, np.random.default_rng(seed)), count))
 
 
 def looks_of(model, **given):
-    return [turn.client for turn in turns_of(model, **given) if turn.kind == "look"]
+    return [tick.client for tick in turns_of(model, **given) if tick.kind == "turn"]
 
 
 @pytest.mark.parametrize("name", TIME_MODELS)
 def test_every_model_keeps_its_promises(name):
-    turns = turns_of(TIME_MODELS[name])
-    assert turns == turns_of(TIME_MODELS[name])  # a function of the generator
-    assert turns != turns_of(TIME_MODELS[name], seed=1)
-    times = [turn.time for turn in turns]
+    ticks = turns_of(TIME_MODELS[name])
+    assert ticks == turns_of(TIME_MODELS[name])  # a function of the generator
+    assert ticks != turns_of(TIME_MODELS[name], seed=1)
+    times = [tick.time for tick in ticks]
     assert times == sorted(times)
     there = set()
-    for turn in turns:
-        if turn.kind == "join":
-            assert turn.client not in there
-            there.add(turn.client)
-        assert turn.client in there
+    for tick in ticks:
+        if tick.kind == "join":
+            assert tick.client not in there
+            there.add(tick.client)
+        assert tick.client in there
     assert there == set(range(6))
     assert set(looks_of(TIME_MODELS[name])) == set(range(6))
 
@@ -42,24 +42,24 @@ def test_one_client_is_enough(name):
 def test_uniform_is_even_and_without_order():
     counts = Counter(looks_of(Uniform(), count=6006))
     assert all(900 < counts[client] < 1100 for client in range(6))
-    looks = looks_of(Uniform())
-    assert any(one == other for one, other in pairwise(looks))
+    turns = looks_of(Uniform())
+    assert any(one == other for one, other in pairwise(turns))
 
 
 def test_a_session_has_everybody_once():
-    looks = looks_of(Sessions(), count=6 + 60)
-    sessions = [looks[start : start + 6] for start in range(0, 60, 6)]
+    turns = looks_of(Sessions(), count=6 + 60)
+    sessions = [turns[start : start + 6] for start in range(0, 60, 6)]
     assert all(sorted(session) == list(range(6)) for session in sessions)
     assert len({tuple(session) for session in sessions}) > 1
 
 
 def test_few_are_active_at_a_time():
-    looks = looks_of(FewActive(active=4, turns_each=5), count=6 + 30)
-    assert len(set(looks[:20])) == 4
-    assert looks[:4] * 5 == looks[:20]
-    assert len(set(looks[20:30])) == 2  # the rest of six
-    assert set(looks[20:30]).isdisjoint(looks[:4])
-    with pytest.raises(ValueError, match="0 active clients with 5 turns; expected at least 1 of each"):
+    turns = looks_of(FewActive(active=4, turns_each=5), count=6 + 30)
+    assert len(set(turns[:20])) == 4
+    assert turns[:4] * 5 == turns[:20]
+    assert len(set(turns[20:30])) == 2  # the rest of six
+    assert set(turns[20:30]).isdisjoint(turns[:4])
+    with pytest.raises(ValueError, match="0 active clients with 5 ticks; expected at least 1 of each"):
         FewActive(active=0)
 
 
@@ -68,8 +68,8 @@ def test_exponential_waiting_times_are_uneven():
     uneven = Counter(looks_of(Exponential(unevenness=1.5), count=6006))
     assert max(even.values()) < 1.3 * min(even.values())
     assert max(uneven.values()) > 3 * min(uneven.values())
-    times = [turn.time for turn in turns_of(Exponential(unevenness=0.0), count=6006)]
-    assert times[-1] == pytest.approx(1000, rel=0.1)  # six clients, one turn a unit of time each
+    times = [tick.time for tick in turns_of(Exponential(unevenness=0.0), count=6006)]
+    assert times[-1] == pytest.approx(1000, rel=0.1)  # six clients, one tick a unit of time each
 
 
 # -- devices
@@ -77,33 +77,33 @@ def test_exponential_waiting_times_are_uneven():
 
 def test_a_cycle_adds_up_by_hand():
     spans = Span("constant", 2.0), Span("constant", 3.0), Span("constant", 0.5), Span("constant", 0.25)
-    turns = turns_of(Devices(*spans), clients=1, count=3)
+    ticks = turns_of(Devices(*spans), clients=1, count=3)
     # download .25, wait 2, train 3 at half the slowness, upload .25
-    assert [(turn.time, turn.kind) for turn in turns] == [(0.0, "join"), (4.0, "look"), (8.0, "look")]
+    assert [(tick.time, tick.kind) for tick in ticks] == [(0.0, "join"), (4.0, "turn"), (8.0, "turn")]
 
 
 def test_equal_times_are_taken_in_the_order_they_were_made():
     tick = Devices(Span("constant", 1.0), Span(), Span("constant", 1.0), Span())
-    turns = turns_of(tick, clients=3, count=9)
-    assert [(turn.time, turn.client) for turn in turns] == [
+    ticks = turns_of(tick, clients=3, count=9)
+    assert [(tick.time, tick.client) for tick in ticks] == [
         (time, client) for time in (0.0, 1.0, 2.0) for client in range(3)
     ]
 
 
 def test_who_leaves_looks_no_more_and_the_run_may_end():
     model = Devices(joins=Span("uniform", 3.0), stays=Span("exponential", 5.0))
-    turns = turns_of(model, count=10**6)
-    assert Counter(turn.kind for turn in turns)["leave"] == Counter(turn.kind for turn in turns)["join"] == 6
+    ticks = turns_of(model, count=10**6)
+    assert Counter(tick.kind for tick in ticks)["leave"] == Counter(tick.kind for tick in ticks)["join"] == 6
     for client in range(6):
-        own = [turn for turn in turns if turn.client == client]
+        own = [tick for tick in ticks if tick.client == client]
         assert (own[0].kind, own[-1].kind) == ("join", "leave")
-        assert {turn.kind for turn in own[1:-1]} <= {"look"}
+        assert {tick.kind for tick in own[1:-1]} <= {"turn"}
         assert 1.5 <= own[0].time <= 4.5
 
 
 def test_a_slow_device_is_slow_always():
-    looks = Counter(looks_of(Devices(Span(), Span("constant", 1.0), Span("lognormal", 1.0, 1.5), Span()), count=5000))
-    assert max(looks.values()) > 5 * min(looks.values())
+    turns = Counter(looks_of(Devices(Span(), Span("constant", 1.0), Span("lognormal", 1.0, 1.5), Span()), count=5000))
+    assert max(turns.values()) > 5 * min(turns.values())
 
 
 # -- spans of time
@@ -145,8 +145,8 @@ def test_a_trace_is_read_round_and_round(tmp_path):
     assert [span.draw(rng, client=0, number=number) for number in range(3)] == [1.0, 2.0, 1.0]
     assert [span.draw(rng, client=client) for client in range(4)] == [1.0, 5.0, 1.0, 5.0]
     devices = Devices(wait=span, training=Span(), network=Span())
-    looks = [(turn.time, turn.client) for turn in turns_of(devices, clients=2, count=7) if turn.kind == "look"]
-    assert looks == [(1.0, 0), (3.0, 0), (4.0, 0), (5.0, 1), (6.0, 0)]
+    turns = [(tick.time, tick.client) for tick in turns_of(devices, clients=2, count=7) if tick.kind == "turn"]
+    assert turns == [(1.0, 0), (3.0, 0), (4.0, 0), (5.0, 1), (6.0, 0)]
 
 
 @pytest.mark.parametrize(

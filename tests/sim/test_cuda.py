@@ -16,8 +16,8 @@ from cdfl.sim.clock import Uniform
 from cdfl.sim.cuda import GraphStack, ProxyLosses
 from cdfl.sim.cuda_server import GraphServer, _Held
 from cdfl.sim.engine import Engines, Training
-from cdfl.sim.plain import simulate
 from cdfl.sim.presets import preset_for
+from cdfl.sim.reference import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
 
@@ -27,8 +27,8 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
 
 def make_task(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> Task:
     scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model)
-    hyperparams = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
-    return Task(scenario, scenario.federation(0).to(device), hyperparams, dtype)
+    settings = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
+    return Task(scenario, scenario.federation(0).to(device), settings, dtype)
 
 
 def trainings_of(task: Task, count: int) -> list[Training]:
@@ -42,14 +42,14 @@ def trainings_of(task: Task, count: int) -> list[Training]:
 def alone(task: Task, training: Training) -> torch.Tensor:
     inputs, targets = task.inputs(training.samples)
     batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(task.device))
-    return client_update(task.model, training.start, batches, task.loss, task.hyperparams)
+    return client_update(task.model, training.start, batches, task.loss, task.settings)
 
 
 @DEVICES
 @pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
 def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: dict[str, object]) -> None:
     task = make_task(device, torch.float64, **optimizer)
-    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=5, precision="float32")
+    stack = GraphStack(task.model, task.loss, task.settings, task.dtype, width=5, precision="float32")
     trainings = trainings_of(task, 12)
     models = stack.train(trainings)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -61,7 +61,7 @@ def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: di
 @DEVICES
 def test_a_space_grows_with_the_stacks(device: str) -> None:
     task = make_task(device, torch.float64)
-    stack = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, width=64, precision="float32")
+    stack = GraphStack(task.model, task.loss, task.settings, task.dtype, width=64, precision="float32")
     trainings = trainings_of(task, 9)
     for count in (1, 2, 9):
         models = stack.train(trainings[:count])
@@ -81,16 +81,16 @@ def test_a_space_grows_with_the_stacks(device: str) -> None:
 )
 def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:
     task = make_task(device, torch.float64, **options)
-    settings = task.hyperparams
+    settings = task.settings
     plain = only(simulate(task, make_algorithm("cdfl", settings), Uniform()), Uploaded)
 
     def stack(proximal_strength: float) -> GraphStack:
         changed = settings.replace(proximal_strength=proximal_strength)
         return GraphStack(task.model, task.loss, changed, task.dtype, precision="float32")
 
-    looker = stack(0.0)
-    engines = Engines(stack(settings.proximal_strength), stack(0.0), looker, scores_together=7)
-    algorithm = GraphServer(make_algorithm("cdfl", settings), looker, task.proxy_sets)
+    evaluator = stack(0.0)
+    engines = Engines(stack(settings.proximal_strength), stack(0.0), evaluator, scores_together=7)
+    algorithm = GraphServer(make_algorithm("cdfl", settings), evaluator, task.proxy_sets)
     fast = only(Simulation(task, algorithm, Uniform(), engines).events(), Uploaded)
     assert len(fast) == len(plain) == 40
     for ours, theirs in zip(fast, plain, strict=True):
@@ -105,9 +105,9 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measures: str) -> None:
     task = make_task(device, torch.float64, measures=measures)
-    looker = GraphStack(task.model, task.loss, task.hyperparams, task.dtype, precision="float32")
-    plain = make_algorithm("cdfl", task.hyperparams)
-    graph = GraphServer(plain, looker, task.proxy_sets)
+    evaluator = GraphStack(task.model, task.loss, task.settings, task.dtype, precision="float32")
+    plain = make_algorithm("cdfl", task.settings)
+    graph = GraphServer(plain, evaluator, task.proxy_sets)
     start = task.pretrain()
     states = [own.initial(start, task.evaluate, task.layout.num_parameters) for own in (plain, graph)]
     random = torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
 def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path) -> None:
     def begin() -> Simulation:
         task = make_task(device, torch.float32)
-        settings = task.hyperparams
+        settings = task.settings
         stacks = [
             GraphStack(task.model, task.loss, own, precision="float32")
             for own in (settings, settings.replace(proximal_strength=0.0))
@@ -165,8 +165,8 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
 def test_the_graph_s_tensors_are_where_the_models_are() -> None:
     """A checkpoint comes back with its models on a GPU and the rest on the host; "meta" stands for the GPU here."""
     task = make_task("cpu", torch.float32)
-    stack = GraphStack(task.model, task.loss, task.hyperparams, precision="float32")
-    server = GraphServer(make_algorithm("cdfl", task.hyperparams), stack, task.proxy_sets)
+    stack = GraphStack(task.model, task.loss, task.settings, precision="float32")
+    server = GraphServer(make_algorithm("cdfl", task.settings), stack, task.proxy_sets)
     state = server.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
     held = _Held(server, state.replace(cluster_models=state.cluster_models.to("meta")))
     devices = {name: value.device.type for name, value in vars(held).items() if isinstance(value, torch.Tensor)}
@@ -179,13 +179,13 @@ def test_the_graph_s_tensors_are_where_the_models_are() -> None:
 def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, bound: float) -> None:
     scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40)
     federation = scenario.federation(0).to("cuda")
-    hyperparams = preset_for(scenario, "default").replace(local_epochs=1)
-    task = Task(replace(scenario, model="small-cnn"), federation, hyperparams)
+    settings = preset_for(scenario, "default").replace(local_epochs=1)
+    task = Task(replace(scenario, model="small-cnn"), federation, settings)
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
     ).cuda()
     task.model = layers
-    stack = GraphStack(layers, task.loss, hyperparams, precision=precision)
+    stack = GraphStack(layers, task.loss, settings, precision=precision)
     trainings = trainings_of(task, 6)
     models = stack.train(trainings)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -202,7 +202,7 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
                 raise torch.OutOfMemoryError("a stack of more than 3")
             return super()._train_stack(trainings)
 
-    stack = Small(task.model, task.loss, task.hyperparams, task.dtype, precision="float32")
+    stack = Small(task.model, task.loss, task.settings, task.dtype, precision="float32")
     trainings = trainings_of(task, 9)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
@@ -220,7 +220,7 @@ def test_a_big_network_is_called_row_by_row(device: str, width: int, normed: boo
         task.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
         task.layout = Layout.of(task.model)
     stack = GraphStack(
-        task.model, task.loss, task.hyperparams, task.dtype, width=width, precision="float32", one_by_one=True
+        task.model, task.loss, task.settings, task.dtype, width=width, precision="float32", one_by_one=True
     )
     trainings = trainings_of(task, 5)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -240,7 +240,7 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     task = make_task(device, torch.float64)
     task.model = network
     task.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
-    stack = GraphStack(network, task.loss, task.hyperparams, task.dtype, precision="float32")
+    stack = GraphStack(network, task.loss, task.settings, task.dtype, precision="float32")
     stack.network.force_chain = True
     trainings = trainings_of(task, 4)
     expected = torch.stack([alone(task, training) for training in trainings])

@@ -8,7 +8,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.record import Clusters, Diverged, Uploaded, only
-from cdfl.sim import plain
+from cdfl.sim import reference
 from cdfl.sim.engine import Engines
 from cdfl.sim.engines import make_engines
 
@@ -23,7 +23,7 @@ class Ruined:
 
     def __init__(self, trainer, task):
         self.trainer = trainer
-        self.seeds = {task.noise_seed(UNLUCKY, look) for look in range(100)}
+        self.seeds = {task.noise_seed(UNLUCKY, turn) for turn in range(100)}
 
     def train(self, trainings):
         return self.trainer.train(
@@ -35,19 +35,19 @@ class Ruined:
 
 
 def ruined_plain(monkeypatch, task, name):
-    noise, update, now = task.noise, plain.client_update, []
+    noise, update, now = task.noise, reference.client_update, []
 
     @contextmanager
-    def watched(client, look):
+    def watched(client, turn):
         now.append(client)
-        with noise(client, look):
+        with noise(client, turn):
             yield
 
     def ruined(model, start, *given):
         return update(model, start * (HUGE if now[-1] == UNLUCKY else 1.0), *given)
 
     monkeypatch.setattr(task, "noise", watched)
-    monkeypatch.setattr(plain, "client_update", ruined)
+    monkeypatch.setattr(reference, "client_update", ruined)
     return run_plain(task, name)
 
 
@@ -55,7 +55,7 @@ def ruined_plain(monkeypatch, task, name):
 def test_one_client_that_always_diverges(name, monkeypatch):
     task = make_task(model="normed")
     engines = make_engines(task, width=64)
-    engines = Engines(Ruined(engines.trainer, task), engines.pretrainer, engines.looker)
+    engines = Engines(Ruined(engines.trainer, task), engines.pretrainer, engines.evaluator)
     result = run_fast(task, name, engines=engines)
     diverged, uploads = only(result.events, Diverged), only(result.events, Uploaded)
     assert {event.client for event in diverged} == {UNLUCKY}

@@ -31,11 +31,11 @@ def trainings_of(task, count=6, start=None):
 def alone(task, training):
     inputs, targets = task.inputs(training.samples)
     batches = ((inputs[batch], targets[batch]) for batch in training.plan)
-    return client_update(task.model, training.start, batches, task.loss, task.hyperparams)
+    return client_update(task.model, training.start, batches, task.loss, task.settings)
 
 
 def stack_of(task, width=64):
-    return Stack(task.model, task.loss, task.hyperparams, task.dtype, width)
+    return Stack(task.model, task.loss, task.settings, task.dtype, width)
 
 
 @pytest.mark.parametrize("model", ["tiny", "normed", "frozen"])
@@ -45,7 +45,7 @@ def test_float32_of_one_training_stays_within_a_stated_bound(model):
     trainings = trainings_of(task)
     expected = torch.stack([alone(task, training) for training in trainings])
     moved = (expected - trainings[0].start).norm(dim=1)
-    workers = Workers(task.model, task.loss, task.hyperparams)
+    workers = Workers(task.model, task.loss, task.settings)
     for engine in (stack_of(task), stack_of(task, 2), workers):
         assert ((engine.train(trainings) - expected).norm(dim=1) / moved).max() < 1e-5
 
@@ -75,7 +75,7 @@ def test_no_steps_leave_the_model_as_it_is():
         Training(task.federation, training.samples, training.start, training.plan[:0], 0)
         for training in trainings_of(task, 3)
     ]
-    for engine in (stack_of(task), Workers(task.model, task.loss, task.hyperparams, task.dtype)):
+    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)):
         assert torch.equal(engine.train(trainings), flatten(task.model).expand(3, -1))
     assert_same(run_fast(task), run_plain(task))
 
@@ -84,7 +84,7 @@ def test_looking_at_inputs_of_different_lengths():
     task = make_task(model="normed")
     models = stack_of(task).train(trainings_of(task, 3))
     own = [torch.randn(count, 1, 8, 8, dtype=torch.float64) for count in (1, 5, 3)]
-    stack, workers = stack_of(task), Workers(task.model, task.loss, task.hyperparams, task.dtype)
+    stack, workers = stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)
     stack.together = 6  # two passes
     for engine in (stack, workers):
         for model, inputs, outputs in zip(models, own, engine.outputs(models, own), strict=True):
@@ -98,7 +98,7 @@ def test_a_training_that_diverges_harms_nobody_in_its_stack():
     fine = trainings_of(task)
     ruined = list(fine)
     ruined[2] = Training(fine[2].federation, fine[2].samples, fine[2].start * 1e200, fine[2].plan, 0)
-    for engine in (stack_of(task), Workers(task.model, task.loss, task.hyperparams, task.dtype)):
+    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)):
         expected, found = engine.train(fine), engine.train(ruined)
         assert not torch.isfinite(found[2]).all()
         others = [0, 1, 3, 4, 5]
@@ -125,7 +125,7 @@ def test_what_can_be_stacked_is_tried_out(model):
 def test_networks_that_cannot_be_stacked_run_all_the_same(model, count):
     task = make_task(model=model, num_uploads=25)
     engines = make_engines(task, width=3)
-    for engine in (engines.trainer, engines.pretrainer, engines.looker):
+    for engine in (engines.trainer, engines.pretrainer, engines.evaluator):
         engine.count = count
     state = torch.get_rng_state()
     result = run_fast(task, engines=engines)
@@ -159,8 +159,8 @@ def test_the_engine_follows_the_size_of_the_network_and_the_precision():
 
 def test_pretraining_forgets_the_proximal_term():
     engines = make_engines(make_task(SETTINGS.replace(proximal_strength=0.7)))
-    assert engines.trainer.hyperparams.proximal_strength == 0.7
-    assert engines.pretrainer.hyperparams.proximal_strength == 0.0
+    assert engines.trainer.settings.proximal_strength == 0.7
+    assert engines.pretrainer.settings.proximal_strength == 0.0
 
 
 def test_an_error_in_a_network_comes_out_as_it_is(monkeypatch):
@@ -185,8 +185,8 @@ def test_bfloat16_trains_to_nearly_the_same_model():
     """Within a tenth of the distance covered: stale weights, kept by autocast, would end elsewhere."""
     task = make_task(SETTINGS.replace(local_epochs=5), dtype=torch.float32)
     trainings = trainings_of(task)
-    exact = Workers(task.model, task.loss, task.hyperparams).train(trainings)
-    rounded = Workers(task.model, task.loss, task.hyperparams, precision="bfloat16").train(trainings)
+    exact = Workers(task.model, task.loss, task.settings).train(trainings)
+    rounded = Workers(task.model, task.loss, task.settings, precision="bfloat16").train(trainings)
     moved = (exact - trainings[0].start).norm(dim=1)
     assert ((rounded - exact).norm(dim=1) < 0.1 * moved).all()
     assert not torch.equal(rounded, exact)

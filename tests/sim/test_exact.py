@@ -33,8 +33,8 @@ def plain_run(name, **network):
 
 def workers(task, count):
     made = [
-        Workers(task.model, task.loss, task.hyperparams.replace(proximal_strength=rho), task.dtype, count=count)
-        for rho in (task.hyperparams.proximal_strength, 0.0)
+        Workers(task.model, task.loss, task.settings.replace(proximal_strength=rho), task.dtype, count=count)
+        for rho in (task.settings.proximal_strength, 0.0)
     ]
     return Engines(*made, made[0])
 
@@ -141,7 +141,7 @@ def test_every_policy(name, algorithm):
     assert_same(result, run_plain(task, algorithm, policy=EAGER[name]))
     uploads = only(result.events, Uploaded)
     assert len(uploads) == 20
-    assert uploads[-1].time > 25  # some looks were no uploads
+    assert uploads[-1].time > 25  # some turns were no uploads
 
 
 def test_every_policy_ends_even_where_it_never_says_upload():
@@ -183,6 +183,6 @@ def test_nothing_is_trained_in_vain_or_twice():
             stacks.append(len(trainings))
             return engines.trainer.train(trainings)
 
-    run_fast(task, engines=Engines(Counted(), engines.pretrainer, engines.looker))
+    run_fast(task, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
     assert sum(stacks) == 40
     assert len(stacks) < 20  # together, where they can be

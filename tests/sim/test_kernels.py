@@ -19,7 +19,7 @@ needs_triton = pytest.mark.skipif(
     find_spec("triton") is None or (DEVICE == "cpu" and not INTERPRETED),
     reason="Triton needs a CUDA device, or its interpreter (TRITON_INTERPRET=1)",
 )
-# Triton's interpreter turns arrays of one number into numbers, which NumPy is about to forbid.
+# Triton's interpreter ticks arrays of one number into numbers, which NumPy is about to forbid.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),  # NumPy on NaN

@@ -11,7 +11,7 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import flatten
 from cdfl.record import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
-from cdfl.sim.clock import Devices, Span, Turn
+from cdfl.sim.clock import Devices, Span, Tick
 from cdfl.sim.metrics import divergence, shortfall, staleness_histogram, summarize
 from cdfl.wire import encode_model
 
@@ -70,7 +70,7 @@ def test_a_summary_of_nothing():
 
 @dataclass(frozen=True)
 class Never:
-    def decide(self, memory, look):
+    def decide(self, memory, turn):
         return memory, False
 
 
@@ -78,14 +78,14 @@ class Never:
 class Rarely:
     """Two clients upload, once each."""
 
-    def decide(self, memory, look):
-        return (1.0,), not memory and look.chance < 0.2
+    def decide(self, memory, turn):
+        return (1.0,), not memory and turn.chance < 0.2
 
 
 class FewTurns:
-    def turns(self, num_clients, rng):
-        yield Turn(0.0, 0, "join")
-        yield Turn(1.0, 0)
+    def ticks(self, num_clients, rng):
+        yield Tick(0.0, 0, "join")
+        yield Tick(1.0, 0)
 
 
 LEAVING = Devices(stays=Span("constant", 2.0))
@@ -96,12 +96,12 @@ LEAVING = Devices(stays=Span("constant", 2.0))
     [
         (
             {"policy": Never()},
-            r"0 of 40 uploads were made: the policy never said upload in 2012 looks, and a run ends after about "
-            "50 looks for each upload asked for",
+            r"0 of 40 uploads were made: the policy never said upload in 2012 turns, and a run ends after about "
+            "50 turns for each upload asked for",
         ),
-        ({"policy": Rarely()}, r"\d of 40 uploads were made: the policy said upload \d times in 2012 looks"),
+        ({"policy": Rarely()}, r"\d of 40 uploads were made: the policy said upload \d times in 2012 turns"),
         ({"time_model": LEAVING}, r"\d+ of 40 uploads were made: all clients have left"),
-        ({"time_model": FewTurns()}, "1 of 40 uploads were made: the time model had no more turns"),
+        ({"time_model": FewTurns()}, "1 of 40 uploads were made: the time model had no more ticks"),
     ],
     ids=["never", "rarely", "left", "over"],
 )
@@ -117,9 +117,9 @@ def test_a_run_with_fewer_uploads_says_why(options, message):
 def test_diverged_uploads_are_missing_ones():
     told = [Clusters(0, [0.5]), *[UPLOAD] * 37, *[Diverged(3.0, 5)] * 3]
     end = "37 of 40 uploads were made: trainings that diverged and were refused: 3"
-    assert shortfall(make_task(), told, Counter(join=12, look=40)) == end
-    assert shortfall(make_task(), told[:-1], Counter(join=12, look=39)).endswith("the time model had no more turns")
-    assert shortfall(make_task(), [UPLOAD] * 40, Counter(join=12, look=40)) == ""
+    assert shortfall(make_task(), told, Counter(join=12, turn=40)) == end
+    assert shortfall(make_task(), told[:-1], Counter(join=12, turn=39)).endswith("the time model had no more ticks")
+    assert shortfall(make_task(), [UPLOAD] * 40, Counter(join=12, turn=40)) == ""
 
 
 def test_a_whole_run_says_nothing():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.record import RunFolder
-from cdfl.sim.run import configure, run, run_events
+from cdfl.sim.runner import configure, run, run_events
 
 from .test_resume import stop_after
 
@@ -63,9 +63,9 @@ def test_it_is_compared_with_others(own, tmp_path):
 class Tires:
     """A policy that is one until it has decided five times."""
 
-    def decide(self, memory, look):
-        looks = len(memory) + 1
-        return (*memory, 1.0) if looks > 5 else ((*memory, 1.0), False)
+    def decide(self, memory, turn):
+        turns = len(memory) + 1
+        return (*memory, 1.0) if turns > 5 else ((*memory, 1.0), False)
 
 
 def test_a_policy_is_checked_whenever_it_is_asked():

@@ -13,13 +13,13 @@ from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import TIME_MODELS, Devices, Span
 from cdfl.sim.engines import make_engines
-from cdfl.sim.run import compare_events, configure, run, run_events
+from cdfl.sim.runner import compare_events, configure, run, run_events
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.stack import Stack
 
 from .world import SETTINGS, UNIFORM, assert_same_events, make_scenario, make_task
 
-SCENARIO = make_scenario(hyperparams={**asdict(SETTINGS), "max_staleness": 20}, num_uploads=30, num_clients=7)
+SCENARIO = make_scenario(settings={**asdict(SETTINGS), "max_staleness": 20}, num_uploads=30, num_clients=7)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_ctrl_c_in_the_hands_of_the_reader(tmp_path):
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("cdfl.sim.run"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(import_module("cdfl.sim.runner"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     config = configure(SCENARIO)
     folder = RunFolder.create(tmp_path / "parts", config.to_json())
     with closing(run_events(config, folder)) as events:
@@ -246,7 +246,7 @@ def test_runs_of_a_group_are_the_runs_alone():
 
 def test_groups_that_do_not_fit_in_memory_follow_each_other(monkeypatch, group_in_one_go):
     told, _ = group_in_one_go
-    monkeypatch.setattr(import_module("cdfl.sim.run"), "_budget", lambda device: 1)
+    monkeypatch.setattr(import_module("cdfl.sim.runner"), "_budget", lambda device: 1)
     apart = list(compare_events(group_configs()))
     order = [which for which, _ in apart]
     assert order == sorted(order)
@@ -292,13 +292,13 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
     twin = Simulation(twin_task, make_algorithm("fedsoft", SETTINGS), UNIFORM, make_engines(twin_task, width=64))
     found = checkpoint.load(tmp_path, twin)
     assert torch.equal(twin_task.start, task.start)
-    assert (found.turns, found.attempts, found.told) == (place.turns, place.attempts, place.told)
+    assert (found.ticks, found.attempts, found.told) == (place.ticks, place.attempts, place.told)
     assert torch.equal(found.state.cluster_models, place.state.cluster_models)
     assert list(found.clients) == list(place.clients)
     for number, client in place.clients.items():
         other = found.clients[number]
-        assert (client.looks, client.updates, client.memory, client.uploads) == (
-            other.looks,
+        assert (client.turns, client.updates, client.memory, client.uploads) == (
+            other.turns,
             other.updates,
             other.memory,
             other.uploads,

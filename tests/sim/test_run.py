@@ -9,18 +9,17 @@ import pytest
 
 import cdfl
 from cdfl.algorithms import ALGORITHMS, Algorithm
-from cdfl.core import Hyperparams, paper, reading
+from cdfl.core import Settings, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import Devices, FewActive, Sessions, Span, Turn, Uniform
-from cdfl.sim.own import TURNS_TRIED
+from cdfl.sim.clock import TICKS_TRIED, Devices, FewActive, Sessions, Span, Tick, Uniform
 from cdfl.sim.presets import PRESETS, preset_for
-from cdfl.sim.run import configure, run, run_events
+from cdfl.sim.runner import configure, run, run_events
 
 from .world import SETTINGS, make_scenario, normed
 
-SMALL = make_scenario(hyperparams=asdict(SETTINGS), num_uploads=12, num_clients=5)
+SMALL = make_scenario(settings=asdict(SETTINGS), num_uploads=12, num_clients=5)
 
 
 class Patient(Algorithm):
@@ -28,8 +27,8 @@ class Patient(Algorithm):
 
     name = "patient"
 
-    def __init__(self, hyperparams):
-        super().__init__(hyperparams.replace(base_rate=hyperparams.base_rate / 2))
+    def __init__(self, settings):
+        super().__init__(settings.replace(base_rate=settings.base_rate / 2))
 
 
 class Decides:
@@ -41,7 +40,7 @@ class Turning:
     def __init__(self, *told):
         self.told = told
 
-    def turns(self, num_clients, rng):
+    def ticks(self, num_clients, rng):
         yield from self.told
 
 
@@ -97,7 +96,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     config = folder.config()
     assert config == json.loads(json.dumps(result.config.to_json()))
     expected = json.loads(json.dumps(asdict(SETTINGS.replace(base_rate=0.25))))
-    assert config["hyperparams"] == expected  # every one of them, not only those that were given
+    assert config["settings"] == expected  # every one of them, not only those that were given
     assert (
         config["algorithm"],
         config["seed"],
@@ -130,31 +129,31 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
-        ({"policy": 3}, r"policy is 3; expected a name \(always, .*\), or an object with decide\(memory, look\) -> "),
+        ({"policy": 3}, r"policy is 3; expected a name \(always, .*\), or an object with decide\(memory, turn\) -> "),
         ({"policy": Sometimes}, r"policy is the class Sometimes; expected .*: Sometimes\(\.\.\.\)"),
         (
             {"policy": Decides(lambda memory: True)},
             r"policy has Decides.decide\(memory\); expected a name .*, or an object with decide",
         ),
-        ({"policy": Decides(lambda memory, look: True)}, r"Decides.decide gave True; expected two things"),
-        ({"policy": Decides(lambda memory, look: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
-        ({"policy": Decides(lambda memory, look: ((), "no"))}, "Decides.decide says 'no'; expected True"),
+        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide gave True; expected two things"),
+        ({"policy": Decides(lambda memory, turn: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
+        ({"policy": Decides(lambda memory, turn: ((), "no"))}, "Decides.decide says 'no'; expected True"),
         (
             {"time_model": 0},
-            r"time_model is 0; expected a name \(uniform, .*\), or an object with turns\(num_clients, rng\)",
+            r"time_model is 0; expected a name \(uniform, .*\), or an object with ticks\(num_clients, rng\)",
         ),
         ({"time_model": Uniform}, r"time_model is the class Uniform; expected .*: Uniform\(\.\.\.\)"),
-        ({"time_model": Turning((0.0, 1))}, r"Turning.turns gave \(0.0, 1\); expected cdfl.sim.clock.Turn"),
-        ({"time_model": Turning(Turn(0.0, 1))}, "lets client 1 look while it is not there; expected it to join first"),
+        ({"time_model": Turning((0.0, 1))}, r"Turning.ticks gave \(0.0, 1\); expected cdfl.sim.clock.Tick"),
+        ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is not there; expected it to join first"),
         (
-            {"time_model": Turning(Turn(2.0, 1, "join"), Turn(1.0, 1))},
-            r"Turning.turns goes from time 2.0 to 1.0; expected finite numbers that never decrease",
+            {"time_model": Turning(Tick(2.0, 1, "join"), Tick(1.0, 1))},
+            r"Turning.ticks goes from time 2.0 to 1.0; expected finite numbers that never decrease",
         ),
-        ({"time_model": Turning((0.0, 1, "join"))}, r"Turning.turns gave \(0.0, 1, 'join'\); expected cdfl.sim.clock"),
-        ({"time_model": Turning(Turn(float("nan"), 1, "join"))}, "goes from time 0.0 to nan; expected finite numbers"),
-        ({"time_model": Turning(Turn("noon", 1, "join"))}, "goes from time 0.0 to 'noon'; expected finite numbers"),
-        ({"time_model": Turning(Turn(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
-        ({"time_model": Turning(Turn(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
+        ({"time_model": Turning((0.0, 1, "join"))}, r"Turning.ticks gave \(0.0, 1, 'join'\); expected cdfl.sim.clock"),
+        ({"time_model": Turning(Tick(float("nan"), 1, "join"))}, "goes from time 0.0 to nan; expected finite numbers"),
+        ({"time_model": Turning(Tick("noon", 1, "join"))}, "goes from time 0.0 to 'noon'; expected finite numbers"),
+        ({"time_model": Turning(Tick(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
+        ({"time_model": Turning(Tick(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
         ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
@@ -166,7 +165,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"num_uploads": 1.5}, "num_uploads is 1.5; expected a whole number, 1 or more"),
         ({"num_uploads": 0}, "num_uploads is 0; expected a whole number, 1 or more"),
         ({"num_clients": -2}, "num_clients is -2; expected a whole number, 1 or more"),
-        ({"speed": 3}, "there is no hyperparameter 'speed'; there are loss_weight"),
+        ({"speed": 3}, "there is no setting 'speed'; there are loss_weight"),
         ({"base_rate": 25}, "base_rate is 25; expected a number from 0 to 1"),
     ],
 )
@@ -176,36 +175,36 @@ def test_what_is_wrong_is_said_before_anything_is_made(tmp_path, options, messag
     assert not (tmp_path / "run").exists()
 
 
-JOINED = [Turn(0.0, client, "join") for client in range(5)]
-LOOKS = [Turn(1.0 + number, number % 5) for number in range(TURNS_TRIED)]
+JOINED = [Tick(0.0, client, "join") for client in range(5)]
+LOOKS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
 LATER = [
-    ([Turn(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
-    ([Turn(float("nan"), 0)], "goes from time 100.0 to nan"),
-    ([Turn(200.0, 1, "leave"), Turn(201.0, 1)], "lets client 1 look while it is not there; expected it to join first"),
-    ([Turn(200.0, 1, "leave"), Turn(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
-    ([Turn(200.0, 1, "peek")], r"gave Turn\(time=200.0, client=1, kind='peek'\); expected .* look, join or leave"),
-    ([(200.0, 1, "look")], r"gave \(200.0, 1, 'look'\); expected cdfl.sim.clock.Turn"),
+    ([Tick(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
+    ([Tick(float("nan"), 0)], "goes from time 100.0 to nan"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is not there; expected it to join first"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
+    ([Tick(200.0, 1, "peek")], r"gave Tick\(time=200.0, client=1, kind='peek'\); expected .* turn, join or leave"),
+    ([(200.0, 1, "turn")], r"gave \(200.0, 1, 'turn'\); expected cdfl.sim.clock.Tick"),
 ]
 
 
-@pytest.mark.parametrize(("turns", "message"), LATER)
-@pytest.mark.parametrize("policy", ["always", Decides(lambda memory, look: ((), False))], ids=["always", "never"])
-def test_turns_are_checked_as_long_as_they_come(turns, message, policy):
-    config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *turns), policy=policy, num_uploads=TURNS_TRIED + 9)
+@pytest.mark.parametrize(("ticks", "message"), LATER)
+@pytest.mark.parametrize("policy", ["always", Decides(lambda memory, turn: ((), False))], ids=["always", "never"])
+def test_turns_are_checked_as_long_as_they_come(ticks, message, policy):
+    config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *ticks), policy=policy, num_uploads=TICKS_TRIED + 9)
     with pytest.raises(ValueError, match=message):
         list(run_events(config))
 
 
 def test_turns_may_be_numbers_of_numpy():
-    turns = [*JOINED, Turn(np.float32(1), np.int64(3)), Turn(np.int64(2), 4)]
-    result = run(SMALL, time_model=Turning(*turns), num_uploads=2)
+    ticks = [*JOINED, Tick(np.float32(1), np.int64(3)), Tick(np.int64(2), 4)]
+    result = run(SMALL, time_model=Turning(*ticks), num_uploads=2)
     told = [(upload.time, upload.client) for upload in result.uploads]
     assert json.loads(json.dumps(told)) == [[1.0, 3], [2.0, 4]]
 
 
 def test_a_client_may_leave_and_join_again():
-    turns = [*JOINED, Turn(1.0, 3), Turn(2.0, 3, "leave"), Turn(2.0, 3, "join"), Turn(3.0, 3)]
-    result = run(SMALL, time_model=Turning(*turns), num_uploads=2)
+    ticks = [*JOINED, Tick(1.0, 3), Tick(2.0, 3, "leave"), Tick(2.0, 3, "join"), Tick(3.0, 3)]
+    result = run(SMALL, time_model=Turning(*ticks), num_uploads=2)
     assert [(upload.time, upload.client, upload.update) for upload in result.uploads] == [(1.0, 3, 0), (3.0, 3, 0)]
 
 
@@ -218,11 +217,11 @@ def test_an_unknown_scenario():
 
 def test_presets():
     digits = load_scenario("digits-4")
-    assert preset_for(digits, "default") == Hyperparams().replace(**digits.hyperparams)
+    assert preset_for(digits, "default") == Settings().replace(**digits.settings)
     fashion = load_scenario("fashion-mnist-4")
     assert preset_for(fashion, "paper") == paper("fashion-mnist-4").replace(max_staleness=80)
     smaller = configure("fashion-mnist-4", preset="paper", num_clients=10, base_rate=0.5)
-    assert (smaller.hyperparams.max_staleness, smaller.hyperparams.base_rate) == (10, 0.5)
+    assert (smaller.settings.max_staleness, smaller.settings.base_rate) == (10, 0.5)
     assert preset_for(fashion, "paper-reading") == reading("fashion-mnist-4").replace(max_staleness=80)
     assert list(PRESETS) == ["default", "paper", "paper-reading"]
     unequal = load_scenario("digit-recognition")  # what a scenario asks for is not for what the paper prints
@@ -255,7 +254,7 @@ def test_an_algorithm_of_ones_own_runs_and_is_recorded_by_its_name(tmp_path):
     own = run(SMALL, algorithm=Patient, out=tmp_path / "own")
     assert own.config.algorithm == own.events[0].algorithm == RunFolder(tmp_path / "own").config()["algorithm"]
     slow = run(SMALL, base_rate=SETTINGS.base_rate / 2)
-    assert own.uploads == slow.uploads  # its own hyperparameters count
+    assert own.uploads == slow.uploads  # its own settings count
     assert run(SMALL, algorithm="patient").events == own.events  # now that it has been seen, its name will do
 
 

@@ -1,4 +1,4 @@
-"""The learning problem of a run: everything random in it is named by seed, client and look."""
+"""The learning problem of a run: everything random in it is named by seed, client and turn."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ def test_everything_follows_from_the_seed():
         lambda task: flatten(task.model).tolist(),
         lambda task: task.pretrain().tolist(),
         lambda task: task.plan(draw, 3, 2).tolist(),
-        lambda task: list(task.turns(Uniform()))[:50],
+        lambda task: list(task.ticks(Uniform()))[:50],
         lambda task: task.noise_seed(3, 2),
         lambda task: task.pretraining_noise_seed,
-        lambda task: task.look(flatten(task.model), draw, 3, 2).chance,
+        lambda task: task.observe(flatten(task.model), draw, 3, 2).chance,
     ):
         assert part(first) == part(again)
         assert part(first) != part(other)
@@ -31,7 +31,7 @@ def test_clients_and_looks_have_random_numbers_of_their_own():
     keys = [(0, 0), (0, 1), (1, 0), (12, 3), (1, 23)]
     assert len({task.noise_seed(*key) for key in keys}) == 5
     assert len({str(task.plan(draw, *key).tolist()) for key in keys}) == 5
-    assert len({task.look(flatten(task.model), draw, *key).chance for key in keys}) == 5
+    assert len({task.observe(flatten(task.model), draw, *key).chance for key in keys}) == 5
 
 
 def test_making_a_task_touches_nobody_elses_random_numbers():
@@ -58,7 +58,7 @@ def test_answers_of_one_model_at_a_time():
     losses = task.sample_losses(models, draw.train)
     assert losses.shape == (len(draw.train), 4)
     assert task.mean_loss(models[2], draw.train) == pytest.approx(float(losses[:, 2].mean()))
-    assert task.look(models[1], draw, 0, 0).loss == pytest.approx(float(losses[:, 1].mean()))
+    assert task.observe(models[1], draw, 0, 0).loss == pytest.approx(float(losses[:, 1].mean()))
     evaluated = task.evaluate(models[[0, 0]], torch.tensor([0, 3]))
     inputs, targets = task.proxy_sets[3]
     assert float(evaluated[1]) == pytest.approx(

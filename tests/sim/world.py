@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.algorithms import Algorithm, make_algorithm
-from cdfl.core import Hyperparams
+from cdfl.core import Settings
 from cdfl.data import Sizes
 from cdfl.models import MODELS
 from cdfl.policy import ALWAYS, Policy
@@ -17,7 +17,7 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.clock import TimeModel, Uniform
 from cdfl.sim.engine import Engines
 from cdfl.sim.engines import make_engines
-from cdfl.sim.plain import simulate
+from cdfl.sim.reference import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
 
@@ -91,7 +91,7 @@ NETWORKS = {
 }
 MODELS.update(NETWORKS)  # names that no scenario of the library uses
 
-SETTINGS = Hyperparams(  # with the mean as floor, so that some clusters move and others do not
+SETTINGS = Settings(  # with the mean as floor, so that some clusters move and others do not
     batch_size=8, local_epochs=1, shared_epochs=1, separate_epochs=1, learning_rate=3e-3, rate_floor="mean"
 )
 UNIFORM = Uniform()
@@ -99,12 +99,12 @@ SIZES = Sizes(low=4, high=12, test=10, pretraining=12, proxy=12)
 
 
 def make_scenario(**changes: object) -> Scenario:
-    changes = {"num_clients": 12, "num_uploads": 40, "model": "tiny", "sizes": SIZES, "hyperparams": {}, **changes}
+    changes = {"num_clients": 12, "num_uploads": 40, "model": "tiny", "sizes": SIZES, "settings": {}, **changes}
     return replace(load_scenario("digits-4"), name="small", **changes)
 
 
 def make_task(
-    settings: Hyperparams = SETTINGS, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
+    settings: Settings = SETTINGS, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
 ) -> Task:
     scenario = make_scenario(**changes)
     return Task(scenario, scenario.federation(seed), settings, dtype)
@@ -128,7 +128,7 @@ class Result:
 
 
 def run_plain(task: Task, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS) -> Result:
-    algorithm = make_algorithm(name, task.hyperparams)
+    algorithm = make_algorithm(name, task.settings)
     return Result(simulate(task, algorithm, time_model, policy), algorithm)
 
 
@@ -140,7 +140,7 @@ def run_fast(
     width: int | None = 64,
     engines: Engines | None = None,
 ) -> Result:
-    algorithm = make_algorithm(name, task.hyperparams)
+    algorithm = make_algorithm(name, task.settings)
     engines = engines or make_engines(task, width=width)
     return Result(Simulation(task, algorithm, time_model, engines, policy).events(), algorithm)
 

@@ -1,5 +1,0 @@
-"""Client-driven federated learning on one machine, in virtual time."""
-
-from cdfl.sim.run import Run, RunConfig, configure, run, run_events
-
-__all__ = ["Run", "RunConfig", "configure", "run", "run_events"]

@@ -1,0 +1,222 @@
+"""`cdfl serve`: a server from one set-up file."""
+
+import logging
+import math
+import os
+import signal
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from cdfl.cli.options import DeviceName, SetOption, counted, flag, parse_settings
+from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
+from cdfl.server.journal import Retention
+from cdfl.server.limits import Limits
+
+if TYPE_CHECKING:  # needs the extra `server`
+    from cdfl.server.setup import Setup
+
+OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
+
+
+def _above_0(value: float) -> float:
+    if not 0 < value < math.inf:  # NaN is neither
+        raise typer.BadParameter(f"{value:g} is not a finite number above 0.")
+    return value
+
+
+def serve(
+    setup: Annotated[str, typer.Argument(help="A Python file or module; `cdfl init` writes an example.")],
+    store: StorePlace = DEFAULT_STORE,
+    blobs: BlobsPlace = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key makes https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    open_: Annotated[bool, flag("--open", "No tokens: clients name themselves. Loopback only.")] = False,
+    open_to_anyone: Annotated[
+        bool, flag("--open-to-anyone", "The same on any address: whoever reaches it takes part.")
+    ] = False,
+    accept_all: Annotated[bool, flag("--accept-all", "Do not test uploads for harm (max_harm).")] = False,
+    device: DeviceName = "auto",
+    setting: SetOption = None,
+    snapshot_every: Annotated[int, typer.Option(min=1, help="Uploads between two snapshots.")] = 100,
+    keep_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to keep.")] = Retention.keep_snapshots,
+    keep_uploads: Annotated[
+        bool, flag("--keep-uploads", "Keep uploaded models as long as the oldest snapshot.")
+    ] = False,
+    keep_replies: Annotated[
+        float, typer.Option(min=0, help="Seconds that a client's last reply is kept.")
+    ] = Retention.keep_replies,
+    max_body: Annotated[int | None, typer.Option(min=1, help="Bytes of an upload; default: by the model.")] = None,
+    max_queue: Annotated[int, typer.Option(min=1, help="Uploads that may wait.")] = Limits.queue,
+    max_rate: Annotated[
+        float, typer.Option(callback=_above_0, help="Requests a second of one client.")
+    ] = Limits.requests_per_second,
+    max_clients: Annotated[int, typer.Option(min=1, help="Clients the server gets to know.")] = Limits.clients,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Beyond them the idlest one is closed.")
+    ] = Limits.connections,
+    idle_seconds: Annotated[
+        float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
+    ] = Limits.idle_seconds,
+    stall_seconds: Annotated[
+        float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
+    ] = Limits.stall_seconds,
+) -> None:
+    """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
+
+    Stop it with Ctrl-C or SIGTERM: it answers what is under way, keeps a snapshot, and goes on from there next time.
+    CDFL_OPERATOR_TOKEN, if set, is a token of the operator's own: /metrics then asks for it, /v1/events shows it all.
+    """
+    console = Console(stderr=True, highlight=False)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with refuse_store(), _told_to_stop(console):
+        from cdfl.device import find_device
+        from cdfl.malloc import keep_freed_memory
+        from cdfl.server.auth import Access
+        from cdfl.server.run import make_server, open_session, serve_until_told, take_port
+        from cdfl.server.setup import load_setup
+        from cdfl.server.store import Store
+
+        keep_freed_memory(512, one_pool=True)  # now: threads start below
+        is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
+        tls = _check_tls(tls_cert, tls_key)
+        limits = Limits(
+            body_bytes=max_body,
+            queue=max_queue,
+            requests_per_second=max_rate,
+            burst=max(2, int(2 * max_rate)),
+            clients=max_clients,
+            connections=max_connections,
+            idle_seconds=idle_seconds,
+            stall_seconds=stall_seconds,
+        )
+        retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
+        chosen = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
+        _check_body(max_body, chosen)
+        chosen.try_out()
+        with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
+            with _Waiting(console, chosen.num_clusters + 1) as waiting:
+                session = open_session(
+                    chosen,
+                    opened,
+                    accept_all=accept_all,
+                    progress=waiting.pretraining,
+                    replayed=waiting.replaying,
+                    limits=limits,
+                    snapshot_every=snapshot_every,
+                )
+            access = Access(opened, is_open=is_open, operator_token=os.environ.get(OPERATOR_TOKEN) or None)
+            server = make_server(session, access, limits, **tls)
+            server.on_open = lambda url: _welcome(console, url, session.state.epoch, is_open=is_open)
+            serve_until_told(server, session, taken)
+            console.print(f"stopped at epoch {session.state.epoch}")
+    if session.lost is not None:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _told_to_stop(console: Console) -> Iterator[None]:
+    """Make SIGTERM what Ctrl-C is while the server is not open yet, and neither of them a failure."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("stopped before it was open; the next start begins again")
+        raise typer.Exit(0) from None
+    finally:
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:  # else the server has taken it
+            signal.signal(signal.SIGTERM, before)
+
+
+class _Waiting:
+    """Shows what happens before the server opens: pre-training, or the journal run again."""
+
+    def __init__(self, console: Console, trainings: int) -> None:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        self._console = console  # where it is no terminal, lines take the place of a bar
+        is_silent = not console.is_terminal
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
+        self._trainings = trainings
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> "_Waiting":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def pretraining(self, message: str) -> None:
+        """The next training begins."""
+        if self._progress.disable:
+            self._console.print(message)
+        if self._bar is None:
+            self._bar = self._progress.add_task(message, total=self._trainings)
+        else:
+            self._progress.update(self._bar, description=message, advance=1)
+
+    def replaying(self, done: int, total: int) -> None:
+        """So many entries of the journal are done."""
+        if self._bar is None:
+            self._bar = self._progress.add_task("replaying the journal")
+            if self._progress.disable:
+                self._console.print(f"replaying the journal, {counted(total, 'entry', 'entries')}")
+        self._progress.update(self._bar, completed=done, total=total)
+
+
+def _welcome(console: Console, url: str, epoch: int, *, is_open: bool) -> None:
+    console.print(f"serving on {url}, epoch {epoch}; docs on {url}/docs", soft_wrap=True)
+    if is_open:
+        console.print("open: clients need no token, only a name")
+
+
+def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
+    """Without tokens only on loopback, unless that is asked for by name."""
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if open_ and not to_anyone and not is_loopback:
+        raise ValueError(
+            f"--open on {host} would let anybody who reaches it take part; listen on 127.0.0.1, "
+            "give tokens (`cdfl token create`), or say --open-to-anyone"
+        )
+    return open_ or to_anyone
+
+
+def _check_body(most: int | None, setup: "Setup") -> None:
+    """Refuse a limit that no upload could keep; clients train before they learn of it."""
+    from cdfl.wire import body_size
+
+    needed = body_size(setup.layout)
+    if most is not None and most < needed:
+        raise ValueError(f"--max-body is {most}; an upload of this model has {needed} bytes, expected at least that")
+
+
+def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
+    """Both or none, both there, and one the key of the other."""
+    if (cert is None) != (key is None):
+        raise ValueError("--tls-cert and --tls-key belong together; one of them is missing")
+    if cert is None or key is None:
+        return {}
+    for path in (cert, key):
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}; expected a PEM file for TLS")
+
+    def ask() -> str:  # else OpenSSL would ask the terminal, again at every start
+        raise ValueError(f"the key {key} needs a pass phrase; expected one without")
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, ask)
+    except ssl.SSLError as error:
+        raise ValueError(f"{cert} and {key} are no certificate and its key; expected PEM files ({error})") from None
+    return {"tls_cert": str(cert), "tls_key": str(key)}

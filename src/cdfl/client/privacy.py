@@ -1,0 +1,79 @@
+"""Differential privacy of single uploads: clip how far a training went, add Gaussian noise.
+
+What it gives: whoever sees the uploads (the server among them) can hardly tell whether a client trained on its data or
+on any other. docs/client.md says what it does not give.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdfl.checks import check_number
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The Gaussian mechanism on (local model - received model).
+
+    >>> round(Privacy(clip=1.0, noise=8.0).epsilon(delta=1e-5), 2)
+    0.93
+    """
+
+    clip: float  # the longest way (L2 norm) a training may go from the model it received
+    noise: float  # standard deviation of the noise on each parameter, as a multiple of `clip`
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "noise"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}; expected a number above 0")
+
+    def apply(
+        self, local_model: Tensor, personal_model: Tensor, num_parameters: int, rng: np.random.Generator | None = None
+    ) -> Tensor:
+        """The model to upload (P,).
+
+        Buffers (batch-norm statistics) come after the parameters and go back as they were received: they tell of the
+        data too, and noise could make a variance negative. Noise is drawn anew from the system's randomness unless
+        `rng` is given; whoever uploads again must send the same bytes again, not draw again.
+        """
+        rng = np.random.default_rng() if rng is None else rng
+        private = personal_model.detach().to("cpu", torch.float64).clone()
+        way = local_model.detach().to("cpu", torch.float64)[:num_parameters] - private[:num_parameters]
+        way *= min(1.0, self.clip / max(float(way.norm()), 1e-300))
+        way += torch.from_numpy(rng.normal(0.0, self.noise * self.clip, num_parameters))
+        private[:num_parameters] += way
+        return private.float()
+
+    def epsilon(self, delta: float, uploads: int = 1) -> float:
+        """The smallest epsilon for which so many uploads together are (epsilon, delta)-differentially private.
+
+        Neighbours are any two data sets of this client: two clipped ways are at most 2 `clip` apart. Exact for the
+        Gaussian mechanism (Balle and Wang, 2018), and exact under composition: n releases are one with 1/sqrt(n) of
+        the noise (Dong, Roth and Su, 2022), also when each is chosen in the light of the ones before.
+        """
+        if not 0 < delta < 1:
+            raise ValueError(f"delta is {delta!r}; expected a number between 0 and 1, far below 1")
+        check_number("uploads", uploads, 0, whole=True)
+        if uploads == 0:
+            return 0.0
+        shift = 2.0 * math.sqrt(uploads) / self.noise  # sensitivity by deviation
+        if _delta(0.0, shift) <= delta:
+            return 0.0
+        low, high = 0.0, 1.0
+        while _delta(high, shift) > delta:
+            low, high = high, 2 * high
+        while high - low > 1e-9 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if _delta(middle, shift) > delta else (low, middle)
+        return high
+
+
+def _delta(epsilon: float, shift: float) -> float:
+    """Equation 6 of Balle and Wang: the smallest delta for epsilon, where means lie `shift` deviations apart."""
+    ends = torch.tensor([shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift], dtype=torch.float64)
+    first, second = torch.special.log_ndtr(ends).tolist()
+    return math.exp(first) - math.exp(min(0.0, epsilon + second))

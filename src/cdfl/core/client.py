@@ -1,0 +1,59 @@
+"""Client() of Algorithm 1: training on the client's own data, near the model it received."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdfl.core.flat import flatten, load
+from cdfl.core.settings import Settings
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def client_update(
+    model: nn.Module,
+    personal_model: Tensor,
+    batches: Iterable[tuple[Any, Any]],
+    loss: Loss,
+    settings: Settings,
+) -> Tensor:
+    """Train from `personal_model` u (P,) over `batches` of (inputs, targets); returns `local_model` v (P,).
+
+    Minimises J(v; u) = loss + rho/2 ||v - u||^2, one optimiser step a batch. `model` gives the architecture only:
+    neither it nor `personal_model` is changed. Batches are the caller's choice, order and number of passes included.
+
+    >>> _ = torch.manual_seed(0)
+    >>> net, x, y = nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
+    >>> start = flatten(net)
+    >>> trained = client_update(net, start, [(x, y)] * 20, nn.functional.cross_entropy, Settings())
+    >>> load(net, trained)
+    """
+    model = copy.deepcopy(model)
+    model.train()
+    load(model, personal_model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    anchors = [parameter.detach().clone() for parameter in trained]  # u
+    optimizer = make_optimizer(trained, settings)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        for parameter, anchor in zip(trained, anchors, strict=True):
+            if parameter.grad is None:  # the loss does not reach it, the proximal term does
+                parameter.grad = torch.zeros_like(parameter)
+            # the gradient of rho/2 ||v - u||^2, added by hand: no graph needed
+            parameter.grad.add_(parameter.detach() - anchor, alpha=settings.proximal_strength)
+        optimizer.step()
+    return flatten(model)
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+    """The optimiser that `settings` names, with L2 weight decay as in the paper."""
+    parameters = list(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)  # one pass over the weights
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused)
+    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum, fused=fused)

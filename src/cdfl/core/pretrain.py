@@ -1,0 +1,42 @@
+"""The cluster models a server starts from, w_k^0."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdfl.core.batches import batch_plan
+from cdfl.core.client import Loss, client_update
+from cdfl.core.flat import flatten
+from cdfl.core.settings import Settings
+
+
+def pretrain(
+    model: nn.Module,
+    sets: Sequence[tuple[Tensor, Tensor]],
+    loss: Loss,
+    settings: Settings,
+    generator: torch.Generator,
+    progress: Callable[[str], Any] = lambda message: None,
+) -> Tensor:
+    """Train K cluster models (K, P) on K sets of (inputs, targets), from the weights that `model` holds.
+
+    First one shared model on all sets for `shared_epochs`, then each cluster from it for `separate_epochs`.
+    Deviation: the paper does not say how its clusters start. Averaging models in weight space only works while they
+    lie in one basin, and a shared start puts them there; `shared_epochs=0` starts them apart.
+    """
+    free = settings.replace(proximal_strength=0.0)  # there is no earlier model to stay near to
+
+    def train(start: Tensor, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
+        plan = batch_plan(len(targets), settings.batch_size, passes, generator).to(targets.device)
+        return client_update(model, start, ((inputs[batch], targets[batch]) for batch in plan), loss, free)
+
+    progress("pre-training the shared model")
+    everything = torch.cat([inputs for inputs, _ in sets]), torch.cat([targets for _, targets in sets])
+    shared = train(flatten(model), *everything, settings.shared_epochs)
+    clusters = []
+    for number, (inputs, targets) in enumerate(sets, start=1):
+        progress(f"pre-training cluster {number} of {len(sets)}")
+        clusters.append(train(shared, inputs, targets, settings.separate_epochs))
+    return torch.stack(clusters)

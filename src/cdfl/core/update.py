@@ -1,0 +1,113 @@
+"""UpdateRatioCompute of Algorithm 2, and what is done with the rates: moving clusters, mixing a reply."""
+
+import torch
+from torch import Tensor
+
+from cdfl.core.settings import Settings
+
+# Shares that differ from the floor by rounding alone are at the floor.
+ROUNDING = 1e-12
+
+
+def update_rates(
+    mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """How far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
+
+    >>> fresh = Settings(base_rate=0.5, rate_floor="mean")
+    >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
+    (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
+    """
+    mixture = mixture.double()
+    moves = at_floor(mixture, settings)
+    shares = torch.where(moves, mixture / mixture.max(), 0.0)  # beta_1k
+    moved_epochs = torch.where(moves, epoch, cluster_epochs)
+    tested = moved_epochs if settings.cluster_epochs_set == "before" else cluster_epochs
+    fading = staleness_factor(tested - base_epoch, settings)  # beta_2k
+    return settings.base_rate * shares * fading, moved_epochs
+
+
+def staleness_factor(staleness: Tensor, settings: Settings) -> Tensor:
+    """beta_2k: 1 while an upload is fresh, falling with its staleness after that.
+
+    The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
+
+    >>> ages = torch.tensor([4, 5, 6])
+    >>> staleness_factor(ages, Settings(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
+    tensor([1.0000, 0.1667, 0.1429], dtype=torch.float64)
+    >>> staleness_factor(ages, Settings(staleness_slope=1, staleness_grace=5))
+    tensor([1.0000, 1.0000, 0.5000], dtype=torch.float64)
+    """
+    slope, grace = settings.staleness_slope, settings.staleness_grace
+    staleness = staleness.double()
+    counted = staleness if settings.staleness_hinge == "paper" else staleness - grace
+    return torch.where(staleness < grace, 1.0, 1 / (slope * counted + 1))
+
+
+def at_floor(mixture: Tensor, settings: Settings) -> Tensor:
+    """Which clusters have a share of at least `rate_floor` (K,), and so move."""
+    floor = mixture.mean() if settings.rate_floor == "mean" else settings.rate_floor
+    return mixture >= floor - ROUNDING
+
+
+def update_clusters(
+    cluster_models: Tensor,
+    local_model: Tensor,
+    rates: Tensor,
+    base_model: Tensor | None = None,
+    num_parameters: int | None = None,
+) -> Tensor:
+    """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
+
+    With the model u that the upload was trained from, along the change instead: w_k <- w_k + beta_mk (v - u).
+    Statistics, which come after `num_parameters` entries, move towards the upload all the same: changes of a variance
+    may add up to one below 0.
+
+    >>> clusters, upload, rates = torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0])
+    >>> update_clusters(clusters, upload, rates)
+    tensor([[1.],
+            [8.]])
+    >>> update_clusters(clusters, upload, rates, base_model=torch.tensor([2.0]))
+    tensor([[0.5000],
+            [8.0000]])
+    """
+    local_model = local_model.to(cluster_models)
+    num_along = 0 if base_model is None else cluster_models[:, :num_parameters].shape[1]
+    change = None if base_model is None else local_model[:num_along] - base_model[:num_along].to(cluster_models)
+    if rates.is_cuda:  # nobody may wait to see which are 0
+        rates = rates.to(cluster_models)[:, None]
+        parts = []
+        if change is not None:
+            parts.append(cluster_models[:, :num_along] + rates * change)
+        if num_along < len(local_model):
+            parts.append((1 - rates) * cluster_models[:, num_along:] + rates * local_model[num_along:])
+        moved = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
+    moved = torch.empty_like(cluster_models)
+    for before, after, rate in zip(cluster_models, moved, rates.to(cluster_models.dtype).tolist(), strict=True):
+        if rate == 0:
+            after.copy_(before)
+            continue
+        if change is not None:  # the same arithmetic, without large tensors in between
+            torch.add(before[:num_along], change, alpha=rate, out=after[:num_along])
+        if num_along < len(local_model):
+            torch.mul(before[num_along:], 1 - rate, out=after[num_along:]).add_(local_model[num_along:] * rate)
+    return moved
+
+
+def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
+    """One model for one client: the clusters weighted by its mixture, u = sum_k alpha_k w_k (P,).
+
+    >>> personalize(torch.tensor([[0.0], [8.0]]), torch.tensor([0.75, 0.25]))
+    tensor([2.])
+    """
+    return mixture.to(cluster_models) @ cluster_models
+
+
+def reply_weights(mixture: Tensor, settings: Settings) -> Tensor:
+    """The weights of the clusters in a reply: the mixture, or only its part that is at the floor (K,)."""
+    if settings.reply_clusters == "all":
+        return mixture
+    kept = torch.where(at_floor(mixture, settings), mixture, 0.0)
+    total = kept.sum()
+    return torch.where(total > 0, kept / total, mixture)  # a floor above every share would leave no model to send

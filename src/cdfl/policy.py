@@ -1,0 +1,379 @@
+"""When to upload: the client's own decision, made each time fresh data arrive.
+
+A policy is a setting; what it remembers of one client is a short list of numbers that the caller keeps and passes in
+again, so a policy serves a simulated client, ten thousand of them, or a real one that survives its own restart.
+Whoever asks a policy does so through `ask`: it may be somebody's own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from datetime import time as TimeOfDay
+from statistics import fmean
+from typing import Any, Protocol
+from zoneinfo import ZoneInfo, available_timezones
+
+import numpy as np
+
+from cdfl.checks import check_method, check_number
+
+DECIDES = "an object with decide(memory, observation) -> (memory, bool)"
+Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a client knows when fresh data arrive."""
+
+    samples: int  # how many arrived
+    measure: Callable[[], float]  # the loss of its personal model on them; costs a pass over the data
+    chance: float = 0.0  # a uniform random number from 0 to 1, the client's own
+    time: float = 0.0  # seconds since 1970, by the client's clock
+
+    @property
+    def loss(self) -> float:
+        """The loss of the personal model on the fresh data, measured when asked for."""
+        return self.measure()
+
+
+class Policy(Protocol):
+    """Anything that decides."""
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Is it time to train and upload? Also returns what to remember."""
+        ...
+
+
+def check_policy(policy: Policy, name: str = "policy", expected: str = DECIDES) -> None:
+    """Refuse what cannot be asked."""
+    check_method(name, policy, "decide", 2, expected)
+
+
+def ask(policy: Policy, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+    """What a policy decides, if it is something that a decision can be and that a file can keep.
+
+    >>> ask(Always(), (), Observation(60, lambda: 0.1))
+    ((), True)
+    """
+    answer, name = policy.decide(memory, observation), type(policy).__name__
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise ValueError(f"{name}.decide gave {answer!r}; expected two things: (memory, bool)")
+    memory, upload = answer
+    if not isinstance(memory, tuple) or not all(isinstance(part, int | float) for part in memory):
+        raise ValueError(f"{name}.decide remembers {memory!r}; expected a tuple of numbers (int, float), to be kept")
+    if not isinstance(upload, bool | np.bool_):
+        raise ValueError(f"{name}.decide says {upload!r}; expected True (upload) or False")
+    return memory, bool(upload)
+
+
+@dataclass(frozen=True)
+class Always:
+    """Upload whenever there are fresh data, as in the paper's experiments."""
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Yes."""
+        return memory, True
+
+
+@dataclass(frozen=True)
+class EverySamples:
+    """Upload once at least `count` samples have arrived since the last upload.
+
+    >>> policy = EverySamples(100)
+    >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
+    >>> policy.decide(memory, Observation(60, lambda: 0.1))
+    ((0.0,), True)
+    """
+
+    count: int = 1000
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, float) and self.count % 1 == 0:  # 1e3
+            object.__setattr__(self, "count", int(self.count))
+        check_number("count", self.count, 1, whole=True)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Count what has arrived."""
+        seen = (memory[0] if memory else 0.0) + observation.samples
+        return ((0.0,), True) if seen >= self.count else ((seen,), False)
+
+
+@dataclass(frozen=True)
+class Sometimes:
+    """Upload with a fixed probability."""
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("probability", self.probability, 0, 1)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Throw the dice that came with the observation."""
+        return memory, observation.chance < self.probability
+
+
+@dataclass(frozen=True)
+class LossRises:
+    """Upload when the loss on fresh data exceeds its recent mean by a factor.
+
+    >>> policy, memory = LossRises(factor=1.5), ()
+    >>> for loss in (1.0, 1.0, 1.1, 2.0):
+    ...     memory, upload = policy.decide(memory, Observation(50, lambda: loss))
+    ...     print(upload, end=" ")
+    False False False True
+    """
+
+    factor: float = 1.2
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor, 0)
+        check_number("window", self.window, 1, whole=True)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Compare with the mean of the last losses; after an upload the past no longer counts."""
+        loss = observation.loss
+        if memory and loss > self.factor * sum(memory) / len(memory):
+            return (), True
+        return (*memory, loss)[-self.window :], False
+
+
+@dataclass(frozen=True)
+class PageHinkley:
+    """Upload when a Page-Hinkley test says that the loss on fresh data has drifted upwards (Page, 1954).
+
+    Sums how far losses lie above their mean so far, less a tolerance, and fires when the sum has risen by `threshold`.
+    """
+
+    threshold: float = 1.0
+    tolerance: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, 0)
+        check_number("tolerance", self.tolerance, 0, finite=True)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Update mean and sum; start over after an upload."""
+        count, mean, total, lowest = memory or (0.0, 0.0, 0.0, 0.0)
+        loss = observation.loss
+        count += 1
+        mean += (loss - mean) / count
+        total += loss - mean - self.tolerance
+        lowest = min(lowest, total)
+        if total - lowest > self.threshold:
+            return (), True
+        return (count, mean, total, lowest), False
+
+
+@dataclass(frozen=True)
+class EverySeconds:
+    """Upload at the first observation after so many seconds; the first observation of all starts the clock.
+
+    >>> policy = EverySeconds(3600)
+    >>> memory, first = policy.decide((), Observation(10, lambda: 0.1, time=1000))
+    >>> policy.decide(memory, Observation(10, lambda: 0.1, time=5000))
+    ((5000,), True)
+    """
+
+    seconds: float = 86400.0
+
+    def __post_init__(self) -> None:
+        check_number("seconds", self.seconds, 0)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Compare clocks; one that was set back starts anew."""
+        last = min(memory[0], observation.time) if memory else observation.time
+        return ((observation.time,), True) if memory and observation.time - last >= self.seconds else ((last,), False)
+
+
+@dataclass(frozen=True)
+class Daily:
+    """Upload once a day, at the first observation after a time of day.
+
+    >>> policy = Daily("03:30", zone="Europe/Berlin")
+    >>> memory, first = policy.decide((), Observation(10, lambda: 0.1, time=1767225600))   # 1 January 2026, 1:00
+    >>> policy.decide(memory, Observation(10, lambda: 0.1, time=1767225600 + 3 * 3600))[1]   # 4:00
+    True
+    """
+
+    at: str = "03:00"
+    zone: str | None = None  # a name such as Europe/Berlin; None or empty: the device's own
+
+    def __post_init__(self) -> None:
+        try:
+            TimeOfDay.fromisoformat(self.at)
+        except (TypeError, ValueError):
+            raise ValueError(f"at is {self.at!r}; expected a time of day such as '03:30'") from None
+        try:
+            self._zone()
+        except (TypeError, ValueError, KeyError, OSError):
+            remedy = "" if available_timezones() else "; this machine knows no time zones; pip install tzdata"
+            raise ValueError(
+                f"zone is {self.zone!r}; expected None or a name such as 'Europe/Berlin'{remedy}"
+            ) from None
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Has the time of day passed since the last upload (or the first observation)?"""
+        last = min(memory[0], observation.time) if memory else observation.time
+        return ((observation.time,), True) if last < self._latest(observation.time) else ((last,), False)
+
+    def _latest(self, now: float) -> float:
+        """When it was last that time of day."""
+        here = datetime.fromtimestamp(now, self._zone())
+        moment = datetime.combine(here.date(), TimeOfDay.fromisoformat(self.at), here.tzinfo)
+        return (moment if moment <= here else moment - timedelta(days=1)).timestamp()
+
+    def _zone(self) -> ZoneInfo | None:
+        return None if self.zone in (None, "") else ZoneInfo(self.zone)
+
+
+@dataclass(frozen=True)
+class Unless:
+    """Another policy with a veto: never on battery, never on a metered line. What is vetoed happens later.
+
+    >>> battery = [True, False]
+    >>> policy = Unless(EverySamples(50), lambda: battery.pop(0))
+    >>> memory, vetoed = policy.decide((), Observation(60, lambda: 0.1))
+    >>> vetoed, policy.decide(memory, Observation(10, lambda: 0.1))[1]
+    (False, True)
+    """
+
+    policy: Policy
+    veto: Callable[[], bool] = field(repr=False)  # asked only when an upload is due
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if not callable(self.veto):
+            raise ValueError(f"veto is {self.veto!r}; expected a function that says whether it is a bad moment")
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Let the other decide; remember a yes as long as it is vetoed."""
+        due = bool(memory and memory[0])
+        inner, yes = ask(self.policy, memory[1:], observation)
+        due = due or yes
+        upload = due and not self.veto()
+        return (float(due and not upload), *inner), upload
+
+
+@dataclass(frozen=True)
+class AtFirst:
+    """Another policy, after an upload at the very first observation: its first model fits nobody in particular.
+
+    >>> policy = AtFirst(EverySamples(100))
+    >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
+    >>> first, policy.decide(memory, Observation(60, lambda: 0.1))
+    (True, ((1.0, 60.0), False))
+    """
+
+    policy: Policy
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Say yes once, then let the other decide."""
+        if not memory:
+            return (1.0,), True
+        inner, upload = ask(self.policy, memory[1:], observation)
+        return (1.0, *inner), upload
+
+
+@dataclass(frozen=True)
+class Either:
+    """Upload when one of two policies says so; both then start over.
+
+    >>> policy = Either(LossRises(), EverySamples(100))
+    >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
+    >>> policy.decide(memory, Observation(60, lambda: 0.1))
+    ((), True)
+    """
+
+    first: Policy
+    second: Policy
+
+    def __post_init__(self) -> None:
+        check_policy(self.first, "first")
+        check_policy(self.second, "second")
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Ask both: each must see every observation."""
+        split = 1 + int(memory[0]) if memory else 0
+        mine, yes = ask(self.first, memory[1:split], observation)
+        yours, also = ask(self.second, memory[split:], observation)
+        return ((), True) if yes or also else ((float(len(mine)), *mine, *yours), False)
+
+
+@dataclass(frozen=True)
+class DriftDetected:
+    """Upload when a drift detector of the package `river` says that the loss on fresh data has risen.
+
+    `detector` is a name in `river.drift` (ADWIN, KSWIN, PageHinkley), `settings` are its own; it is fed one number a
+    observation. A loss that has fallen starts over and uploads nothing.
+
+    No few numbers say all about a detector, so what is remembered are the losses since it last started over, the last
+    `window` of them; after a restart a new detector is fed with those. That gives the very same detector as long as no
+    loss had to be forgotten (give KSWIN a seed), and one that knows less of the past after that.
+    """
+
+    detector: str = "ADWIN"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    window: int = 1000
+
+    def __post_init__(self) -> None:
+        check_number("window", self.window, 1, whole=True)
+        if (
+            self.detector not in DETECTORS
+        ):  # else river, which takes a while to import, is not needed before the first turn
+            _river_detector(self.detector)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Feed the loss; after a drift the past no longer counts."""
+        detector, loss = self._fed(memory), observation.loss
+        detector.update(loss)
+        if detector.drift_detected:
+            return (), bool(memory) and loss > fmean(memory)
+        memory = (*memory, loss)[-self.window :]
+        _FED[self._key(memory)] = detector
+        if len(_FED) > MOST_FED:
+            _FED.pop(next(iter(_FED)))
+        return memory, False
+
+    def _fed(self, memory: Memory) -> Any:
+        """The detector that has seen these losses: the one that just did, or a new one."""
+        detector = _FED.pop(self._key(memory), None)
+        if detector is None:
+            detector = _river_detector(self.detector)(**self.settings)
+            for loss in memory:
+                detector.update(loss)
+        return detector
+
+    def _key(self, memory: Memory) -> tuple[str, Memory]:
+        return repr(self), memory
+
+
+DETECTORS = ("ADWIN", "KSWIN", "PageHinkley")
+# Detectors that need not be fed again: it takes milliseconds a loss with some. Only a saving of time.
+_FED: dict[tuple[str, Memory], Any] = {}
+MOST_FED = 256
+
+
+def _river_detector(name: str) -> Any:
+    try:
+        from river import drift
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("drift detectors need the package river: pip install 'cdfl[client]'") from None
+    if not isinstance(getattr(drift, str(name), None), type):
+        raise ValueError(f"river.drift has no detector {name!r}; try {', '.join(DETECTORS)}")
+    return getattr(drift, name)
+
+
+ALWAYS = Always()
+POLICIES: dict[str, Policy] = {
+    "always": ALWAYS,
+    "every-samples": EverySamples(),
+    "sometimes": Sometimes(),
+    "loss-rises": LossRises(),
+    "page-hinkley": PageHinkley(),
+    "adwin": DriftDetected("ADWIN", {"clock": 1}),
+    "kswin": DriftDetected("KSWIN", {"seed": 0}),
+}

@@ -1,0 +1,160 @@
+"""Numbers that say how a run went."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import log
+from statistics import fmean
+from typing import NamedTuple
+
+from cdfl.algorithms import Algorithm
+from cdfl.core import Reply
+from cdfl.data import Draw
+from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
+from cdfl.sim.task import TURNS_PER_UPLOAD, Task
+
+SMOOTHING = 1e-4
+
+
+class Scores(NamedTuple):
+    """Accuracies on the client's held-out data: of the model it held, the one it uploads, and the reply."""
+
+    held: float
+    before: float
+    after: float
+
+
+class Job(NamedTuple):
+    """Which upload of which client, when, and over how many samples it was trained."""
+
+    time: float
+    client: int
+    update: int
+    trained: int
+
+
+def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float:
+    """KL(true || estimate), the estimate smoothed by 1e-4 and renormalised so that no share is zero.
+
+    >>> divergence([0.5, 0.5], [0.5, 0.5])
+    0.0
+    >>> round(divergence([1.0, 0.0], [0.5, 0.5]), 4)
+    0.6931
+    """
+    total = sum(mixture) + SMOOTHING * len(mixture)
+    smoothed = [(share + SMOOTHING) / total for share in mixture]
+    return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
+
+
+def started(task: Task, algorithm: Algorithm) -> Started:
+    """The first event of a run."""
+    scenario = task.scenario
+    return Started(
+        scenario=scenario.name,
+        algorithm=algorithm.name,
+        seed=task.seed,
+        num_clients=scenario.num_clients,
+        num_clusters=task.federation.num_clusters,
+        num_uploads=scenario.num_uploads,
+        model_bytes=task.model_bytes,
+        notes="\n".join(task.federation.notes),
+    )
+
+
+def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Reply, scores: Scores) -> Uploaded:
+    """The event of one upload, with its costs."""
+    num_clusters = task.federation.num_clusters
+    down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
+    # Whoever is sent all models tries each of them on its data.
+    tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
+    server_passes = 0
+    if algorithm.uses_proxy and not reply.deprecated:
+        sizes = [len(targets) for _, targets in task.proxy_sets]
+        moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
+        server_passes = sum(sizes) + sum(moved)
+    true_mixture = draw.true_mixture.tolist()
+    mixture = reply.mixture.tolist() if algorithm.estimates else None
+    return Uploaded(
+        epoch=reply.epoch,
+        time=job.time,
+        client=job.client,
+        update=job.update,
+        samples=len(draw.train),
+        staleness=reply.staleness,
+        deprecated=reply.deprecated,
+        held=scores.held,
+        before=scores.before,
+        after=scores.after,
+        true_mixture=true_mixture,
+        mixture=mixture,
+        divergence=None if mixture is None else divergence(true_mixture, mixture),
+        rates=reply.rates.tolist(),
+        bytes_up=task.model_bytes if down else 0,
+        bytes_down=down * task.model_bytes,
+        client_flops=job.trained * task.flops.training + tried * task.flops.forward,
+        server_flops=server_passes * task.flops.forward,
+        rejected=reply.rejected,
+        trained=job.trained,
+    )
+
+
+def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
+    """Why a run made fewer uploads than asked for, after so many ticks of each kind; nothing if it made them all."""
+    events, asked = list(events), task.scenario.num_uploads
+    made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
+    if made == asked:
+        return ""
+    reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
+    if made + diverged < asked and ticks.total() == task.most_ticks:
+        said = f"said upload {made + diverged} times" if made + diverged else "never said upload"
+        reasons.append(
+            f"the policy {said} in {ticks['turn']} turns, and a run ends after about "
+            f"{TURNS_PER_UPLOAD} turns for each upload asked for"
+        )
+    elif made + diverged < asked:
+        gone = ticks["leave"] == ticks["join"]
+        reasons.append("all clients have left" if gone else "the time model had no more ticks")
+    return f"{made} of {asked} uploads were made: {'; '.join(reasons)}"
+
+
+def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") -> Finished:
+    """The end of a run in a few numbers, from its events.
+
+    Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
+    is the mean over clusters at the end.
+    """
+    events = list(events)
+    uploads = only(events, Uploaded)
+    last = list({event.client: event for event in uploads}.values())
+    clusters = only(events, Clusters)
+    divergences = [event.divergence for event in last if event.divergence is not None]
+    return Finished(
+        uploads=len(uploads),
+        before=_mean(event.before for event in last),
+        after=_mean(event.after for event in last),
+        cluster=fmean(clusters[-1].accuracies) if clusters else 0.0,
+        divergence=_mean(divergences),
+        deprecated=_mean(float(event.deprecated) for event in uploads) or 0.0,
+        diverged=len(only(events, Diverged)),
+        staleness=staleness_histogram((event.staleness for event in uploads), width=max(1, num_clients // 8)),
+        bytes_up=sum(event.bytes_up for event in uploads),
+        bytes_down=sum(event.bytes_down for event in uploads),
+        client_flops=sum(event.client_flops for event in uploads),
+        server_flops=sum(event.server_flops for event in uploads),
+        shortfall=shortfall,
+        trained=sum(event.trained for event in uploads),
+    )
+
+
+def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
+    """How many uploads were how stale, in bins of equal width.
+
+    >>> staleness_histogram([1, 2, 2, 9], width=4)
+    {'0-3': 3, '8-11': 1}
+    """
+    bins = Counter(value // width for value in staleness)
+    return {f"{number * width}-{number * width + width - 1}": bins[number] for number in sorted(bins)}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return fmean(values) if values else None

@@ -1,0 +1,57 @@
+"""The three named settings: settings for a scenario, and who is there when."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdfl.core import DEFAULT, Settings, paper, reading
+from cdfl.scenarios import Scenario
+from cdfl.sim.clock import FewActive, TimeModel, Uniform
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named setting."""
+
+    name: str
+    summary: str
+    settings: Callable[[Scenario], Settings]
+    time_model: TimeModel  # where a run names no other
+
+
+def _ours(scenario: Scenario) -> Settings:
+    return DEFAULT.replace(**dict(scenario.settings))
+
+
+def _printed(row: Callable[[str], Settings]) -> Callable[[Scenario], Settings]:
+    def of(scenario: Scenario) -> Settings:
+        if scenario.paper_row is None:
+            raise ValueError(f"the paper does not run {scenario.name}; take preset 'default'")
+        return row(scenario.paper_row).replace(max_staleness=scenario.num_clients)  # tau_0 is the number of clients
+
+    return of
+
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset("default", "ours", _ours, Uniform()),
+        Preset("paper", "the printed values, literally", _printed(paper), Uniform()),
+        Preset("paper-reading", "a reading of what is not printed", _printed(reading), FewActive()),
+    )
+}
+
+
+def find_preset(name: str) -> Preset:
+    """A preset by its name.
+
+    >>> find_preset("paper-reading").time_model
+    FewActive(active=4, turns_each=5)
+    """
+    if name not in PRESETS:
+        raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def preset_for(scenario: Scenario, preset: str) -> Settings:
+    """The settings that a preset gives a scenario."""
+    return find_preset(preset).settings(scenario)

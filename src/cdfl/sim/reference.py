@@ -1,0 +1,106 @@
+"""Algorithm 1, one upload at a time: slow, and the reference for everything faster.
+
+Nothing is batched, cached or overlapped here. Read it beside the paper.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cdfl.algorithms import Algorithm
+from cdfl.core import NotFiniteError, Reply, Upload, client_update
+from cdfl.policy import ALWAYS, Memory, Policy, ask
+from cdfl.record import Clusters, Diverged, Event
+from cdfl.sim.clock import TimeModel
+from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
+from cdfl.sim.task import Task
+
+
+@dataclass
+class Client:
+    """What one client holds."""
+
+    reply: Reply
+    state: Any  # of the server when it replied: what algorithms that send all cluster models let the client keep
+    turns: int = 0  # how often fresh data have arrived: names its data
+    updates: int = 0  # how often it has uploaded
+    memory: Memory = ()  # its policy's
+
+
+def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS) -> Iterator[Event]:
+    """Run a scenario; yields every event as it happens."""
+    scenario, federation = task.scenario, task.federation
+    events: list[Event] = []
+    yield started(task, algorithm)
+
+    # Initialization: the server pre-trains its clusters and sends their average to every client that is there.
+    state = algorithm.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
+    events.append(Clusters(0, task.cluster_accuracies(algorithm.cluster_models(state))))
+    yield events[-1]
+    clients: dict[int, Client] = {}
+    attempts = 0
+    ticks: Counter[str] = Counter()
+    for time, client, kind in task.ticks(time_model):
+        if attempts == scenario.num_uploads:
+            break
+        ticks[kind] += 1
+        if kind == "join":
+            clients[client] = Client(algorithm.join(state), state)
+            continue
+        if kind == "leave":
+            del clients[client]
+            continue
+
+        # Client: fresh data are there. Upload?
+        mine = clients[client]
+        turn, draw = mine.turns, federation.draw(client, mine.turns)
+        mine.turns += 1
+        assignment = algorithm.assign(mine.state, mine.reply, task.view(draw))
+        mine.memory, upload_now = ask(policy, mine.memory, task.observe(assignment.personal_model, draw, client, turn))
+        if not upload_now:
+            continue
+
+        # Client: train from the model it received, on its own data, and upload.
+        inputs, targets = task.inputs(draw.train)
+        plan = task.plan(draw, client, turn).to(targets.device)
+        batches = ((inputs[batch], targets[batch]) for batch in plan)
+        with task.noise(client, turn):
+            local_model = client_update(task.model, assignment.personal_model, batches, task.loss, task.settings)
+        attempts += 1
+        upload = Upload(
+            local_model,
+            assignment.base_epoch,
+            client,
+            mixture=assignment.mixture,
+            base_model=assignment.personal_model,
+        )
+
+        # Server: estimate, move the clusters, reply. A training that diverged is refused and changes nothing.
+        try:
+            if not bool(torch.isfinite(local_model).all()):
+                raise NotFiniteError("the training has diverged")
+            state, reply = algorithm.server_update(state, upload, assignment, task.evaluate)
+        except NotFiniteError:
+            events.append(Diverged(time, client))
+            yield events[-1]
+            continue
+
+        models = mine.reply.personal_model, local_model, reply.personal_model
+        scores = Scores(*(task.accuracy(model, draw.test) for model in models))
+        job = Job(time, client, mine.updates, trained=plan.numel())
+        events.append(describe(task, algorithm, job, draw, reply, scores))
+        yield events[-1]
+        if reply.epoch % scenario.num_clients == 0:
+            events.append(Clusters(reply.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))
+            yield events[-1]
+
+        # Client: take the reply.
+        mine.reply, mine.state, mine.updates = reply, state, mine.updates + 1
+
+    if state.epoch % scenario.num_clients != 0:
+        events.append(Clusters(state.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))
+        yield events[-1]
+    yield summarize(events, scenario.num_clients, shortfall(task, events, ticks))

@@ -1,0 +1,270 @@
+"""A run from its names: scenario, algorithm, seed. The command line and Python come through here."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from cdfl.algorithms import Algorithm, make_algorithm
+from cdfl.checks import check_number
+from cdfl.core import Settings
+from cdfl.device import find_device
+from cdfl.jsonable import jsonable
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, ask, check_policy
+from cdfl.record import Event, Finished, RunFolder, Uploaded, only
+from cdfl.scenarios import Scenario, load_scenario
+from cdfl.sim import checkpoint
+from cdfl.sim.clock import TIME_MODELS, TimeModel, check_time_model, make_time_model
+from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
+from cdfl.sim.presets import find_preset, preset_for
+from cdfl.sim.simulation import Simulation, Together
+from cdfl.sim.task import Task
+
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the result of a run."""
+
+    scenario: Scenario
+    settings: Settings
+    algorithm: str = "cdfl"
+    time_model: TimeModel = TIME_MODELS["uniform"]
+    policy: Policy = ALWAYS
+    seed: int = 0
+    device: str = "cpu"
+    precision: Precision = "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved config as it is stored with a run."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "scenario": self.scenario.to_dict(),
+            "settings": asdict(self.settings),
+            "time_model": jsonable(self.time_model),
+            "policy": jsonable(self.policy),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run."""
+
+    config: RunConfig
+    events: list[Event]
+
+    @property
+    def summary(self) -> Finished:
+        """The end of it in a few numbers."""
+        return only(self.events, Finished)[0]
+
+    @property
+    def uploads(self) -> list[Uploaded]:
+        """What happened, upload by upload."""
+        return only(self.events, Uploaded)
+
+
+def configure(
+    scenario: str | Scenario,
+    *,
+    algorithm: str | type[Algorithm] = "cdfl",
+    preset: str = "default",
+    time_model: str | TimeModel | None = None,
+    policy: str | Policy = "always",
+    seed: int = 0,
+    device: str = "auto",
+    precision: Precision | Literal["auto"] = "auto",
+    num_uploads: int | None = None,
+    num_clients: int | None = None,
+    **overrides: Any,
+) -> RunConfig:
+    """Turn names into settings; everything that can be wrong is found here, before anything is computed.
+
+    `algorithm` is a name, or a class of one's own. `time_model` is a name, a trace file of waiting times (see
+    `cdfl.sim.clock.Span`), or any object with `ticks`; None takes the preset's. `policy` is a name, or any object with
+    `decide`. docs/extend.md shows one of each.
+
+    >>> configure("digits-4", base_rate=0.2).settings.base_rate
+    0.2
+    """
+    chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
+    if not isinstance(chosen, Scenario):
+        raise ValueError(f"scenario is {chosen!r}; expected a name or a file in a str, or a cdfl.scenarios.Scenario")
+    for name, value in (("num_uploads", num_uploads), ("num_clients", num_clients)):
+        if value is not None:
+            check_number(name, value, 1, whole=True)
+            sized: dict[str, Any] = {name: value}
+            chosen = replace(chosen, **sized)
+    clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
+    clock = find_preset(preset).time_model if clock is None else clock
+    if isinstance(policy, str):
+        _known("policy", policy, POLICIES)
+        policy = POLICIES[policy]
+    check_time_model(clock, chosen.num_clients)
+    check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
+    ask(policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
+    check_number("seed", seed, 0, whole=True)
+    device = find_device(device)
+    if precision == "auto":
+        precision = "tf32" if device.startswith("cuda") else "float32"
+    check_precision(precision, device)
+    settings = preset_for(chosen, preset).replace(**overrides)
+    name = make_algorithm(algorithm, settings).name  # refuses an unknown one
+    return RunConfig(chosen, settings, name, clock, policy, seed, device, precision)
+
+
+def run(
+    scenario: str | Scenario = "digits-4",
+    *,
+    out: Path | str | None = None,
+    data_dir: Path | None = None,
+    on_event: Callable[[Event], Any] = lambda event: None,
+    **options: Any,
+) -> Run:
+    """Run a scenario to its end.
+
+    Options are those of `configure`: algorithm, preset, time_model, policy, seed, device, precision, num_uploads,
+    num_clients, and any setting by its name. `out` names a folder that will hold the run.
+
+    >>> quick = run("digits-4", seed=0, num_uploads=3, local_epochs=1, shared_epochs=1)
+    >>> quick.summary.uploads
+    3
+    """
+    config = configure(scenario, **options)
+    folder = None if out is None else RunFolder.create(Path(out), config.to_json())
+    kept = []
+    with closing(run_events(config, folder, data_dir)) as events:
+        for event in events:
+            on_event(event)
+            kept.append(event)
+    return Run(config, kept)
+
+
+def run_events(
+    config: RunConfig, folder: RunFolder | None = None, data_dir: Path | None = None, *, resume: bool = False
+) -> Generator[Event]:
+    """Run and yield events as they happen, into a folder if there is one; `resume` goes on with what is in it.
+
+    Close it (`contextlib.closing`) if you stop before its end: that writes the checkpoint to resume from.
+    """
+    folders = None if folder is None else [folder]
+    with closing(compare_events([config], folders, data_dir, resume=resume)) as events:
+        for _, event in events:
+            yield event
+
+
+def compare_events(
+    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder] | None = None,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+) -> Generator[tuple[int, Event]]:
+    """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yields (which, event).
+
+    Their clients are trained in common stacks where the models fit in memory together, else one group after the other.
+    Interrupted, runs leave checkpoints in their folders. Resumed on a CPU they give the same bytes as in one go.
+    """
+    first = configs[0]
+    for config in configs:
+        for name in ("scenario", "device", "precision"):
+            if jsonable(getattr(config, name)) != jsonable(getattr(first, name)):
+                raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
+        for name, value in config.settings.training.items():
+            if value != getattr(first.settings, name):
+                raise ValueError(
+                    f"{name} is {value} in one of these runs and {getattr(first.settings, name)} in another; "
+                    "only runs that train alike share stacks"
+                )
+    built = simulations(configs, data_dir)
+    together = max(1, _budget(first.device) // _bytes_of(built[0]))
+    for start in range(0, len(built), together):
+        group = range(start, min(start + together, len(built)))
+        folder_of = {which: folders[which] for which in group} if folders is not None else {}
+        yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
+        for which in group:
+            built[which].forget()
+
+
+def _run_group(
+    group: dict[int, Simulation], folders: dict[int, RunFolder], *, resume: bool
+) -> Iterator[tuple[int, Event]]:
+    """Run simulations side by side, each into its folder."""
+    writers = {}
+    with ExitStack() as files:
+        for which, folder in folders.items():
+            told = folder.events() if resume else []
+            simulation = group[which]
+            if resume and checkpoint.exists(folder.path):  # may be over: others need its clients in their stacks
+                simulation.resume(checkpoint.load(folder.path, simulation), told)
+            elif told and isinstance(told[-1], Finished):
+                del group[which]
+                simulation.told = told
+            writers[which] = files.enter_context(folder.writer(simulation.told))
+            yield from ((which, event) for event in simulation.told)
+        if not group:
+            return
+        numbers, together = list(group), Together(list(group.values()))
+
+        def save() -> None:
+            """Write down the last moment at which all runs of the group waited; those that were over then have none."""
+            if not folders or not together.bookmarks:
+                return
+            for place, simulation in enumerate(together.simulations):
+                path, bookmark = folders[numbers[place]].path, together.bookmarks.get(place)
+                if bookmark is None or simulation.task.start is None:
+                    checkpoint.remove(path)
+                else:
+                    checkpoint.save(path, bookmark, simulation.task.start)
+
+        saved = time.monotonic()
+        try:
+            for place, event in together.events():
+                which = numbers[place]
+                if which in writers:
+                    writers[which](event)
+                yield which, event
+                if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                    save()
+                    saved = time.monotonic()
+        except (KeyboardInterrupt, GeneratorExit):
+            save()
+            raise
+        for folder in folders.values():
+            checkpoint.remove(folder.path)
+
+
+def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
+    """Simulations of several configs; those of one seed share their data and their pre-training."""
+    tasks: dict[int, Task] = {}
+    built: list[Simulation] = []
+    federation = configs[0].scenario.federation(configs[0].seed, data_dir).to(configs[0].device)  # images, read once
+    for config in configs:
+        if config.seed not in tasks:
+            tasks[config.seed] = Task(config.scenario, federation.reseeded(config.seed), config.settings)
+        task = tasks[config.seed]
+        engines = built[0].engines if built else make_engines(task, precision=config.precision)
+        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), task, engines)
+        built.append(Simulation(task, algorithm, config.time_model, engines, config.policy))
+    return built
+
+
+def _bytes_of(simulation: Simulation) -> int:
+    """What one simulation holds at most: a received, a trained and a scored model for every client, and its data."""
+    task = simulation.task
+    return 3 * task.scenario.num_clients * task.model_bytes + task.federation.num_bytes
+
+
+def _budget(device: str) -> int:
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info()[0] // 2)
+    return 2 * 2**30
+
+
+def _known(what: str, name: str, names: Mapping[str, object]) -> None:
+    if name not in names:
+        raise ValueError(f"there is no {what} {name!r}; there are {', '.join(names)}")

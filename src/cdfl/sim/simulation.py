@@ -1,0 +1,414 @@
+"""The same run as `cdfl.sim.reference`, with clients trained together.
+
+Between a reply and its next upload a client depends on nobody else. So whenever an upload is due whose training has
+not been done, every client that holds an untrained assignment is trained along with it, and uploads are then applied
+one by one in their order. Scores steer nothing, so they are computed in batches, just before their events are told.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from cdfl.algorithms import Algorithm, Assignment, ClientView
+from cdfl.core import NotFiniteError, Reply, Upload, flatten
+from cdfl.core.batches import batch_plan
+from cdfl.data import Draw, Samples
+from cdfl.policy import ALWAYS, Memory, Policy, ask
+from cdfl.record import Clusters, Diverged, Event
+from cdfl.sim.clock import Tick, TimeModel
+from cdfl.sim.engine import Engines, Training, fetch_all, joined
+from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
+from cdfl.sim.task import Drawn, Task
+
+MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
+
+
+@dataclass
+class Client:
+    """What one client holds, and what has been found out about its next upload ahead of time."""
+
+    reply: Reply
+    state: Any  # of the server at that reply; None once a turn at the client's next data can no longer ask for it
+    drawn: Drawn  # its next data
+    assignment: Assignment
+    turns: int = 0
+    updates: int = 0
+    memory: Memory = ()
+    uploads: bool = False  # what its policy will say at the next turn
+    trained: "Trained | None" = None
+    ahead: Drawn | None = None  # the data after that
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A training that is done and whose upload is not yet due."""
+
+    local_model: Tensor  # (P,)
+    losses: Tensor | None  # (K,) on the proxy sets
+    finite: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """An upload that has been answered, and that is still to be scored."""
+
+    job: Job
+    draw: Draw
+    held: Tensor  # (P,) what its client had before
+    local_model: Tensor
+    reply: Reply
+
+
+class Request(NamedTuple):
+    """Trainings that a simulation waits for; `proximal` is False while pre-training."""
+
+    trainings: list[Training]
+    proximal: bool
+
+
+Steps = Generator["Event | Request", Tensor, None]  # models (B, P) are sent in for every request
+
+
+@dataclass(frozen=True, eq=False)
+class Bookmark:
+    """A run between two stacks: enough to go on from there, and to come out with the same result."""
+
+    state: Any
+    clients: dict[int, Client]
+    ticks: int  # how many ticks were taken
+    attempts: int  # how many of them were uploads, diverged ones included
+    told: int  # how many events had been told
+
+
+class Simulation:
+    """One run. Iterate over `events`; `state` is the server's, `bookmark` the last place to resume from."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        time_model: TimeModel,
+        engines: Engines,
+        policy: Policy = ALWAYS,
+    ) -> None:
+        self.task = task
+        self.algorithm = algorithm
+        self.engines = engines
+        self.policy = policy
+        self.time_model = time_model
+        self.bookmark: Bookmark | None = None
+        self.told: list[Event] = []
+        self.state: Any = None
+        self.clients: dict[int, Client] = {}
+        self._waiting: list[_Scored | Diverged | tuple[int, Tensor]] = []
+
+    def resume(self, bookmark: Bookmark, told: Sequence[Event]) -> None:
+        """Go on from a bookmark instead of beginning; later events than it knows are told again."""
+        if len(told) < bookmark.told:
+            raise ValueError(f"the run told {bookmark.told} events before it stopped, {len(told)} of them are left")
+        self.bookmark, self.told = bookmark, list(told[: bookmark.told])
+
+    def forget(self) -> None:
+        """Let go of the clients' models once a run is over."""
+        self.clients, self.bookmark, self._waiting = {}, None, []
+
+    def events(self) -> Iterator[Event]:
+        """Run alone."""
+        return (event for _, event in Together([self]).events())
+
+    def steps(self) -> Steps:
+        """Run together with others: yields events, and requests whose local models (B, P) are to be sent in."""
+        scenario = self.task.scenario
+        if self.bookmark is None:
+            yield from self._begin()
+        place = self.bookmark = self.bookmark or self._mark(ticks=0, attempts=0)
+        self.state, self.clients = place.state, {number: replace(held) for number, held in place.clients.items()}
+
+        ticks = self.task.ticks(self.time_model)
+        left: Counter[int] | None = None
+        if self.policy == ALWAYS:  # then every turn is an upload and the end is known: train nothing in vain
+            planned = list(_until(ticks, scenario.num_uploads))
+            left = Counter(tick.client for tick in planned[place.ticks :] if tick.kind == "turn")
+            ticks = iter(planned)
+        attempts = place.attempts
+        passed: Counter[str] = Counter()
+        for taken, (time, number, kind) in enumerate(ticks):
+            if taken >= place.ticks and attempts == scenario.num_uploads:
+                break
+            passed[kind] += 1
+            if taken < place.ticks:
+                continue
+            if kind == "join":
+                self._welcome(number)
+                continue
+            if kind == "leave":
+                del self.clients[number]
+                continue
+            client = self.clients[number]
+            if not client.uploads:
+                client.turns += 1
+                self._prepare(number)
+                continue
+            if client.trained is None:
+                if not 0 < len(self._waiting) < self.engines.scores_together:
+                    yield from self._tell()
+                    self.bookmark = self._mark(taken, attempts)
+                ready = [
+                    other
+                    for other, held in self.clients.items()
+                    if held.uploads and held.trained is None and (left is None or left[other] > 0)
+                ]
+                models = yield Request([self._training(other) for other in ready], proximal=True)
+                self._take_trained(ready, models)
+            attempts += 1
+            self._apply(time, number)
+            if left is None or left[number] > 1:
+                self._prepare(number)
+            else:  # that was its last
+                client.state = None
+            if left is not None:
+                left[number] -= 1
+            if len(self._waiting) >= MOST_WAITING:
+                yield from self._tell()
+        if self.state.epoch % scenario.num_clients != 0:
+            self._score_clusters()
+        yield from self._tell()
+        yield summarize(self.told, scenario.num_clients, shortfall(self.task, self.told, passed))
+
+    def _begin(self) -> Steps:
+        """Initialization: the server has its clusters, and scores them."""
+        task = self.task
+        self.told.append(started(task, self.algorithm))
+        yield self.told[-1]
+        if task.start is None:
+            raise RuntimeError("the clusters are not pre-trained; run a simulation through `together`")
+        self.state = self.algorithm.initial(task.start, self.evaluate, task.layout.num_parameters)
+        self._score_clusters()
+        yield from self._tell()
+
+    def _mark(self, ticks: int, attempts: int) -> Bookmark:
+        """Note where we are: nothing is copied but references, tensors are never changed in place."""
+        clients = {number: replace(held) for number, held in self.clients.items()}
+        return Bookmark(self.state, clients, ticks, attempts, len(self.told))
+
+    # -- the client
+
+    def _welcome(self, number: int) -> None:
+        reply = self.algorithm.join(self.state)
+        assignment = Assignment(reply.personal_model, reply.epoch)
+        drawn = self.task.drawn(number, 0)
+        self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
+        self._prepare(number)
+
+    def _prepare(self, number: int) -> None:
+        """Let a client receive its reply and next data, and decide whether it will upload."""
+        client, task = self.clients[number], self.task
+        client.drawn = client.ahead or task.drawn(number, client.turns)
+        client.ahead, client.trained = None, None
+        draw = client.drawn.draw
+        view = ClientView(
+            losses=lambda models: self._sample_losses(models, draw.train),
+            true_mixture=torch.from_numpy(draw.true_mixture),
+        )
+        client.assignment = self.algorithm.assign(client.state, client.reply, view)
+        if self.policy == ALWAYS:  # it turns at nothing
+            client.uploads = True
+            return
+        turn = task.observe(client.assignment.personal_model, draw, number, client.turns)
+        client.memory, client.uploads = ask(self.policy, client.memory, turn)
+
+    def _training(self, number: int) -> Training:
+        client = self.clients[number]
+        draw, plan, noise_seed = client.drawn
+        return Training(self.task.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
+
+    def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
+        """Keep what was trained, with all that can be known of it before its upload is due."""
+        for number in numbers:  # a GPU is still training: what comes next is drawn meanwhile
+            self.clients[number].ahead = self.task.drawn(number, self.clients[number].turns + 1)
+        finite = torch.isfinite(models).all(dim=1).tolist()
+        losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
+        known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
+        for row, number in enumerate(numbers):
+            client = self.clients[number]
+            own_losses = None if losses is None else losses[row]
+            client.trained = Trained(models[row].clone(), own_losses, finite[row])
+            if known[row] and self.policy == ALWAYS:  # it will not turn again with what it holds: let go of K models
+                client.state = None
+
+    # -- the server
+
+    def _apply(self, time: float, number: int) -> None:
+        """Take one upload, in its tick; one that diverged is refused and changes nothing."""
+        client = self.clients[number]
+        trained, assignment, drawn = client.trained, client.assignment, client.drawn
+        client.turns, client.trained = client.turns + 1, None
+        try:
+            if trained is None or not trained.finite:
+                raise NotFiniteError("the training has diverged")
+            upload = Upload(
+                trained.local_model,
+                assignment.base_epoch,
+                number,
+                losses=trained.losses,
+                mixture=assignment.mixture,
+                base_model=assignment.personal_model,
+            )
+            self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
+        except NotFiniteError:
+            self._waiting.append(Diverged(time, number))
+            return
+        job = Job(time, number, client.updates, drawn.plan.numel())
+        self._waiting.append(_Scored(job, drawn.draw, client.reply.personal_model, trained.local_model, reply))
+        if reply.epoch % self.task.scenario.num_clients == 0:
+            self._score_clusters()
+        client.reply, client.state, client.updates = reply, self.state, client.updates + 1
+
+    def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
+        return self.engines.evaluator.evaluate(models, clusters, self.task.proxy_sets)
+
+    def _proxy_losses(self, models: Tensor) -> Tensor:
+        """The losses of many models (B, P) on all proxy sets, (B, K), in one pass."""
+        sets = self.task.proxy_sets
+        sizes = [len(targets) for _, targets in sets]
+        outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
+        said = torch.stack(outputs)  # (B, n, classes)
+        targets = torch.cat([own for _, own in sets]).expand(len(said), -1)  # (B, n)
+        losses = cross_entropy(said.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        return torch.stack([own.mean(dim=1) for own in losses.split(sizes, dim=1)], dim=1).double().cpu()
+
+    def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
+        """The loss of every model (K, P) on every sample, (n, K)."""
+        inputs, targets = self.task.inputs(samples)
+        outputs = self.engines.evaluator.outputs(models, inputs)
+        return torch.stack([cross_entropy(out, targets, reduction="none") for out in outputs], dim=1)
+
+    # -- scores, which steer nothing
+
+    def _score_clusters(self) -> None:
+        self._waiting.append((self.state.epoch, self.algorithm.cluster_models(self.state)))
+
+    def _tell(self) -> Iterator[Event]:
+        """Score what has been waiting, and tell it in order."""
+        waiting, self._waiting = self._waiting, []
+        answered = [item for item in waiting if isinstance(item, _Scored)]
+        scores = iter(self._scores(answered) if answered else ())
+        replies = iter(_on_host([item.reply for item in answered]))
+        for item in waiting:
+            event: Event
+            if isinstance(item, _Scored):
+                event = describe(self.task, self.algorithm, item.job, item.draw, next(replies), next(scores))
+            elif isinstance(item, Diverged):
+                event = item
+            else:
+                event = Clusters(item[0], self._cluster_accuracies(item[1]))
+            self.told.append(event)
+            yield event
+
+    def _scores(self, answered: Sequence[_Scored]) -> list[Scores]:
+        """The share of its held-out samples each client gets right: with what it had, what it uploaded, the reply."""
+        ready = fetch_all([(self.task.federation, item.draw.test) for item in answered], self.task.dtype)
+        models = [item.held for item in answered] + [item.local_model for item in answered]
+        models += [item.reply.personal_model for item in answered]
+        outputs = self.engines.evaluator.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
+        shares = _shares_right(outputs, [targets for _, targets in ready] * 3)
+        count = len(answered)
+        return [Scores(*shares[place::count]) for place in range(count)]
+
+    def _cluster_accuracies(self, models: Tensor) -> list[float]:
+        sets = self.task.test_sets
+        outputs = self.engines.evaluator.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
+        return _shares_right(outputs, [targets for _, targets in sets])
+
+
+def _shares_right(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+    if all(len(own) == len(targets[0]) for own in targets):
+        right = torch.stack(list(outputs)).argmax(dim=2) == torch.stack(list(targets))  # (B, n)
+        shares = right.double().mean(dim=1)
+    else:
+        pairs = zip(outputs, targets, strict=True)
+        shares = torch.stack([(out.argmax(dim=1) == own).double().mean() for out, own in pairs])
+    return [float(share) for share in shares.tolist()]
+
+
+def _on_host(replies: Sequence[Reply]) -> list[Reply]:
+    """The same replies; mixtures and rates that are on a GPU come over in one go, to be told."""
+    there = [reply for reply in replies if reply.mixture.is_cuda]
+    if not there:
+        return list(replies)
+    numbers = torch.stack([torch.stack([reply.mixture, reply.rates]) for reply in there]).cpu()  # (n, 2, K)
+    here = {id(reply): replace(reply, mixture=own[0], rates=own[1]) for reply, own in zip(there, numbers, strict=True)}
+    return [here.get(id(reply), reply) for reply in replies]
+
+
+def _until(ticks: Iterator[Tick], turns: int) -> Iterator[Tick]:
+    """The ticks up to and including a number of turns."""
+    for tick in ticks:
+        yield tick
+        turns -= tick.kind == "turn"
+        if turns == 0:
+            return
+
+
+class Together:
+    """Simulations of one network, side by side, their clients in common stacks.
+
+    `bookmarks` are those of the last moment at which all of them waited for a stack. Resumed from there, they ask for
+    the same stack again, so everything that follows comes out the same, to the bit on a CPU.
+    """
+
+    def __init__(self, simulations: Sequence[Simulation]) -> None:
+        self.simulations = simulations
+        self.engines = simulations[0].engines
+        self.bookmarks: dict[int, Bookmark] = {}
+
+    def events(self) -> Iterator[tuple[int, Event]]:
+        """Run all to their end; yields (which, event)."""
+        tasks = {id(simulation.task): simulation.task for simulation in self.simulations}.values()
+        untrained = [_pretraining(task) for task in tasks if task.start is None]
+        for _ in self._advance(dict(enumerate(untrained))):
+            pass  # pre-training has nothing to tell
+        yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
+
+    def _advance(self, running: dict[int, Steps]) -> Iterator[tuple[int, Event]]:
+        answers: dict[int, Tensor | None] = dict.fromkeys(running)
+        while running:
+            requests: dict[int, Request] = {}
+            for which, steps in list(running.items()):
+                try:
+                    step = steps.send(answers[which])  # type: ignore[arg-type]
+                    while not isinstance(step, Request):
+                        yield which, step
+                        step = next(steps)
+                    requests[which] = step
+                except StopIteration:
+                    del running[which]
+            if all(request.proximal for request in requests.values()):
+                waiting = {which: self.simulations[which].bookmark for which in requests}
+                self.bookmarks = {which: place for which, place in waiting.items() if place is not None}
+            answers = {}
+            for proximal in (False, True):
+                asking = [which for which, request in requests.items() if request.proximal is proximal]
+                if asking:
+                    wanted = [training for which in asking for training in requests[which].trainings]
+                    models = (self.engines.trainer if proximal else self.engines.pretrainer).train(wanted)
+                    sizes = [len(requests[which].trainings) for which in asking]
+                    answers |= dict(zip(asking, models.split(sizes), strict=True))
+
+
+def _pretraining(task: Task) -> Steps:
+    """The cluster models (K, P) at epoch 0: as `cdfl.core.pretrain`, with the clusters trained together."""
+    shuffle, settings = task.pretraining_shuffle(), task.settings
+    sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]
+    plan = batch_plan(sum(map(len, sets)), settings.batch_size, settings.shared_epochs, shuffle)
+    noise = task.pretraining_noise_seed
+    shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, noise)], False))[0]
+    plans = [batch_plan(len(own), settings.batch_size, settings.separate_epochs, shuffle) for own in sets]
+    separate = [Training(task.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
+    task.start = yield Request(separate, proximal=False)

@@ -1,0 +1,187 @@
+"""Clients as one tensor program: B networks of one shape, each with its own weights and data, trained together.
+
+Row b of every tensor belongs to client b and no operation mixes rows, so a row's result is that of training it alone,
+up to rounding. Clients are sorted by their number of steps; those that are done leave at the end of the stack, and
+the others go on in a shorter one. No batch is padded: all batches of a stack have the same size, and a training with
+another batch size goes into another stack.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdfl.core import Layout, Loss, Settings
+from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
+from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
+from cdfl.sim.layers import StackedNetwork
+
+
+class Rows:
+    """The tensors of a stack under training: row b is client b."""
+
+    def __init__(
+        self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype, channels: int
+    ) -> None:
+        device, size = like.start.device, len(like.start)
+        sides = like.federation.input_shape[1:]
+        wide = torch.zeros(4, height, aligned(size), dtype=dtype, device=device)
+        self.anchors: Tensor = wide[0, :, :size]  # (B, P) what each client received
+        self.models: Tensor = wide[1, :, :size]  # (B, P)
+        self.first: Tensor = wide[2, :, :size]  # (B, P) state of the optimiser
+        self.second: Tensor = wide[3, :, :size]
+        self.images = torch.zeros(height, samples, *sides, channels, dtype=dtype, device=device)  # (B, n, H, W, C)
+        self.targets = torch.zeros(height, samples, dtype=torch.int64, device=device)  # (B, n)
+        self.plans = torch.zeros(height, steps, like.plan.shape[1], dtype=torch.int64, device=device)
+        self.limits = torch.zeros(height, dtype=torch.int64, device=device)  # (B,) steps to take
+        self.step = torch.zeros_like(self.limits)  # (B,) steps taken
+
+    @classmethod
+    def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
+        """Just large enough for some trainings."""
+        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype, trainings[0].federation.input_shape[0])
+
+    def load(self, trainings: Sequence[Training]) -> None:
+        """Begin some trainings; rows above them have no steps to take."""
+        parts = fetch_all([(training.federation, training.samples) for training in trainings], self.images.dtype)
+        count, steps = len(trainings), sizes_of(trainings)[1]
+        plans = torch.zeros(count, steps, self.plans.shape[2], dtype=torch.int64)  # on the host: one copy takes it over
+        limits = torch.zeros(len(self.limits), dtype=torch.int64)
+        for state in (self.step, self.first, self.second):
+            state.zero_()
+        for row, (training, (inputs, targets)) in enumerate(zip(trainings, parts, strict=True)):
+            plans[row, : len(training.plan)] = training.plan
+            limits[row] = len(training.plan)
+            self.images[row, : len(inputs), ..., : inputs.shape[1]] = inputs.permute(0, 2, 3, 1)
+            self.targets[row, : len(targets)] = targets
+        self.plans[:count, :steps] = plans.to(self.plans.device)
+        self.limits.copy_(limits)
+        starts = torch.stack([training.start for training in trainings])
+        self.models[:count], self.anchors[:count] = starts, starts
+
+    def batch(self, alive: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets.
+
+        And which of them still have a step to take, (B,).
+        """
+        tensors = (self.images, self.targets, self.plans, self.step, self.limits)
+        inputs, targets, active = take_batch(*(tensor[:alive] for tensor in tensors))
+        return inputs.permute(0, 1, 4, 2, 3), targets, active
+
+
+def sizes_of(trainings: Sequence[Training]) -> tuple[int, int]:
+    """The most samples and the most steps."""
+    return max(len(training.samples) for training in trainings), max(len(training.plan) for training in trainings)
+
+
+class Stack:
+    """Trains up to `width` clients at once, for any network that `torch.func.vmap` can handle."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        settings: Settings,
+        dtype: torch.dtype = torch.float32,
+        width: int = 64,
+        precision: str = "float32",
+        *,
+        one_by_one: bool = False,
+    ) -> None:
+        self.layout = Layout.of(model)
+        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision, one_by_one=one_by_one)
+        self.settings = settings
+        self.dtype = dtype
+        self.width = width
+        self.together = 2**16  # images that are looked at together when nothing is trained
+
+    def train(self, trainings: Sequence[Training]) -> Tensor:
+        """The local models (B, P)."""
+        result = torch.empty(len(trainings), self.layout.size, dtype=self.dtype, device=trainings[0].start.device)
+        by_batch: dict[int, list[int]] = defaultdict(list)
+        for place, training in enumerate(trainings):
+            by_batch[training.plan.shape[1]].append(place)
+        for places in by_batch.values():
+            places.sort(key=lambda place: -len(trainings[place].plan))
+            while places:
+                chunk = places[: self.width]
+                try:
+                    result[chunk] = self._train_stack([trainings[place] for place in chunk])
+                except torch.OutOfMemoryError:
+                    if len(chunk) == 1:
+                        raise
+                    self.width = len(chunk) // 2  # and stay there: the next stack would not fit either
+                    self.let_go()
+                    continue
+                del places[: len(chunk)]
+        return result
+
+    def let_go(self) -> None:
+        """Free what is kept from stack to stack."""
+
+    def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """What each model (B, P) says; inputs of different lengths are filled up and the filling cut off again."""
+        longest = len(inputs) if isinstance(inputs, Tensor) else max(len(own) for own in inputs)
+        count = max(1, self.together // max(1, longest))
+        found: list[Tensor] = []
+        for first in range(0, len(models), count):
+            stack = models[first : first + count]
+            if isinstance(inputs, Tensor):
+                found.extend(self.network.predict(stack, inputs.expand(len(stack), *inputs.shape)))
+            else:
+                own = inputs[first : first + count]
+                same = all(len(part) == len(own[0]) for part in own)  # then one copy takes them all
+                filled = torch.stack(list(own)) if same else nn.utils.rnn.pad_sequence(list(own), batch_first=True)
+                outputs = self.network.predict(stack, filled)
+                found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
+        return found
+
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        return losses_of(self, models, clusters, sets)
+
+    def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
+        rows = Rows.of(trainings, self.dtype)
+        rows.load(trainings)
+        alive = len(trainings)
+        for step in range(len(trainings[0].plan)):
+            while len(trainings[alive - 1].plan) <= step:
+                alive -= 1
+            self._step(rows, alive)
+        return rows.models
+
+    def _step(self, rows: Rows, alive: int, *, some: bool = False) -> None:
+        """One step of the first `alive` rows; with `some`, only of those that still have steps to take."""
+        inputs, targets, unfinished = rows.batch(alive)
+        active = unfinished if some else None
+        models = rows.models[:alive]
+        statistics = models[:, self.layout.num_parameters :]  # of batch norm; forward passes change them in place
+        keep = active is not None and statistics.shape[1] > 0
+        before = statistics.clone() if keep else statistics
+        gradients = self.network.gradients(models, inputs, targets)
+        if active is not None and keep:
+            statistics.copy_(torch.where(active[:, None], statistics, before))
+        for columns, gradient in gradients:
+            self._descend(rows, slice(0, alive), columns, gradient, active)
+        rows.step[:alive] += 1
+
+    def _descend(self, rows: Rows, alive: slice, columns: slice, gradient: Tensor, active: Tensor | None) -> None:
+        """The step of the optimiser in some columns."""
+        settings = self.settings
+        models, anchors, first, second = (
+            tensor[alive, columns] for tensor in (rows.models, rows.anchors, rows.first, rows.second)
+        )
+        options: Any = {
+            "lr": settings.learning_rate,
+            "anchors": anchors,
+            "active": active,
+            "rho": settings.proximal_strength,
+            "weight_decay": settings.weight_decay,
+        }
+        if settings.optimizer == "adam":
+            adam_step_(models, gradient, first, second, rows.step[alive], **options)
+        else:
+            sgd_step_(models, gradient, first, momentum=settings.momentum, **options)

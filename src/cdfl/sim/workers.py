@@ -1,0 +1,143 @@
+"""Clients side by side on CPU cores: for networks big enough to keep a core busy by themselves.
+
+A core per client beats all cores on one client: nothing waits for anything between the layers. Images are laid out
+with channels last, which is what the convolutions want, pooling comes before ReLU, and the memory of a step serves the
+next one. How many run changes nothing but rounding.
+"""
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cdfl.core import Layout, Loss, Settings, client_update
+from cdfl.data import to_input
+from cdfl.device import torch_threads
+from cdfl.malloc import keep_freed_memory
+from cdfl.sim.engine import DataSet, Training, losses_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """As many trainings at a time as there are cores, one thread each."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        settings: Settings,
+        dtype: torch.dtype = torch.float32,
+        precision: str = "float32",
+        count: int | None = None,
+        *,
+        random: bool = False,
+    ) -> None:
+        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        pool_first(self.model)
+        self.layout = Layout.of(model)
+        self.loss = loss
+        self.settings = settings
+        self.dtype = dtype
+        self.precision = precision
+        self.count = count or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self.count)
+        self._mine = threading.local()  # a copy of the network for each worker: calls put weights into it
+        self._seeding = threading.Lock()  # torch has one random state for all threads
+        self._random = random  # the network draws random numbers in training, so trainings take ticks
+        keep_freed_memory()
+
+    def train(self, trainings: Sequence[Training]) -> Tensor:
+        """The local models (B, P)."""
+        over = threading.Event()
+        try:
+            return torch.stack(self._side_by_side(lambda training: self._train_one(training, over), trainings))
+        finally:
+            over.set()  # where this one was stopped, others still train, and the program could not end before them
+
+    def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """What each model (B, P) says."""
+        own = [inputs] * len(models) if isinstance(inputs, Tensor) else inputs
+        return self._side_by_side(self._look, list(zip(models, own, strict=True)))
+
+    def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        return losses_of(self, models, clusters, sets)
+
+    def _train_one(self, training: Training, over: threading.Event) -> Tensor:
+        images, targets = training.federation.fetch(training.samples)
+        inputs = to_input(images, self.dtype).to(memory_format=torch.channels_last)  # (n, C, H, W)
+        batches = ((inputs[batch], targets[batch]) for batch in training.plan if not over.is_set())
+        with self._noise(training.noise_seed), self._cast():
+            return client_update(self._copy(), training.start, batches, self.loss, self.settings)
+
+    def _look(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        vector, inputs = pair
+        inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        with torch.no_grad(), self._cast():
+            outputs: Tensor = functional_call(self._copy().eval(), self.layout.views(vector), (inputs,))
+        return outputs.to(self.dtype)
+
+    def _copy(self) -> nn.Module:
+        if not hasattr(self._mine, "model"):
+            self._mine.model = copy.deepcopy(self.model)
+        model: nn.Module = self._mine.model
+        return model
+
+    def _cast(self) -> "torch.autocast | nullcontext[None]":
+        device = next(self.model.parameters()).device.type
+        if self.precision != "bfloat16":
+            return nullcontext()
+        # No cache: it would keep rounded weights for the whole training, while the optimiser changes the real ones.
+        return torch.autocast(device, torch.bfloat16, cache_enabled=False)
+
+    @contextmanager
+    def _noise(self, seed: int) -> Iterator[None]:
+        if not self._random:
+            yield
+            return
+        with self._seeding, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            yield
+
+    def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if self.count == 1 or len(items) == 1:  # nobody else wants the cores
+            return [work(item) for item in items]
+        with torch_threads(1):
+            return list(self._pool.map(work, items))
+
+
+def pool_first(model: nn.Module) -> None:
+    """Where a plain chain of layers has ReLU before max pooling, let them change places: there is less left for ReLU.
+
+    Outputs and gradients stay the same, but for the sign of a zero. Other modules than `nn.Sequential` may do anything
+    with their layers, so nothing inside of them moves, nor does a layer that somebody listens to.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    >>> pool_first(net)
+    >>> [type(layer).__name__ for layer in net]
+    ['Conv2d', 'MaxPool2d', 'ReLU']
+    """
+    if type(model) is not nn.Sequential or _has_hooks(model):
+        return
+    for layer in model:
+        pool_first(layer)
+    for place in range(len(model) - 1):
+        relu, pool = model[place], model[place + 1]
+        if type(relu) is not nn.ReLU or type(pool) is not nn.MaxPool2d or pool.return_indices:
+            continue
+        if not _has_hooks(relu) and not _has_hooks(pool):
+            model[place], model[place + 1] = pool, relu
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(vars(layer).get(name) for name in hooks)

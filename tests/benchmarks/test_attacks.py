@@ -1,0 +1,117 @@
+"""Clients that poison: only they, every time, and in both simulations alike."""
+
+from itertools import takewhile
+
+import pytest
+import torch
+
+from benchmarks.attacks import (
+    ATTACKS,
+    Attack,
+    FlippedLabels,
+    FlippedSign,
+    Negated,
+    Noise,
+    attacked,
+    attacked_server,
+    attacked_task,
+)
+from cdfl.algorithms import make_algorithm
+from cdfl.record import Uploaded, only
+from cdfl.sim.clock import Uniform
+from cdfl.sim.engines import make_engines
+from cdfl.sim.reference import simulate
+from cdfl.sim.simulation import Simulation
+from tests.sim.world import Result, assert_same, assert_same_events, make_task, run_fast
+
+TASK = make_task(num_uploads=60)
+SOME = Attack().attackers(TASK.seed, 12)
+TRAINED, RECEIVED = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
+
+
+def simulation(task=TASK, name="cdfl"):
+    return Simulation(task, make_algorithm(name, task.settings), Uniform(), make_engines(task, width=64))
+
+
+def run_attacked(attack, task=TASK):
+    run = attacked(simulation(task), attack)
+    return Result(run.events(), run.algorithm)
+
+
+class TestAttacks:
+    def test_a_share_of_the_clients_attacks_the_same_whatever_they_do(self):
+        chosen = {attack.attackers(seed=3, num_clients=40) for attack in ATTACKS.values()}
+        assert len(chosen) == 1
+        assert len(*chosen) == 8
+        assert chosen != {Attack().attackers(seed=4, num_clients=40)}
+        assert Attack(share=0).attackers(seed=3, num_clients=40) == frozenset()
+
+    def test_a_flipped_sign(self):
+        sent = FlippedSign(strength=2).model(TRAINED, RECEIVED, torch.Generator())
+        assert sent.tolist() == [-6, -2]
+
+    def test_a_negated_model(self):
+        assert Negated().model(TRAINED, RECEIVED, torch.Generator()).tolist() == [-3, -4]
+
+    def test_noise_is_as_long_as_it_says(self):
+        one, other = (Noise(strength=5).model(TRAINED, RECEIVED, torch.Generator().manual_seed(n)) for n in (1, 2))
+        assert (one - RECEIVED).norm() == pytest.approx(5 * 13**0.5)
+        assert not torch.equal(one, other)
+
+    def test_flipped_labels(self):
+        assert FlippedLabels().labels(torch.tensor([0, 1, 9]), num_classes=10).tolist() == [9, 8, 0]
+
+
+class TestData:
+    def test_an_attacker_sees_its_own_images_under_other_labels(self):
+        data = attacked_task(TASK, FlippedLabels()).federation
+        for client in range(12):
+            honest, draw = TASK.federation.draw(client, 5), data.draw(client, 5)
+            images, labels = TASK.federation.fetch(honest.train)
+            same_images, seen = data.fetch(draw.train)
+            assert torch.equal(images, same_images)
+            assert torch.equal(seen, 9 - labels if client in SOME else labels)
+
+    def test_what_scores_are_made_of_is_true(self):
+        data = attacked_task(TASK, FlippedLabels()).federation
+        client = min(SOME)
+        tested, true = (
+            data.fetch(data.draw(client, 5).test),
+            TASK.federation.fetch(TASK.federation.draw(client, 5).test),
+        )
+        assert torch.equal(tested[1], true[1])
+        assert torch.equal(data.proxy(0)[1], TASK.federation.proxy(0)[1])
+
+
+class TestRuns:
+    @pytest.mark.parametrize("name", ATTACKS)
+    def test_plain_and_stacked_runs_are_attacked_alike(self, name):
+        attack = ATTACKS[name]
+        task = attacked_task(TASK, attack)
+        server = attacked_server(make_algorithm("cdfl", task.settings), task, attack)
+        assert_same(run_attacked(attack), Result(simulate(task, server, Uniform()), server))
+
+    def test_nobody_attacks_in_an_honest_run(self):
+        assert_same(run_attacked(Negated(share=0)), run_fast(TASK))
+
+    @pytest.mark.parametrize("name", ATTACKS)
+    def test_all_is_as_in_the_honest_run_until_the_first_attack(self, name):
+        honest, poisoned = (only(run.events, Uploaded) for run in (run_fast(TASK), run_attacked(ATTACKS[name])))
+        first = sum(1 for _ in takewhile(lambda upload: upload.client not in SOME, honest))
+        assert first > 0
+        assert_same_events(poisoned[:first], honest[:first])
+        assert poisoned[first].mixture != pytest.approx(honest[first].mixture, abs=1e-6)
+        turns = [[(upload.time, upload.client, upload.samples) for upload in run] for run in (honest, poisoned)]
+        assert turns[0] == turns[1]
+
+    def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
+        careful = make_task(TASK.settings.replace(max_harm=2), num_uploads=60)
+        uploads = only(run_attacked(Negated(), careful).events, Uploaded)
+        caught = [upload.rejected for upload in uploads if upload.client in SOME]
+        assert caught
+        assert all(caught)
+        assert not all(upload.rejected for upload in uploads if upload.client not in SOME)
+
+    def test_only_cdfl_can_be_attacked(self):
+        with pytest.raises(ValueError, match="fedsoft cannot be attacked here; expected cdfl"):
+            attacked(simulation(name="fedsoft"), Negated())

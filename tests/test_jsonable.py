@@ -1,0 +1,60 @@
+"""Settings as plain values, the same in every process."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from cdfl.jsonable import jsonable
+from cdfl.policy import Sometimes, Unless
+
+
+class Own:
+    def __init__(self, **attributes):
+        self.__dict__ |= attributes
+
+
+@dataclass(frozen=True)
+class Inner:
+    own: Own
+    shares: tuple[float, ...] = (0.5, 0.5)
+
+
+def test_objects_are_their_class_and_attributes():
+    held = Inner(Own(hour=3, names={"b", "a"}, array=np.arange(2), tensor=torch.ones(1), folder=Path("data")))
+    own = {"kind": "Own", "hour": 3, "names": ["a", "b"], "array": [0, 1], "tensor": [1.0]}
+    assert jsonable(held)["shares"] == [0.5, 0.5]
+    assert {**jsonable(held)["own"], "folder": None} == {**own, "folder": None}
+    assert jsonable(Own(hour=3)) != jsonable(Own(hour=4))
+
+
+def test_functions_and_classes_are_their_names():
+    assert jsonable(nn.Linear) == "torch.nn.modules.linear.Linear"
+    assert jsonable(Unless(Sometimes(), jsonable))["veto"] == "cdfl.jsonable.jsonable"
+    assert jsonable(partial(jsonable, inside=(1,))) == ["cdfl.jsonable.jsonable", [], {"inside": [1]}]
+
+
+def test_what_holds_itself_is_told_once():
+    own = Own()
+    own.me = own
+    assert jsonable(own) == {"kind": "Own", "me": {"kind": "Own"}}
+
+
+def test_nothing_depends_on_the_process():
+    program = (
+        "import json, numpy as np\n"
+        "from cdfl.jsonable import jsonable\n"
+        "class Own:\n"
+        "    def __init__(self): self.rng, self.words, self.key = np.random.default_rng(0), set('abc'), object()\n"
+        "print(json.dumps(jsonable(Own())))"
+    )
+    told = Counter(subprocess.check_output([sys.executable, "-c", program], text=True) for _ in range(2))  # noqa: S603
+    assert len(told) == 1
+    assert json.loads(next(iter(told)))["words"] == ["a", "b", "c"]
