@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Settings, paper
-from cdfl.core.settings import BEFORE
+BEFORE = {"cluster_step": "towards"}
 from cdfl.jsonable import jsonable
 from cdfl.paper import Results
 from cdfl.paper.convex import Regression

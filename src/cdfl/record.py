@@ -39,7 +39,7 @@ class Uploaded:
     update: int  # how many uploads this client had made before
     samples: int
     staleness: int
-    deprecated: bool
+    outcome: str  # applied | deprecated | rejected
     held: float  # accuracy, on held-out data like its new ones, of the model it held when they came
     before: float  # accuracy of the uploaded model on the same data
     after: float  # accuracy of the reply on the same data
@@ -51,8 +51,7 @@ class Uploaded:
     bytes_down: int
     client_flops: int  # counted: training and, where the client does it, estimating
     server_flops: int  # passes over the proxy sets
-    rejected: bool = False  # it would have done more harm than max_harm allows; written down only where it is so
-    trained: int = 0  # samples that local training went over, all its passes together; runs of before do not tell
+    trained: int  # samples that local training went over, all passes together
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,16 @@ class Finished:
     after: float | None
     cluster: float
     divergence: float | None
-    deprecated: float  # share of all uploads
+    deprecated_share: float  # of all uploads
+    rejected_share: float
     diverged: int  # trainings that gave no finite model
     staleness: dict[str, int]  # histogram: "0-7", "8-15", ... -> uploads
     bytes_up: int
     bytes_down: int
     client_flops: int
     server_flops: int
-    shortfall: str = ""  # why there are fewer uploads than asked for; written down only where it is so
-    trained: int = 0  # samples, of all uploads
+    trained: int  # samples, of all uploads
+    shortfall: str = ""  # why there are fewer uploads than asked for; omitted from the file when empty
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished

@@ -2,49 +2,52 @@
 
 from typing import TypeVar
 
-from cdfl.algorithms.base import Algorithm, Assignment, ClientView
+from cdfl.algorithms.base import Algorithm, Assignment, ClientView, MixtureFromClient
+from cdfl.algorithms.cdfl import CDFL
 from cdfl.algorithms.check import A_NAME, check_algorithm, is_name
 from cdfl.algorithms.fedasync import FedAsync
 from cdfl.algorithms.fedbuff import FedBuff
 from cdfl.algorithms.fedsoft import FedSoft
 from cdfl.algorithms.ifca import IFCA
-from cdfl.algorithms.local import Local, LocalRestart
+from cdfl.algorithms.local import Local, LocalKeep
 from cdfl.algorithms.oracle import Oracle
 from cdfl.core import Settings
 
-CDFL = Algorithm
-
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.name: kind for kind in (CDFL, FedSoft, FedAsync, FedBuff, IFCA, Local, LocalRestart, Oracle)
+    kind.name: kind for kind in (CDFL, FedSoft, FedAsync, FedBuff, IFCA, Local, LocalKeep, Oracle)
 }
 _LIBRARY = dict(ALGORITHMS)
 _A = TypeVar("_A", bound=Algorithm)
+METHODS = ("initial", "join", "assign", "server_update", "cluster_models")
+EXPECTED = f"expected a name, or a class with {', '.join(METHODS)} (see cdfl.algorithms.Algorithm)"
 
 
 def register(kind: type[_A]) -> type[_A]:
-    """Let an algorithm of one's own be called by its name, as on the command line; also a decorator.
+    """Make a class of one's own available by its name, also on the command line; can be used as a decorator.
 
-    Registered again under its name, as in a notebook, the new one counts.
+    A class registered again under its name replaces the old one.
     """
-    if isinstance(kind, Algorithm):
+    if not isinstance(kind, type):
         own = type(kind).__name__
-        raise ValueError(
-            f"algorithm is a {own} object; expected the class, {own}: a run makes its own with its settings"
-        )
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ValueError(f"algorithm is {kind!r}; expected a name, or a class derived from cdfl.algorithms.Algorithm")
+        if isinstance(kind, Algorithm):
+            raise ValueError(f"algorithm is a {own} object; expected the class {own}: a run makes the object itself")
+        raise ValueError(f"algorithm is {kind!r}; {EXPECTED}")
+    missing = [method for method in METHODS if not callable(getattr(kind, method, None))]
+    if missing:
+        raise ValueError(f"{kind.__name__} has no {', '.join(missing)}; {EXPECTED}")
     if kind in _LIBRARY.values():
         return kind
-    if not is_name(kind.name) or kind.name in _LIBRARY:
-        expected = f"a word of its own, not one of {', '.join(_LIBRARY)}" if is_name(kind.name) else A_NAME
+    name = getattr(kind, "name", None)
+    if not is_name(name) or name in _LIBRARY:
+        expected = f"a word of its own, not one of {', '.join(_LIBRARY)}" if is_name(name) else A_NAME
         own = kind.__name__.lower()
-        raise ValueError(f"{kind.__name__} has the name {kind.name!r}; expected {expected}: name = {own!r}")
+        raise ValueError(f"{kind.__name__} has the name {name!r}; expected {expected}: name = {own!r}")
     ALGORITHMS[kind.name] = kind
     return kind
 
 
 def make_algorithm(algorithm: str | type[Algorithm], settings: Settings) -> Algorithm:
-    """An algorithm by its name, or of a class of one's own, which is then registered.
+    """Make an algorithm from its name, or from a class, which is then registered.
 
     >>> make_algorithm("fedavg", Settings())
     Traceback (most recent call last):
@@ -71,7 +74,8 @@ __all__ = [
     "FedBuff",
     "FedSoft",
     "Local",
-    "LocalRestart",
+    "LocalKeep",
+    "MixtureFromClient",
     "Oracle",
     "check_algorithm",
     "make_algorithm",

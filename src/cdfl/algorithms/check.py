@@ -38,8 +38,9 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     - the state is a dataclass of tensors and numbers, which is what a checkpoint can keep;
     - it has a name of its own, by which runs are recorded.
 
+    >>> from cdfl.algorithms import CDFL
     >>> from cdfl.core import Settings
-    >>> check_algorithm(Algorithm(Settings()))
+    >>> check_algorithm(CDFL(Settings()))
     """
     name, down = getattr(algorithm, "name", None), algorithm.models_down
     _expect(is_name(name), f"name is {name!r}; expected {A_NAME}")
@@ -73,7 +74,7 @@ class _Check:
         self.check_state(state, epoch=0)
         reply = _unchanged("join", algorithm.join, state)
         self.check_reply("join", reply, epoch=0, staleness=0)
-        _expect(not reply.deprecated, "join: the reply to a newcomer is marked as deprecated")
+        _expect(reply.outcome == "applied", f"join: the reply to a newcomer has the outcome {reply.outcome}")
         for number in range(uploads):
             state, reply = self.one_upload(algorithm, state, reply, number)
         current = [reply.personal_model, *algorithm.cluster_models(state)]
@@ -122,12 +123,12 @@ class _Check:
         strict = copy.copy(self.algorithm)
         strict.settings = strict.settings.replace(max_staleness=1)
         before = strict.cluster_models(state).clone()
-        old = Assignment(reply.personal_model, 0, None, strict.assign(state, reply, self.view()).mixture)
+        old = Assignment(reply.personal_model, 0, mixture=strict.assign(state, reply, self.view()).mixture)
         upload = Upload(reply.personal_model + 1, 0, 0, mixture=old.mixture)
         after, answer = _unchanged("server_update", strict.server_update, state, upload, old, self.evaluate)
         age = state.epoch + 1
         what = f"server_update: an upload {age} epochs old, with max_staleness 1,"
-        _expect(answer.deprecated, f"{what} is not marked as deprecated")
+        _expect(answer.outcome == "deprecated", f"{what} has the outcome {answer.outcome}; expected deprecated")
         moved = not torch.equal(strict.cluster_models(after), before)
         _expect(not moved, f"{what} moved a model; expected every one to stay as it was")
         _expect(not bool(answer.rates.any()), f"{what} has rates {answer.rates.tolist()}; expected zeros")

@@ -1,4 +1,4 @@
-"""No server: what a client can reach alone."""
+"""No server: what a client reaches alone."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,23 +12,23 @@ from cdfl.core import Evaluate, Reply, Upload
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """Nothing is learned centrally; there is only the model everybody started from."""
+    """Nothing is learned centrally; there is only the model that all clients start from."""
 
     start: Tensor  # (P,)
     clusters: Tensor  # (K, P)
     epoch: int = 0
 
 
-class Local(Algorithm):
-    """Every client keeps training the model it has, from the same start as in CDFL; nothing is exchanged."""
+class LocalKeep(Algorithm):
+    """Every client keeps training the model it has, from the same start as in CDFL. Nothing is exchanged."""
 
-    name: ClassVar[str] = "local"
+    name: ClassVar[str] = "local-keep"
     uses_proxy: ClassVar[bool] = False
     estimates: ClassVar[bool] = False
     models_down: ClassVar[str] = "none"
 
-    def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
-        """Begin with the average of the pre-trained models, as everybody does."""
+    def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Alone:
+        """Begin with the average of the pre-trained models, as the other algorithms do."""
         return Alone(cluster_models.mean(dim=0), cluster_models)
 
     def join(self, state: Any) -> Reply:
@@ -38,25 +38,25 @@ class Local(Algorithm):
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
-        """Keep the model."""
+        """Give the client its own model back."""
         state = replace(state, epoch=state.epoch + 1)
         return state, self._reply(state, upload.local_model, upload.base_epoch)
 
     def cluster_models(self, state: Any) -> Tensor:
-        """The pre-trained models, which nobody improves."""
+        """Return the pre-trained models, which do not improve."""
         models: Tensor = state.clusters
         return models
 
     def _reply(self, state: Alone, model: Tensor, base_epoch: int) -> Reply:
         none = torch.zeros(len(state.clusters), dtype=torch.float64)
-        return Reply(model, state.epoch, none, none, state.epoch - base_epoch, deprecated=False)
+        return Reply(model, state.epoch, none, none, state.epoch - base_epoch)
 
 
-class LocalRestart(Local):
-    """Every client trains anew from the common start whenever its data change; nothing is exchanged."""
+class Local(LocalKeep):
+    """The paper's Local: every client trains from the common start whenever its data change. Nothing is exchanged."""
 
-    name: ClassVar[str] = "local-restart"
+    name: ClassVar[str] = "local"
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
-        """Back to the start."""
-        return Assignment(state.start, reply.epoch, reply.mixture)
+        """Go back to the start."""
+        return Assignment(state.start, reply.epoch, reply.client)

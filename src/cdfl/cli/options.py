@@ -4,14 +4,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cdfl.core import Settings
+from cdfl.core.settings import LEAVES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
 from cdfl.scenarios import SCENARIOS
@@ -53,7 +52,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     {'base_rate': 0.1, 'loss_bar': 'min', 'max_staleness': None, 'sharpness': [10, 10]}
     """
     values: dict[str, Any] = {}
-    known = [field.name for field in fields(Settings)]
+    known = LEAVES
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name:

@@ -96,6 +96,6 @@ def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finis
     table.add_row("clusters, at the end", f"{end.cluster:.3f}", end_section=True)
     if end.divergence is not None:
         table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
-    table.add_row("uploads too stale to count", f"{end.deprecated:.1%}")
+    table.add_row("uploads too stale to count", f"{end.deprecated_share:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table

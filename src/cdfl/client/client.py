@@ -192,9 +192,9 @@ class Client:
     def train(self, data: Data) -> Tensor:
         """Train on `data` (Client() of Algorithm 1) and return the local model (P,); nothing else changes."""
         self._check_open()
-        settings = self.settings
-        batches = passes(batches_of(data, settings.batch_size), settings.local_epochs, self.device)
-        return client_update(self.model, self.start_model(), batches, self.loss, settings)
+        training = self.settings.training
+        batches = passes(batches_of(data, training.batch_size), training.local_epochs, self.device)
+        return client_update(self.model, self.start_model(), batches, self.loss, training)
 
     def upload(self, local_model: Tensor) -> Reply | None:
         """Upload a model (P,) that was trained from the one last received, however that was done; else as `update`."""

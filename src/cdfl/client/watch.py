@@ -46,7 +46,7 @@ class Watcher:
     def look(self, data: Data) -> Seen:
         """Observation at fresh data; train and upload if the policy says so. Of no samples it is not asked."""
         client = self.client
-        batches = list(filled(batches_of(data, client.settings.batch_size)))
+        batches = list(filled(batches_of(data, client.settings.training.batch_size)))
         self._number += 1
         samples, losses, reply = count_samples(batches), list[float](), self._flush()
         if not batches:

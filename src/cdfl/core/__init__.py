@@ -1,49 +1,84 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
+from cdfl.core.accept import defence_of
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.estimate import Estimator, estimate_mixture, measure, mixture_of, relative, usual_after
-from cdfl.core.evaluate import ProxySets
+from cdfl.core.defence import TRUST, Defence, Step, take_step
+from cdfl.core.estimate import GIVEN, Estimator, Given, Printed, Relative, estimate_mixture, estimator_of, measure
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.paper_values import DEFAULT, PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
-from cdfl.core.server import base_model_of, join, server_update
-from cdfl.core.settings import Settings
-from cdfl.core.state import Evaluate, Measures, NotFiniteError, Reply, ServerState, Upload, initial_state
+from cdfl.core.proxy import ProxySets
+from cdfl.core.recorded import Recorded
+from cdfl.core.server import NEWCOMER, Decision, base_model_of, decide, is_too_stale, join, server_update
+from cdfl.core.settings import EstimateSettings, PretrainingSettings, RateSettings, Settings, TrainingSettings
+from cdfl.core.state import (
+    UNMEASURED,
+    ClientMemory,
+    Evaluate,
+    Measures,
+    NotFiniteError,
+    Outcome,
+    Reply,
+    ServerState,
+    Upload,
+    Verdict,
+    initial_state,
+)
 from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
 
 __all__ = [
     "DEFAULT",
+    "GIVEN",
+    "NEWCOMER",
     "PAPER",
+    "TRUST",
+    "UNMEASURED",
+    "ClientMemory",
+    "Decision",
+    "Defence",
+    "EstimateSettings",
     "Estimator",
     "Evaluate",
+    "Given",
     "Layout",
     "Loss",
     "Measures",
     "NotFiniteError",
+    "Outcome",
+    "PretrainingSettings",
+    "Printed",
     "ProxySets",
+    "RateSettings",
+    "Recorded",
+    "Relative",
     "Reply",
     "ServerState",
     "Settings",
+    "Step",
+    "TrainingSettings",
     "Upload",
+    "Verdict",
     "base_model_of",
     "client_update",
+    "decide",
+    "defence_of",
     "estimate_mixture",
+    "estimator_of",
     "flatten",
     "initial_state",
+    "is_too_stale",
     "join",
     "load",
     "make_optimizer",
     "measure",
-    "mixture_of",
     "paper",
     "personalize",
     "pretrain",
     "reading",
-    "relative",
     "reply_weights",
     "server_update",
     "staleness_factor",
+    "take_step",
     "update_clusters",
     "update_rates",
-    "usual_after",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.core.flat import flatten, load
-from cdfl.core.settings import Settings
+from cdfl.core.settings import TrainingSettings
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -18,17 +18,17 @@ def client_update(
     personal_model: Tensor,
     batches: Iterable[tuple[Any, Any]],
     loss: Loss,
-    settings: Settings,
+    settings: TrainingSettings,
 ) -> Tensor:
     """Train from `personal_model` u (P,) over `batches` of (inputs, targets); returns `local_model` v (P,).
 
     Minimises J(v; u) = loss + rho/2 ||v - u||^2, one optimiser step a batch. `model` gives the architecture only:
-    neither it nor `personal_model` is changed. Batches are the caller's choice, order and number of passes included.
+    neither it nor `personal_model` is changed. The caller chooses the batches, their order and the number of passes.
 
     >>> _ = torch.manual_seed(0)
     >>> net, x, y = nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
     >>> start = flatten(net)
-    >>> trained = client_update(net, start, [(x, y)] * 20, nn.functional.cross_entropy, Settings())
+    >>> trained = client_update(net, start, [(x, y)] * 20, nn.functional.cross_entropy, TrainingSettings())
     >>> load(net, trained)
     """
     model = copy.deepcopy(model)
@@ -49,8 +49,8 @@ def client_update(
     return flatten(model)
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
-    """The optimiser that `settings` names, with L2 weight decay as in the paper."""
+def make_optimizer(parameters: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Return the optimiser that `settings` names, with L2 weight decay as in the paper."""
     parameters = list(parameters)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)  # one pass over the weights
     rate, decay = settings.learning_rate, settings.weight_decay

@@ -1,106 +1,190 @@
 """DistributionEstimation of Algorithm 2: a client's mixture, from one uploaded model."""
 
 import warnings
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from cdfl.core.settings import Bar, Settings
-from cdfl.core.state import Evaluate, Measures, ServerState, Upload, check_numbers, evaluated
+from cdfl.core.settings import Bar, EstimateSettings, Settings
+from cdfl.core.state import UNMEASURED, Evaluate, Measures, ServerState, Upload, check_numbers, evaluated
 
 # A sum smaller than this part of its terms' sizes is rounding, not information.
 CANCELLED = 1e-6
-# Uploads over which a measure's running mean reaches back.
+# Number of uploads over which the running mean of a measure reaches back.
 RECENT = 50
 
 
 class Estimator(Protocol):
-    """Anything that turns measures into a mixture; `estimate_mixture` is the paper's.
+    """Estimates the mixture of an upload. What it remembers between uploads is one tensor, `ServerState.memory`.
 
-    It gets the measures as they were taken or, where `settings.measures` is "relative", as `relative` made them.
+    It must not branch on the values of tensors: on a GPU that would make every upload wait for the device.
     """
 
-    def __call__(self, losses: Tensor, loss_gaps: Tensor, distances: Tensor, settings: Settings) -> Tensor:
-        """Estimate the mixture (K,); it sums to one."""
+    needs_measures: ClassVar[bool]  # if not, uploads are not evaluated, and it is passed UNMEASURED
+
+    def begin(self, num_clusters: int) -> Tensor:
+        """Return the memory of a server that has seen no upload."""
+        ...
+
+    def __call__(
+        self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mixture (K,), which sums to one, and the memory after this upload."""
         ...
 
 
-def measure(state: ServerState, upload: Upload, evaluate: Evaluate) -> Measures:
-    """Line 3 of DistributionEstimation: losses, loss gaps and distances of an upload."""
-    models = state.cluster_models  # (K, P)
-    trained = slice(0, state.num_parameters)
-    local_model = upload.local_model.to(models)
+@dataclass(frozen=True)
+class Printed:
+    """The paper's estimator: compares the measures of clusters as they are."""
+
+    settings: EstimateSettings
+    needs_measures: ClassVar[bool] = True
+
+    def begin(self, num_clusters: int) -> Tensor:
+        """Remember nothing."""
+        return torch.empty(0, dtype=torch.float64)
+
+    def __call__(
+        self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Estimate from this upload alone."""
+        return estimate_mixture(measures, self.settings), memory
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Compares measures after dividing each by its cluster's running mean, which is the memory (3, K).
+
+    Deviation: the paper compares measures as they are. But a proxy set that is harder than the others makes every
+    upload look far from its cluster, also those of clients at home there.
+    """
+
+    settings: EstimateSettings
+    needs_measures: ClassVar[bool] = True
+
+    def begin(self, num_clusters: int) -> Tensor:
+        """Return zeros: no upload yet."""
+        return torch.zeros(3, num_clusters, dtype=torch.float64)
+
+    def __call__(
+        self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compare with the uploads before this one, then remember it."""
+        means = memory if memory.numel() else self.begin(len(measures.losses))
+        return estimate_mixture(relative(measures, means), self.settings), means_after(means, measures, epoch)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Takes the mixture that comes with the upload: from an oracle, or from the client itself."""
+
+    needs_measures: ClassVar[bool] = False
+
+    def begin(self, num_clusters: int) -> Tensor:
+        """Remember nothing."""
+        return torch.empty(0, dtype=torch.float64)
+
+    def __call__(
+        self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the upload's mixture."""
+        if upload.mixture is None:
+            raise ValueError("the upload has no mixture; expected one, or an estimator that makes it")
+        return upload.mixture, memory
+
+
+GIVEN = Given()
+
+
+def estimator_of(settings: Settings) -> Estimator:
+    """Return the estimator that the settings name."""
+    return Relative(settings.estimate) if settings.estimate.measures == "relative" else Printed(settings.estimate)
+
+
+def with_losses(state: ServerState, upload: Upload, evaluate: Evaluate) -> tuple[ServerState, Upload]:
+    """Return state and upload with the losses F(w_k; D_k) and F(v; D_k) that are not known yet."""
+    state = reevaluated(state, evaluate)
     if upload.losses is None:
-        everywhere = local_model.expand_as(models), torch.arange(state.num_clusters)
-        losses = evaluated("the losses of the upload", evaluate, *everywhere)
+        models = upload.local_model.to(state.cluster_models).expand_as(state.cluster_models)
+        losses = evaluated("the losses of the upload", evaluate, models, torch.arange(state.num_clusters))
     else:
         losses = upload.losses.double().cpu()
         check_numbers("the losses of the upload", losses, state.num_clusters)
-    # One cluster after the other: a tensor of all differences would take longer to write than to add up.
-    distances = torch.stack([torch.dist(model, local_model[trained]) for model in models[:, trained]])
-    return Measures(losses, (state.cluster_losses - losses).abs(), distances.double().cpu())
+    return state, upload.replace(losses=losses)
 
 
-def relative(measures: Measures, usual: Tensor) -> Measures:
-    """Measures over what is usual for their cluster, times what is usual on average, so that bars keep their scale.
+def reevaluated(state: ServerState, evaluate: Evaluate) -> ServerState:
+    """Return the state with F(w_k; D_k) of every cluster; only clusters that moved are evaluated."""
+    moved = state.cluster_losses.isnan().nonzero().flatten()  # (moved,)
+    if len(moved) == 0:
+        return state
+    first, last = int(moved[0]), int(moved[-1])
+    if len(moved) == last - first + 1:  # neighbours, or one, or all: a view is enough
+        models = state.cluster_models[first : last + 1]
+    else:
+        models = state.cluster_models[moved.to(state.cluster_models.device)]
+    losses = evaluated(f"the losses of clusters {moved.tolist()}", evaluate, models, moved)
+    return state.replace(cluster_losses=state.cluster_losses.index_copy(0, moved, losses))
 
-    Deviation: the paper compares measures as they are. But a proxy set that is harder than others makes every upload
-    look far from its cluster, wherever its client is at home.
+
+def measure(state: ServerState, upload: Upload) -> Measures:
+    """Line 3 of DistributionEstimation: losses, loss gaps and distances of an upload whose losses are known."""
+    if upload.losses is None:
+        return UNMEASURED
+    models, local_model = state.cluster_models[:, : state.num_parameters], upload.local_model[: state.num_parameters]
+    if models.is_cuda:
+        distances = (models - local_model).norm(dim=1)
+    else:  # one cluster after the other: a tensor of all differences takes longer to write than to add up
+        distances = torch.stack([torch.dist(model, local_model.to(models)) for model in models])
+    return Measures(
+        upload.losses, (state.cluster_losses - upload.losses).abs(), distances.double().to(upload.losses.device)
+    )
+
+
+def relative(measures: Measures, means: Tensor) -> Measures:
+    """Divide each measure by its cluster's running mean; multiply by the average mean, so that bars keep their scale.
 
     >>> hard = Measures(*torch.tensor([[0.3, 1.5], [0.1, 0.4], [2.0, 2.0]]).double())
-    >>> usual = torch.tensor([[0.2, 2.0], [0.1, 0.4], [0.0, 0.0]]).double()
-    >>> relative(hard, usual).losses                                       # 1.5 and .75 times the usual, times 1.1
+    >>> means = torch.tensor([[0.2, 2.0], [0.1, 0.4], [0.0, 0.0]]).double()
+    >>> relative(hard, means).losses                                       # 1.5 and .75 times the mean, times 1.1
     tensor([1.6500, 0.8250], dtype=torch.float64)
 
-    A measure stays as it is where nothing is usual yet, and where its usual value is not above 0 for every cluster:
-    losses may be negative, and parts of those are no comparison. Like `usual_after`, this looks at no value.
+    A measure stays as it is if a mean is not above 0: before the first upload, or if losses are negative.
     """
-    factors = usual.mean(dim=1, keepdim=True) / usual  # (3, K)
-    sound = ((usual > 0) & factors.isfinite()).all(dim=1, keepdim=True)
-    return Measures(*(torch.stack(measures) * torch.where(sound, factors, 1.0)))
+    factors = means.mean(dim=1, keepdim=True) / means  # (3, K)
+    is_sound = ((means > 0) & factors.isfinite()).all(dim=1, keepdim=True)
+    return Measures(*(torch.stack(measures) * torch.where(is_sound, factors, 1.0)))
 
 
-def usual_after(usual: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
-    """What is usual (3, K) after the upload of an epoch: a mean of all so far, later of about `RECENT` uploads.
+def means_after(means: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
+    """Update the running means (3, K) with one upload: a mean of all so far, later of about `RECENT` uploads.
 
-    It begins as if an upload had come that is equally far from all clusters. A server that has lived without it, and
-    begins now, needs about `RECENT` uploads until that beginning no longer counts.
+    They begin as if an upload had come that is equally far from all clusters.
     """
     latest = torch.stack(measures)  # (3, K)
     mean = latest.cumsum(dim=1)[:, -1:] / latest.shape[1]  # added in order: a recovered server has the same bits
-    usual = torch.where(usual == 0, mean, usual)
+    means = torch.where(means == 0, mean, means)
     rate = 1 / torch.as_tensor(epoch + 1, dtype=torch.float64).clamp(max=RECENT)
-    return usual + rate * (latest - usual)
+    return means + rate * (latest - means)
 
 
-def estimate_mixture(losses: Tensor, loss_gaps: Tensor, distances: Tensor, settings: Settings) -> Tensor:
+def estimate_mixture(measures: Measures, settings: EstimateSettings) -> Tensor:
     """Estimate a client's mixture (K,) from three measures (K,) of its upload; smaller means more alike.
 
-    >>> import torch
     >>> near, far = torch.tensor([0.2, 1.0]), torch.tensor([1.0, 1.0])
-    >>> estimate_mixture(near, near, far, Settings(sharpness=(2.0,)))      # softmax of 2*(.875, .125)
+    >>> estimate_mixture(Measures(near, near, far), EstimateSettings(sharpness=2.0))     # softmax of 2*(.875, .125)
     tensor([0.8176, 0.1824], dtype=torch.float64)
 
     Deviation: where the printed formula has no value (one cluster; all measures equal under a "min" bar; terms that
-    cancel) the measure says nothing, and counts the same for every cluster.
+    cancel), the measure counts the same for every cluster.
     """
-    num_clusters = max(1, losses.numel())
-    check_numbers("losses", losses, num_clusters)
-    check_numbers("loss_gaps", loss_gaps, num_clusters)
-    check_numbers("distances", distances, num_clusters)
-    _warn_of_bar("loss_bar", losses, settings.loss_bar)
-    _warn_of_bar("gap_bar", loss_gaps, settings.gap_bar)
-    _warn_of_bar("distance_bar", distances, settings.distance_bar)
-    return mixture_of(Measures(losses, loss_gaps, distances), settings)
-
-
-def mixture_of(measures: Measures, settings: Settings) -> Tensor:
-    """The arithmetic of `estimate_mixture`, without a look at any value: it can run on a device nobody waits for."""
     losses, loss_gaps, distances = measures
     num_clusters = len(losses)
     if num_clusters == 1:
         return torch.ones_like(losses, dtype=torch.float64)
+    _warn_of_bars(measures, settings)
     raw = settings.loss_weight * _likeness(losses, settings.loss_bar)
     raw += settings.gap_weight * _likeness(loss_gaps, settings.gap_bar)
     raw += settings.distance_weight * _likeness(distances, settings.distance_bar)
@@ -111,7 +195,7 @@ def mixture_of(measures: Measures, settings: Settings) -> Tensor:
 
 
 def _likeness(values: Tensor, bar: Bar) -> Tensor:
-    """The share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
+    """Return the share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
     values = values.double()
     above = values - (values.min() if bar == "min" else bar)
     total = above.sum()
@@ -119,11 +203,14 @@ def _likeness(values: Tensor, bar: Bar) -> Tensor:
     return torch.where(says_nothing, 1 - 1 / len(above), 1 - above / total)
 
 
-def _warn_of_bar(name: str, values: Tensor, bar: Bar) -> None:
-    if bar != "min" and len(values) > 1 and bool((values < bar).any()):
-        warnings.warn(  # always the same words, so that a run of many uploads shows them once
-            f"{name} is {bar:g}, above a value it is taken from: the printed formula may then rank clusters "
-            "upside down; 'min' never does",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def _warn_of_bars(measures: Measures, settings: EstimateSettings) -> None:
+    """Warn of a bar that turns the ranking around; not on a GPU, where reading a value makes everything wait."""
+    for name, values in zip(("loss_bar", "gap_bar", "distance_bar"), measures, strict=True):
+        bar = getattr(settings, name)
+        if bar != "min" and not values.is_cuda and bool((values < bar).any()):
+            warnings.warn(  # always the same words, so that a run of many uploads shows them once
+                f"{name} is {bar:g}, above a value it is taken from: the printed formula may then rank clusters "
+                "upside down; 'min' never does",
+                RuntimeWarning,
+                stacklevel=3,
+            )

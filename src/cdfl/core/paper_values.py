@@ -109,7 +109,7 @@ DEFAULT = Settings()
 def paper(row: str) -> Settings:
     """The values the paper prints for one row of its tables.
 
-    >>> paper("mini-imagenet-6").sharpness
+    >>> paper("mini-imagenet-6").estimate.sharpness
     (10, 10)
     >>> paper("mnist")
     Traceback (most recent call last):
@@ -123,9 +123,9 @@ def paper(row: str) -> Settings:
 def reading(row: str) -> Settings:
     """One reading of a row: bars on the scale of a mean loss, and a learning rate at which Adam trains.
 
-    >>> paper("fashion-mnist-4").loss_bar, reading("fashion-mnist-4").loss_bar
+    >>> paper("fashion-mnist-4").estimate.loss_bar, reading("fashion-mnist-4").estimate.loss_bar
     (8, 0.5)
     """
     printed = paper(row)
-    bar = printed.loss_bar if printed.loss_bar == MIN else printed.loss_bar / PROXY_BATCHES
-    return printed.replace(loss_bar=bar, **(READING_OF_ADAM if printed.optimizer == "adam" else {}))
+    bar = printed.estimate.loss_bar if printed.estimate.loss_bar == MIN else printed.estimate.loss_bar / PROXY_BATCHES
+    return printed.replace(loss_bar=bar, **(READING_OF_ADAM if printed.training.optimizer == "adam" else {}))

@@ -1,6 +1,7 @@
 """The cluster models a server starts from, w_k^0."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,17 +27,18 @@ def pretrain(
     Deviation: the paper does not say how its clusters start. Averaging models in weight space only works while they
     lie in one basin, and a shared start puts them there; `shared_epochs=0` starts them apart.
     """
-    free = settings.replace(proximal_strength=0.0)  # there is no earlier model to stay near to
+    training, passes = settings.training, settings.pretraining
+    free = replace(training, proximal_strength=0.0)  # there is no earlier model to stay near to
 
-    def train(start: Tensor, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
-        plan = batch_plan(len(targets), settings.batch_size, passes, generator).to(targets.device)
+    def train(start: Tensor, inputs: Tensor, targets: Tensor, count: int) -> Tensor:
+        plan = batch_plan(len(targets), training.batch_size, count, generator).to(targets.device)
         return client_update(model, start, ((inputs[batch], targets[batch]) for batch in plan), loss, free)
 
     progress("pre-training the shared model")
     everything = torch.cat([inputs for inputs, _ in sets]), torch.cat([targets for _, targets in sets])
-    shared = train(flatten(model), *everything, settings.shared_epochs)
+    shared = train(flatten(model), *everything, passes.shared_epochs)
     clusters = []
     for number, (inputs, targets) in enumerate(sets, start=1):
         progress(f"pre-training cluster {number} of {len(sets)}")
-        clusters.append(train(shared, inputs, targets, settings.separate_epochs))
+        clusters.append(train(shared, inputs, targets, passes.separate_epochs))
     return torch.stack(clusters)

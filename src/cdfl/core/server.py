@@ -1,23 +1,41 @@
 """ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cdfl.core.accept import judge, remember
-from cdfl.core.estimate import Estimator, estimate_mixture, measure, relative, usual_after
-from cdfl.core.settings import Settings
-from cdfl.core.state import Evaluate, NotFiniteError, Reply, ServerState, Upload, evaluated, is_finite
-from cdfl.core.update import personalize, reply_weights, update_clusters, update_rates
+from cdfl.core.accept import defence_of
+from cdfl.core.defence import Defence
+from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
+from cdfl.core.settings import RateSettings, Settings
+from cdfl.core.state import (
+    UNMEASURED,
+    ClientMemory,
+    Evaluate,
+    Measures,
+    NotFiniteError,
+    Outcome,
+    Reply,
+    ServerState,
+    Upload,
+    Verdict,
+    check_numbers,
+    is_finite,
+)
+from cdfl.core.update import personalize, reply_weights, update_rates
+
+NEWCOMER = ClientMemory()
 
 
-def join(state: ServerState, settings: Settings, last_mixture: Tensor | None = None) -> Reply:
-    """A model for a client that uploads nothing: a newcomer gets the average, a known one its last mixture.
+class Decision(NamedTuple):
+    """What Algorithm 2 makes of an upload."""
 
-    The epoch does not advance and no cluster moves.
-    """
-    return _reply_only(state, state.epoch, state.epoch, settings, last_mixture, deprecated=False)
+    measures: Measures  # l, d1, d2
+    mixture: Tensor  # (K,) alpha_hat
+    memory: Tensor  # the estimator's, after this upload
+    rates: Tensor  # (K,) beta_mk
+    cluster_epochs: Tensor  # (K,) e_k after this upload
 
 
 def server_update(
@@ -25,116 +43,95 @@ def server_update(
     upload: Upload,
     settings: Settings,
     evaluate: Evaluate,
-    last_mixture: Tensor | None = None,
-    estimate: Estimator = estimate_mixture,
-) -> tuple[ServerState, Reply]:
-    """Take one upload: estimate its mixture, move the clusters, answer with a personal model.
-
-    `last_mixture` is the mixture of the last reply to this client, None for a newcomer; it answers an upload that is
-    too old to be looked at. `evaluate` gives the losses of models on the proxy sets. `estimate` may be replaced.
-    An upload that brings its own mixture is not estimated. With `max_harm`, one that would do harm, or some again and
-    again, moves nothing; it is answered with its estimate all the same. Relative measures are relative to the uploads
-    before this one, of those that were measured and not rejected.
-    """
-    _check(state, upload)
-    epoch = state.epoch + 1
-    staleness = epoch - upload.base_epoch
-    if settings.max_staleness is not None and staleness > settings.max_staleness:
-        reply = _reply_only(state, epoch, upload.base_epoch, settings, last_mixture, deprecated=True)
-        return state.replace(epoch=epoch), replace(reply, past_harm=upload.past_harm)
-
-    measures, harm, usual_harm, past_harm = None, None, None, upload.past_harm
-    if upload.mixture is None:
-        state = _look(state, evaluate)
-        measures = measure(state, upload, evaluate)
-        is_relative = settings.measures == "relative"
-        compared = relative(measures, state.usual_measures) if is_relative else measures
-        if settings.max_harm is not None:
-            harm, usual_harm, past_harm, is_harmful = judge(state, measures, past_harm, settings.max_harm)
-            state = state.replace(recent_harms=remember(state.recent_harms, harm))
-            if is_harmful:
-                # It may be honest, from a client whose data have changed: its own reply follows what it sent.
-                known = bool(torch.stack(compared).isfinite().all())
-                seen = estimate(*compared, settings) if known else last_mixture
-                reply = _reply_only(state, epoch, upload.base_epoch, settings, seen, deprecated=False)
-                reply = replace(reply, rejected=True, harm=harm, usual_harm=usual_harm, past_harm=past_harm)
-                return state.replace(epoch=epoch), replace(reply, measures=measures)
-        mixture = _checked(estimate(*compared, settings), state.num_clusters)
-        if is_relative:
-            state = state.replace(usual_measures=usual_after(state.usual_measures, measures, epoch))
-    else:
-        mixture = _checked(upload.mixture, state.num_clusters)
-    rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings)
-    base_model = base_model_of(state, upload, settings, last_mixture)
-    cluster_models = update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
-    reply = Reply(
-        personal_model=personalize(cluster_models, reply_weights(mixture, settings)),
-        epoch=epoch,
-        mixture=mixture,
-        rates=rates,
-        staleness=staleness,
-        deprecated=False,
-        harm=harm,
-        usual_harm=usual_harm,
-        past_harm=past_harm,
-        measures=measures,
-    )
-    state = state.replace(
-        cluster_models=cluster_models,
-        cluster_losses=torch.where(rates == 0, state.cluster_losses, torch.nan),
-        cluster_epochs=cluster_epochs,
-        epoch=epoch,
-    )
-    # Whoever sends mixtures along needs no losses of clusters: they wait until somebody does.
-    return (_look(state, evaluate) if upload.mixture is None else state), reply
-
-
-def base_model_of(state: ServerState, upload: Upload, settings: Settings, last_mixture: Tensor | None) -> Tensor | None:
-    """Where a step along the change begins: the model this client was sent or, where that is gone, today's.
-
-    None where clusters move towards the upload, and nobody needs it.
-    """
-    if settings.cluster_step == "towards":
-        return None
-    if upload.base_model is not None:
-        return upload.base_model
-    return join(state, settings, last_mixture).personal_model
-
-
-def _look(state: ServerState, evaluate: Evaluate) -> ServerState:
-    """A state that knows F(w_k; D_k) of every cluster: only those that moved since are evaluated."""
-    moved = state.cluster_losses.isnan().nonzero().flatten()  # (moved,)
-    if len(moved) == 0:
-        return state
-    first, last = int(moved[0]), int(moved[-1])
-    if len(moved) == last - first + 1:  # neighbours, or one, or all: a view is enough
-        models = state.cluster_models[first : last + 1]
-    else:
-        models = state.cluster_models[moved.to(state.cluster_models.device)]
-    losses = evaluated(f"the losses of clusters {moved.tolist()}", evaluate, models, moved)
-    return state.replace(cluster_losses=state.cluster_losses.index_copy(0, moved, losses))
-
-
-def _reply_only(
-    state: ServerState,
-    epoch: int,
-    base_epoch: int,
-    settings: Settings,
-    mixture: Tensor | None,
+    client: ClientMemory = NEWCOMER,
     *,
-    deprecated: bool,
+    estimator: Estimator | None = None,
+    defence: Defence | None = None,
+) -> tuple[ServerState, Reply]:
+    """Estimate the upload's mixture, move the clusters, answer with a personal model.
+
+    `evaluate` gives the losses of models on the proxy sets; `client` is what the last reply to this client left
+    (`Reply.client`). Estimator and defence are those that the settings name, unless they are passed.
+    """
+    estimator, defence = estimator or estimator_of(settings), defence or defence_of(settings)
+    _check(state, upload)
+    t, tau = state.epoch + 1, upload.base_epoch  # t <- t + 1
+    if is_too_stale(t - tau, settings.rates):  # t - tau > tau_0: w_k <- w_k
+        reply = _unmoved(state, t, tau, client.mixture, settings, "deprecated")
+        return state.replace(epoch=t), reply.replace(verdict=Verdict(client=client.defence))
+    base_model = base_model_of(state, upload, settings, client)
+    upload = defence.bound(state, upload.replace(base_model=base_model), client)  # not in the paper
+    if estimator.needs_measures:
+        state, upload = with_losses(state, upload, evaluate)  # F(w_k; D_k), F(v; D_k)
+    decision = decide(state, upload, t, settings, estimator)  # DistributionEstimation, UpdateRatioCompute
+    step, verdict = defence.step(state, upload, decision.measures, decision.rates, client, evaluate)  # w_k <- ...
+    state = state.replace(epoch=t, defence_memory=defence.remember(state.defence_memory, verdict))
+    if not verdict.is_accepted:
+        mixture = decision.mixture if is_finite(torch.stack(decision.measures)) else client.mixture
+        reply = _unmoved(state, t, tau, mixture, settings, "rejected")
+        return state, reply.replace(measures=decision.measures, verdict=verdict)
+    if estimator.needs_measures:
+        check_numbers("the distances of the upload", decision.measures.distances, state.num_clusters)
+    mixture = _checked(decision.mixture, state.num_clusters)
+    state = state.replace(
+        cluster_models=step.cluster_models,
+        cluster_losses=step.cluster_losses,
+        cluster_epochs=decision.cluster_epochs,
+        memory=decision.memory,
+    )
+    personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # u_m
+    reply = Reply(personal_model, t, mixture, step.rates, t - tau, "applied", decision.measures, verdict)
+    return (reevaluated(state, evaluate) if estimator.needs_measures else state), reply
+
+
+def decide(
+    state: ServerState, upload: Upload, epoch: int | Tensor, settings: Settings, estimator: Estimator
+) -> Decision:
+    """Algorithm 2 for an upload whose losses are known, where the estimator needs them.
+
+    No branch depends on the value of a tensor, so a CUDA graph can record it; `epoch` and `upload.base_epoch` may be
+    tensors.
+    """
+    measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
+    mixture, memory = estimator(upload, measures, state.memory, epoch)
+    rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings.rates)
+    return Decision(measures, mixture, memory, rates, cluster_epochs)
+
+
+def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER) -> Reply:
+    """Answer a client that uploads nothing: a newcomer gets the average, a known one its last mixture.
+
+    The epoch does not advance and no cluster moves.
+    """
+    reply = _unmoved(state, state.epoch, state.epoch, client.mixture, settings, "applied")
+    return reply.replace(verdict=Verdict(client=client.defence))
+
+
+def is_too_stale(staleness: int, settings: RateSettings) -> bool:
+    """Is an upload older than `max_staleness` (tau_0) allows?"""
+    return settings.max_staleness is not None and staleness > settings.max_staleness
+
+
+def base_model_of(
+    state: ServerState, upload: Upload, settings: Settings, client: ClientMemory = NEWCOMER
+) -> Tensor | None:
+    """Return u, from which a step along the change begins; None if clusters move towards the upload.
+
+    If the model that the client was sent is gone, its last mixture of today's clusters takes its place.
+    """
+    if settings.rates.cluster_step == "towards":
+        return None
+    return join(state, settings, client).personal_model if upload.base_model is None else upload.base_model
+
+
+def _unmoved(
+    state: ServerState, epoch: int, base_epoch: int, mixture: Tensor | None, settings: Settings, outcome: Outcome
 ) -> Reply:
-    """A reply that moves no cluster; without a mixture, the average of them."""
+    """Reply without moving a cluster; without a mixture, with the average of the clusters."""
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
     mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
-    return Reply(
-        personal_model=personalize(state.cluster_models, reply_weights(mixture, settings)),
-        epoch=epoch,
-        mixture=mixture,
-        rates=torch.zeros_like(uniform),
-        staleness=epoch - base_epoch,
-        deprecated=deprecated,
-    )
+    personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))
+    return Reply(personal_model, epoch, mixture, torch.zeros_like(uniform), epoch - base_epoch, outcome)
 
 
 def _check(state: ServerState, upload: Upload) -> None:
@@ -157,7 +154,7 @@ def _checked(mixture: Tensor, num_clusters: int) -> Tensor:
     mixture = mixture.double().cpu()
     if mixture.shape != (num_clusters,):
         raise ValueError(f"the mixture has shape {tuple(mixture.shape)}; expected ({num_clusters},)")
-    fine = torch.isfinite(mixture).all() and (mixture >= 0).all() and (mixture.sum() - 1).abs() < 1e-6
-    if not bool(fine):
+    is_fine = torch.isfinite(mixture).all() and (mixture >= 0).all() and (mixture.sum() - 1).abs() < 1e-6
+    if not bool(is_fine):
         raise ValueError(f"the mixture is {mixture.tolist()}; expected shares of at least 0 that sum to one")
     return mixture

@@ -1,22 +1,24 @@
-"""What the server holds, what a client sends, what it gets back. Frozen: a step makes new ones."""
+"""The records of the core: what the server holds, what a client sends, what it gets back. All are frozen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+# applied: clusters moved; deprecated: older than max_staleness; rejected: refused by the defence. The latter move none.
+Outcome = Literal["applied", "deprecated", "rejected"]
 
-class NotFiniteError(ValueError):
-    """A model or a loss is NaN or infinite: a training has diverged, and its upload is refused."""
-
-
-# Losses of n models (n, P), each on the proxy set of the cluster named beside it (n,): the server's only look at data.
+# Losses of n models (n, P), each on the proxy set of the cluster beside it (n,). The core sees data only through this.
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 
 
-def _none() -> Tensor:
+class NotFiniteError(ValueError):
+    """A model or a loss is NaN or infinite: training has diverged, and the upload is refused."""
+
+
+def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.float64)
 
 
@@ -24,23 +26,17 @@ def _none() -> Tensor:
 class ServerState:
     """The server between two uploads.
 
-    What it remembers of each client (the last mixture, its past harm) is not in here: whoever owns the state keeps that
-    in a table of its own and passes one entry with each upload, so no table is copied at every step.
+    What it remembers of single clients is not in here: the owner of the state keeps one `ClientMemory` a client and
+    passes it with the upload. So no table is copied at every step.
     """
 
     cluster_models: Tensor  # (K, P)  w_k
-    cluster_losses: Tensor  # (K,)    F(w_k; D_k), of the models as they are now; NaN: not looked at since it moved
+    cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN: not evaluated since the cluster moved
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
-    epoch: int = 0  # t: one per upload
+    epoch: int = 0  # t: one an upload
     num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
-    recent_harms: Tensor = field(default_factory=_none)  # of the last uploads, oldest first; where max_harm is set
-    usual_measures: Tensor = field(default_factory=_none)  # (3, K) running means over uploads; 0: no upload yet
-
-    def __post_init__(self) -> None:
-        """Begin with nothing usual."""
-        if self.usual_measures.numel() == 0:
-            nothing = torch.zeros(3, self.num_clusters, dtype=torch.float64, device=self.cluster_losses.device)
-            object.__setattr__(self, "usual_measures", nothing)
+    memory: Tensor = field(default_factory=_nothing)  # the estimator's
+    defence_memory: Tensor = field(default_factory=_nothing)  # the defence's
 
     @property
     def num_clusters(self) -> int:
@@ -48,7 +44,7 @@ class ServerState:
         return self.cluster_models.shape[0]
 
     def replace(self, **changes: Any) -> "ServerState":
-        """A state with some parts exchanged."""
+        """Return this state with some fields changed."""
         return replace(self, **changes)
 
 
@@ -59,18 +55,43 @@ class Upload:
     local_model: Tensor  # (P,)  v_m
     base_epoch: int  # tau
     client_id: str | int = ""
-    losses: Tensor | None = None  # (K,) F(v; D_k), where they were computed ahead of time, for many uploads at once
-    mixture: Tensor | None = None  # (K,) the client's own estimate; then the server makes none (FedSoft, oracle)
-    base_model: Tensor | None = None  # (P,) u: what it was trained from, where the server still has it
-    past_harm: float = 1.0  # as the last reply to this client had it
+    losses: Tensor | None = None  # (K,) F(v; D_k), if they are known already
+    mixture: Tensor | None = None  # (K,) the client's own estimate, for the estimator GIVEN
+    base_model: Tensor | None = None  # (P,) u: what it was trained from, if the server still has it
+
+    def replace(self, **changes: Any) -> "Upload":
+        """Return this upload with some fields changed."""
+        return replace(self, **changes)
 
 
 class Measures(NamedTuple):
-    """What the server can see of an upload, one number a cluster; float64."""
+    """What the server measures of an upload, one number a cluster; float64."""
 
     losses: Tensor  # (K,)  l_k  = F(v; D_k)
     loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|
     distances: Tensor  # (K,)  d2_k = ||v - w_k||
+
+
+UNMEASURED = Measures(*[torch.empty(0, dtype=torch.float64)] * 3)  # of an upload that was not evaluated
+
+
+class Verdict(NamedTuple):
+    """What a defence found of an upload. Plain values: the journal keeps them."""
+
+    is_accepted: bool = True
+    seen: tuple[float | None, ...] = ()  # its measurements; `Defence.remember` makes the server's memory of them
+    client: tuple[float, ...] = ()  # what it remembers of this client from now on
+    reason: str = ""  # why the upload was rejected, for its client
+
+
+ACCEPTED = Verdict()
+
+
+class ClientMemory(NamedTuple):
+    """What the server remembers of one client between its uploads."""
+
+    mixture: Tensor | None = None  # (K,) of the last reply; None: a newcomer
+    defence: tuple[float, ...] = ()  # `Verdict.client` of the last reply
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,18 +101,24 @@ class Reply:
     personal_model: Tensor  # (P,)  u_m
     epoch: int  # t: the base epoch of the client's next upload
     mixture: Tensor  # (K,)  alpha_hat, float64
-    rates: Tensor  # (K,)  beta_mk, float64; all zero for a deprecated upload
+    rates: Tensor  # (K,)  beta_mk, float64; all zero unless applied
     staleness: int  # t - tau
-    deprecated: bool  # the upload was older than max_staleness and moved nothing
-    rejected: bool = False  # the upload did more harm than max_harm allows and moved nothing
-    harm: float | None = None  # as max_harm saw it; None: not looked at
-    usual_harm: float | None = None  # of the uploads before this one; None: too few to tell, or not looked at
-    past_harm: float = 1.0  # what max_harm remembers of this client: below 1 it is trusted, above not
-    measures: Measures | None = None  # of the upload, as they were taken; None: it was not measured
+    outcome: Outcome = "applied"
+    measures: Measures = UNMEASURED  # of the upload
+    verdict: Verdict = ACCEPTED
+
+    def replace(self, **changes: Any) -> "Reply":
+        """Return this reply with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def client(self) -> ClientMemory:
+        """What to remember of this client until its next upload."""
+        return ClientMemory(self.mixture, self.verdict.client)
 
 
 def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: int | None = None) -> ServerState:
-    """The server at epoch 0, from pre-trained cluster models (K, P)."""
+    """Return the server at epoch 0, from pre-trained cluster models (K, P)."""
     if cluster_models.ndim != 2 or 0 in cluster_models.shape:
         raise ValueError(
             f"cluster_models has shape {tuple(cluster_models.shape)}; expected (K, P) with at least one cluster"
@@ -108,12 +135,12 @@ def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: in
 
 
 def is_finite(values: Tensor) -> bool:
-    """Is every value a finite number? One pass, no memory: NaN and infinity both reach the ends of the range."""
+    """Is every value finite? One pass without a copy: NaN and infinity both show in the minimum and maximum."""
     return values.numel() == 0 or bool(torch.isfinite(torch.stack(values.aminmax())).all())
 
 
 def evaluated(name: str, evaluate: Evaluate, models: Tensor, clusters: Tensor) -> Tensor:
-    """The losses of n models (n, P), each on the proxy set of the cluster beside it (n,): float64, checked."""
+    """Return the losses of n models (n, P) on the proxy sets of n clusters (n,): float64, checked."""
     losses = evaluate(models, clusters).double().cpu()
     check_numbers(name, losses, len(clusters))
     return losses

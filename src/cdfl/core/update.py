@@ -1,20 +1,20 @@
-"""UpdateRatioCompute of Algorithm 2, and what is done with the rates: moving clusters, mixing a reply."""
+"""UpdateRatioCompute of Algorithm 2; moving the clusters; mixing the reply."""
 
 import torch
 from torch import Tensor
 
-from cdfl.core.settings import Settings
+from cdfl.core.settings import RateSettings
 
-# Shares that differ from the floor by rounding alone are at the floor.
+# A share that is below the floor by rounding alone counts as at the floor.
 ROUNDING = 1e-12
 
 
 def update_rates(
-    mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: Settings
+    mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: RateSettings
 ) -> tuple[Tensor, Tensor]:
-    """How far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
+    """Return how far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
 
-    >>> fresh = Settings(base_rate=0.5, rate_floor="mean")
+    >>> fresh = RateSettings(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
     (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
     """
@@ -27,15 +27,15 @@ def update_rates(
     return settings.base_rate * shares * fading, moved_epochs
 
 
-def staleness_factor(staleness: Tensor, settings: Settings) -> Tensor:
+def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
     """beta_2k: 1 while an upload is fresh, falling with its staleness after that.
 
     The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
 
     >>> ages = torch.tensor([4, 5, 6])
-    >>> staleness_factor(ages, Settings(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
+    >>> staleness_factor(ages, RateSettings(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
     tensor([1.0000, 0.1667, 0.1429], dtype=torch.float64)
-    >>> staleness_factor(ages, Settings(staleness_slope=1, staleness_grace=5))
+    >>> staleness_factor(ages, RateSettings(staleness_slope=1, staleness_grace=5))
     tensor([1.0000, 1.0000, 0.5000], dtype=torch.float64)
     """
     slope, grace = settings.staleness_slope, settings.staleness_grace
@@ -44,8 +44,8 @@ def staleness_factor(staleness: Tensor, settings: Settings) -> Tensor:
     return torch.where(staleness < grace, 1.0, 1 / (slope * counted + 1))
 
 
-def at_floor(mixture: Tensor, settings: Settings) -> Tensor:
-    """Which clusters have a share of at least `rate_floor` (K,), and so move."""
+def at_floor(mixture: Tensor, settings: RateSettings) -> Tensor:
+    """Return which clusters have a share of at least `rate_floor` (K,), and so move."""
     floor = mixture.mean() if settings.rate_floor == "mean" else settings.rate_floor
     return mixture >= floor - ROUNDING
 
@@ -60,8 +60,8 @@ def update_clusters(
     """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
 
     With the model u that the upload was trained from, along the change instead: w_k <- w_k + beta_mk (v - u).
-    Statistics, which come after `num_parameters` entries, move towards the upload all the same: changes of a variance
-    may add up to one below 0.
+    Statistics, behind the first `num_parameters` entries, always move towards the upload: changes of a variance could
+    add up to a negative one.
 
     >>> clusters, upload, rates = torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0])
     >>> update_clusters(clusters, upload, rates)
@@ -74,7 +74,7 @@ def update_clusters(
     local_model = local_model.to(cluster_models)
     num_along = 0 if base_model is None else cluster_models[:, :num_parameters].shape[1]
     change = None if base_model is None else local_model[:num_along] - base_model[:num_along].to(cluster_models)
-    if rates.is_cuda:  # nobody may wait to see which are 0
+    if rates.is_cuda:  # without reading which rates are 0: that would wait for the device
         rates = rates.to(cluster_models)[:, None]
         parts = []
         if change is not None:
@@ -88,7 +88,7 @@ def update_clusters(
         if rate == 0:
             after.copy_(before)
             continue
-        if change is not None:  # the same arithmetic, without large tensors in between
+        if change is not None:  # the same arithmetic without large temporary tensors
             torch.add(before[:num_along], change, alpha=rate, out=after[:num_along])
         if num_along < len(local_model):
             torch.mul(before[num_along:], 1 - rate, out=after[num_along:]).add_(local_model[num_along:] * rate)
@@ -104,10 +104,10 @@ def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
     return mixture.to(cluster_models) @ cluster_models
 
 
-def reply_weights(mixture: Tensor, settings: Settings) -> Tensor:
-    """The weights of the clusters in a reply: the mixture, or only its part that is at the floor (K,)."""
+def reply_weights(mixture: Tensor, settings: RateSettings) -> Tensor:
+    """Return the weights of the clusters in a reply (K,): the mixture, or its part that is at the floor."""
     if settings.reply_clusters == "all":
         return mixture
     kept = torch.where(at_floor(mixture, settings), mixture, 0.0)
     total = kept.sum()
-    return torch.where(total > 0, kept / total, mixture)  # a floor above every share would leave no model to send
+    return torch.where(total > 0, kept / total, mixture)  # if the floor is above every share, mix all

@@ -19,8 +19,8 @@ COLORS = {  # Okabe and Ito's, and a brown
     "fedasync": "#009E73",
     "fedbuff": "#CC79A7",
     "ifca": "#E69F00",
-    "local": "#56B4E9",
-    "local-restart": "#6B4423",
+    "local-keep": "#56B4E9",
+    "local": "#6B4423",
     "oracle": "#000000",
 }
 GREY, PALE = "#777777", "#DDDDDD"  # lines and areas to compare with, of no algorithm
@@ -30,8 +30,8 @@ LABELS = {
     "fedasync": "FedAsync",
     "fedbuff": "FedBuff",
     "ifca": "IFCA",
-    "local": "Local, keeps its model",
-    "local-restart": "Local",
+    "local-keep": "Local, keeps its model",
+    "local": "Local",
     "oracle": "Oracle",
 }
 LINES = {"before": ":", "after": "-", "cluster": "--"}

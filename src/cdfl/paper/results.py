@@ -12,7 +12,7 @@ from typing import Any
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Settings
-from cdfl.core.settings import BEFORE
+BEFORE = {"cluster_step": "towards"}
 from cdfl.paper.cells import Cell, resolve
 from cdfl.paper.result_file import locked, read_file, write_measured, write_runs
 from cdfl.sim.runner import RunConfig

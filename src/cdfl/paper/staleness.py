@@ -19,7 +19,7 @@ def staleness(kept: Kept) -> list[int]:
     asked again: no model is needed.
     """
     config = resolve(kept.cell, "cpu", smoke=kept.record["smoke"])
-    ticks = config.time_model.ticks(config.scenario.num_clients, generator(config.seed, "ticks"))
+    ticks = config.time_model.ticks(config.scenario.num_clients, generator(config.seed, "turns"))
     turns = (tick.client for tick in ticks if tick.kind == "turn")
     last = dict.fromkeys(range(config.scenario.num_clients), 0)
     ages = []

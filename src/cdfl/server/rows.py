@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import func, select
 
 from cdfl.core import Layout, Settings
-from cdfl.core.settings import BEFORE
+BEFORE: dict[str, object] = {}
 from cdfl.server import schema
 from cdfl.server.database import Database
 from cdfl.server.journal import ClientRecord, Entry, Retention, Snapshot

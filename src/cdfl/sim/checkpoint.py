@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cdfl.algorithms import Assignment
-from cdfl.core import Measures, Reply
+from cdfl.core import ClientMemory, Measures, Reply, Verdict
 from cdfl.sim.simulation import Bookmark, Client, Simulation, Trained
 
 FILE = "checkpoint.safetensors"
@@ -57,10 +57,10 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
         held["drawn"] = task.drawn(int(text), held["turns"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
-        measures = held["reply"].get("measures")  # an older checkpoint has none
-        held["reply"]["measures"] = None if measures is None else Measures(**measures)
-        held["reply"] = Reply(**held["reply"])
-        held["assignment"] = Assignment(**held["assignment"])
+        reply, assignment = held["reply"], held["assignment"]
+        reply |= {"measures": Measures(**reply["measures"]), "verdict": Verdict(**_tuples(reply["verdict"]))}
+        assignment["client"] = ClientMemory(**_tuples(assignment["client"]))
+        held["reply"], held["assignment"] = Reply(**reply), Assignment(**assignment)
         held["trained"] = None if held["trained"] is None else Trained(**held["trained"])
         clients[int(text)] = Client(**held)
     return Bookmark(state, clients, numbers["ticks"], numbers["attempts"], numbers["told"])
@@ -112,8 +112,8 @@ def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) 
     """What of a value is numbers; its tensors are put aside under their path."""
     if isinstance(value, Tensor):
         return {"tensor": tensors.add(name, value)}
-    if isinstance(value, Measures):
-        return {own: _split(tensor, f"{name}.{own}", tensors) for own, tensor in value._asdict().items()}
+    if isinstance(value, Measures | Verdict | ClientMemory):
+        return {own: _split(part, f"{name}.{own}", tensors) for own, part in value._asdict().items()}
     if is_dataclass(value):
         return {
             field.name: _split(getattr(value, field.name), f"{name}.{field.name}", tensors)
@@ -131,3 +131,8 @@ def _joined(values: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor])
             value = tensors[value["tensor"]] if set(value) == {"tensor"} else _joined(value, f"{name}.{key}", tensors)
         found[key] = value.cpu() if isinstance(value, Tensor) and value.dtype != torch.float32 else value
     return found
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Turn JSON's lists back into tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from cdfl.core import Loss, Settings
+from cdfl.core import Loss, TrainingSettings
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 from cdfl.sim.layers import runs_of_learned
@@ -31,7 +31,7 @@ class GraphStack(Stack):
         self,
         model: nn.Module,
         loss: Loss,
-        settings: Settings,
+        settings: TrainingSettings,
         dtype: torch.dtype = torch.float32,
         width: int = 64,
         precision: str = "tf32",

@@ -1,152 +1,155 @@
-"""CDFL's server step on a GPU, as one graph: from upload to reply nobody waits for the device.
+"""CDFL's server step as one CUDA graph, so that the host never waits for the device.
 
-The mixture decides which clusters move, and only the device knows it: kernels skip the convolutions of clusters that
-did not, and whatever they leave there is dropped. Asking which moved would cost more than it saves.
+The mixture decides which clusters move and stays on the GPU. Kernels skip clusters that do not move, so no
+synchronisation is needed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from cdfl.algorithms import Algorithm, Assignment
+from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import (
+    TRUST,
     Evaluate,
     Measures,
     NotFiniteError,
+    Printed,
+    Relative,
     Reply,
     ServerState,
     Upload,
-    estimate_mixture,
-    mixture_of,
+    decide,
+    is_too_stale,
     personalize,
-    relative,
     reply_weights,
-    update_clusters,
-    update_rates,
-    usual_after,
+    take_step,
 )
 from cdfl.sim.cuda import Eager, GraphStack, ProxyLosses, captured
 from cdfl.sim.engine import DataSet
 
 
-class GraphServer(Algorithm):
-    """CDFL with the paper's estimator; the same arithmetic as `core.server_update`, in the same order."""
+class GraphServer(CDFL):
+    """CDFL without a defence. Its graph records the functions that `core.server_update` calls."""
 
-    def __init__(self, algorithm: Algorithm, stack: GraphStack, sets: Sequence[DataSet]) -> None:
-        super().__init__(algorithm.settings)
+    def __init__(self, algorithm: CDFL, stack: GraphStack, sets: Sequence[DataSet]) -> None:
+        super().__init__(algorithm.settings, algorithm.estimator)
         self.stack = stack
         self.proxies = ProxyLosses(stack, sets)
-        self._held: _Held | None = None
+        self._graph: _ServerGraph | None = None
         self._last: ServerState | None = None  # the state that the graph's tensors hold
 
     @staticmethod
-    def fits(algorithm: Algorithm) -> bool:
-        """Is this CDFL with the paper's estimator, and are all uploads taken?"""
-        plain = type(algorithm) is Algorithm and algorithm.estimate is estimate_mixture
-        return plain and algorithm.settings.max_harm is None
+    def fits(algorithm: Algorithm) -> TypeGuard[CDFL]:
+        """Can the graph run this algorithm? A subclass may do anything, so it cannot."""
+        if not isinstance(algorithm, CDFL) or type(algorithm) is not CDFL:
+            return False
+        return type(algorithm.estimator) in (Printed, Relative) and algorithm.defence is TRUST
 
-    def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
+    def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> ServerState:
         """Begin at epoch 0, with everything on the device."""
-        return _on(cluster_models.device, super().initial(cluster_models, evaluate, num_parameters))
+        return self._on_device(super().initial(cluster_models, evaluate, num_parameters))
 
     def server_update(
-        self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
-    ) -> tuple[Any, Reply]:
+        self, state: ServerState, upload: Upload, assignment: Assignment, evaluate: Evaluate
+    ) -> tuple[ServerState, Reply]:
         """Take one upload and answer it."""
         epoch = state.epoch + 1
-        staleness, limit = epoch - upload.base_epoch, self.settings.max_staleness
-        if upload.losses is None or (limit is not None and staleness > limit):
+        if upload.losses is None or is_too_stale(epoch - upload.base_epoch, self.settings.rates):
             state, reply = super().server_update(state, upload, assignment, evaluate)
-            return _on(upload.local_model.device, state), reply
+            return self._on_device(state), reply
         if not bool(torch.isfinite(upload.losses).all()):  # they came to the host with their stack
             raise NotFiniteError(f"the losses of the upload: {upload.losses.tolist()}; expected finite numbers")
-        if self._held is None:
-            self._held = _Held(self, state)
-        held = self._held
+        if self._graph is None:
+            self._graph = _ServerGraph(self, self._on_device(state))
         if state is not self._last:
-            held.models.copy_(state.cluster_models)
-            held.losses.copy_(state.cluster_losses)
-            held.epochs.copy_(state.cluster_epochs)
-            held.usual.copy_(state.usual_measures)
-        held.local_model.copy_(upload.local_model)
-        if held.base_model is not None:
-            held.base_model.copy_(assignment.personal_model)
-        held.upload_losses.copy_(upload.losses, non_blocking=True)
-        held.epoch.fill_(epoch)
-        held.base_epoch.fill_(upload.base_epoch)
-        held.graph.replay()
-        reply = Reply(
-            held.reply.clone(),
-            epoch,
-            held.mixture.clone(),
-            held.rates.clone(),
-            staleness,
-            deprecated=False,
-            measures=Measures(*held.measures.clone()),
-        )
-        self._last = ServerState(
-            held.models.clone(),
-            held.losses.clone(),
-            held.epochs.clone(),
-            epoch,
-            state.num_parameters,
-            usual_measures=held.usual.clone(),
-        )
+            self._graph.load(self._on_device(state))
+        self._last, reply = self._graph.replay(upload.replace(base_model=assignment.personal_model), epoch)
         return self._last, reply
 
+    def _on_device(self, state: ServerState) -> ServerState:
+        """Bring the small tensors to the models' device: from a checkpoint only the models come there."""
+        device, memory = state.cluster_models.device, state.memory
+        if memory.numel() == 0:
+            memory = self.estimator.begin(state.num_clusters)
+        return state.replace(
+            cluster_losses=state.cluster_losses.to(device),
+            cluster_epochs=state.cluster_epochs.to(device),
+            memory=memory.to(device),
+        )
 
-class _Held:
-    """The tensors of the graph, and the graph."""
+
+class _ServerGraph:
+    """State, upload and reply in tensors at fixed addresses, and the graph that works on them."""
 
     def __init__(self, server: GraphServer, state: ServerState) -> None:
-        models = state.cluster_models
-        state = _on(models.device, state)  # from a checkpoint only the models come to the device
         self.server = server
-        self.num_parameters = state.num_parameters
-        self.models = models.clone()  # (K, P)
-        self.losses = state.cluster_losses.double().clone()  # (K,)
-        self.epochs = state.cluster_epochs.clone()  # (K,)
-        self.usual = state.usual_measures.clone()  # (3, K)
-        self.measures = torch.zeros_like(self.usual)  # (3, K)
-        self.local_model = models[0].clone()  # (P,)
-        along = server.settings.cluster_step == "along"
-        self.base_model = models[0].clone() if along else None  # (P,)
-        self.upload_losses = self.losses.clone()  # (K,)
-        self.epoch = torch.ones((), dtype=torch.int64, device=models.device)
-        self.base_epoch = torch.zeros_like(self.epoch)
-        self.reply = models[0].clone()  # (P,)
-        self.mixture, self.rates = self.losses.clone(), self.losses.clone()  # (K,)
+        models = state.cluster_models
+        self.state = state.replace(
+            cluster_models=models.clone(),
+            cluster_losses=state.cluster_losses.double().clone(),
+            cluster_epochs=state.cluster_epochs.clone(),
+            memory=state.memory.clone(),
+        )
+        number = torch.ones((), dtype=torch.int64, device=models.device)
+        self.epoch, self.base_epoch = number, number.clone()
+        along = server.settings.rates.cluster_step == "along"
+        self.upload = Upload(
+            models[0].clone(),
+            self.base_epoch,  # type: ignore[arg-type]  # `decide` takes a tensor as well
+            losses=self.state.cluster_losses.clone(),
+            base_model=models[0].clone() if along else None,
+        )
+        self.personal_model = models[0].clone()  # (P,)
+        self.measures = torch.zeros(3, len(models), dtype=torch.float64, device=models.device)
+        self.mixture, self.rates = self.measures[0].clone(), self.measures[0].clone()  # (K,)
         pool = torch.cuda.graph_pool_handle() if models.is_cuda else None
         self.graph = Eager(self.step) if pool is None else captured(self.step, pool)
 
+    def load(self, state: ServerState) -> None:
+        """Copy a state in."""
+        for name in ("cluster_models", "cluster_losses", "cluster_epochs", "memory"):
+            getattr(self.state, name).copy_(getattr(state, name))
+
+    def replay(self, upload: Upload, epoch: int) -> tuple[ServerState, Reply]:
+        """Run the graph on an upload; return copies of what it made."""
+        self.upload.local_model.copy_(upload.local_model)
+        if self.upload.base_model is not None and upload.base_model is not None:
+            self.upload.base_model.copy_(upload.base_model)
+        if self.upload.losses is not None and upload.losses is not None:
+            self.upload.losses.copy_(upload.losses, non_blocking=True)
+        self.epoch.fill_(epoch)
+        self.base_epoch.fill_(upload.base_epoch)
+        self.graph.replay()
+        state = self.state.replace(
+            cluster_models=self.state.cluster_models.clone(),
+            cluster_losses=self.state.cluster_losses.clone(),
+            cluster_epochs=self.state.cluster_epochs.clone(),
+            memory=self.state.memory.clone(),
+            epoch=epoch,
+        )
+        return state, Reply(
+            self.personal_model.clone(),
+            epoch,
+            self.mixture.clone(),
+            self.rates.clone(),
+            epoch - upload.base_epoch,
+            measures=Measures(*self.measures.clone()),
+        )
+
     def step(self) -> None:
-        """ServerUpdate of Algorithm 1, for an upload that is not deprecated."""
+        """Compute ServerUpdate for an upload that is not deprecated, and write its results to the fixed tensors."""
         settings = self.server.settings
-        trained = slice(0, self.num_parameters)
-        distances = (self.models[:, trained] - self.local_model[trained]).norm(dim=1).double()
-        measures = Measures(self.upload_losses, (self.losses - self.upload_losses).abs(), distances)
-        self.measures.copy_(torch.stack(measures))
-        if settings.measures == "relative":
-            mixture = mixture_of(relative(measures, self.usual), settings)
-            self.usual.copy_(usual_after(self.usual, measures, self.epoch))
-        else:
-            mixture = mixture_of(measures, settings)
-        rates, epochs = update_rates(mixture, self.epoch, self.base_epoch, self.epochs, settings)
-        models = update_clusters(self.models, self.local_model, rates, self.base_model, self.num_parameters)
-        fresh = self.server.proxies.losses(models, wanted=rates > 0).double()
-        self.reply.copy_(personalize(models, reply_weights(mixture, settings)))
-        self.mixture.copy_(mixture)
-        self.rates.copy_(rates)
-        self.losses.copy_(torch.where(rates == 0, self.losses, fresh))
-        self.epochs.copy_(epochs)
-        self.models.copy_(models)
-
-
-def _on(device: torch.device, state: ServerState) -> ServerState:
-    return state.replace(
-        cluster_losses=state.cluster_losses.to(device),
-        cluster_epochs=state.cluster_epochs.to(device),
-        usual_measures=state.usual_measures.to(device),
-    )
+        decision = decide(self.state, self.upload, self.epoch, settings, self.server.estimator)
+        step = take_step(self.state, self.upload, decision.rates)
+        fresh = self.server.proxies.losses(step.cluster_models, wanted=step.rates > 0).double()
+        self.personal_model.copy_(personalize(step.cluster_models, reply_weights(decision.mixture, settings.rates)))
+        self.measures.copy_(torch.stack(decision.measures))
+        self.mixture.copy_(decision.mixture)
+        self.rates.copy_(step.rates)
+        self.state.cluster_losses.copy_(torch.where(step.cluster_losses.isnan(), fresh, step.cluster_losses))
+        self.state.cluster_epochs.copy_(decision.cluster_epochs)
+        self.state.memory.copy_(decision.memory)
+        self.state.cluster_models.copy_(step.cluster_models)

@@ -1,6 +1,7 @@
 """Which engine for which network and device."""
 
 import copy
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -9,7 +10,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm
-from cdfl.core import Settings, flatten
+from cdfl.core import TrainingSettings, flatten
 from cdfl.sim.engine import Engines
 from cdfl.sim.layers import LANES
 from cdfl.sim.stack import Stack
@@ -26,7 +27,7 @@ SMALL_BATCH_FLOPS = 50e6
 BIG_BATCH_FLOPS = 20e9
 
 # So many operations are shown to models at once on a GPU: enough to fill it, not enough to fill its memory.
-LOOK_FLOPS = 2e12
+EVALUATION_FLOPS = 2e12
 
 
 def make_engines(task: Task, *, precision: Precision = "float32", width: int | None = None) -> Engines:
@@ -34,34 +35,34 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
-    settings = task.settings
-    free = settings.replace(proximal_strength=0.0)  # for pre-training: there is no earlier model to stay near to
+    training = task.settings.training
+    free = replace(training, proximal_strength=0.0)  # pre-training has no earlier model to stay near to
     check_precision(precision, task.device.type)
 
-    def stack(settings: Settings) -> Stack:
+    def stack(settings: TrainingSettings) -> Stack:
         return Stack(task.model, task.loss, settings, task.dtype, width or 64, precision)
 
-    def workers(settings: Settings) -> Workers:
+    def workers(settings: TrainingSettings) -> Workers:
         return Workers(task.model, task.loss, settings, task.dtype, precision, random=random)
 
-    batch_flops = task.flops.forward * settings.batch_size
+    batch_flops = task.flops.forward * training.batch_size
     random = draws_random(task)
     if not can_stack(task):  # as where every client draws random numbers of its own
-        return Engines(workers(settings), workers(free), workers(settings))
+        return Engines(workers(training), workers(free), workers(training))
     if task.device.type == "cuda":
         from cdfl.sim.cuda import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (LANES if big else 64)
-        together = max(256, int(LOOK_FLOPS / max(1, task.flops.forward)))
+        together = max(256, int(EVALUATION_FLOPS / max(1, task.flops.forward)))
         trainer, pretrainer = (
             GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together, one_by_one=big)
-            for settings in (settings, free)
+            for settings in (training, free)
         )
         return Engines(trainer, pretrainer, trainer, scores_together=64)
     if width is not None or (batch_flops < SMALL_BATCH_FLOPS and precision == "float32"):
-        return Engines(stack(settings), stack(free), workers(settings))
-    return Engines(workers(settings), workers(free), workers(settings))
+        return Engines(stack(training), stack(free), workers(training))
+    return Engines(workers(training), workers(free), workers(training))
 
 
 def can_stack(task: Task) -> bool:
@@ -106,8 +107,8 @@ def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
         from cdfl.sim.cuda import GraphStack
         from cdfl.sim.cuda_server import GraphServer
 
-        # Looking at a cluster of a big network takes longer than asking the device which clusters moved, so that those
-        # which did not need no turn: that is the algorithm as it is.
+        # Evaluating a cluster of a big network takes longer than asking the device which clusters moved. Then the
+        # algorithm as it is, which evaluates only those, is faster.
         stack = engines.evaluator
         if GraphServer.fits(algorithm) and isinstance(stack, GraphStack) and not stack.network.one_by_one:
             return GraphServer(algorithm, stack, task.proxy_sets)

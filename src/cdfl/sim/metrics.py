@@ -67,7 +67,7 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
     # Whoever is sent all models tries each of them on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
     server_passes = 0
-    if algorithm.uses_proxy and not reply.deprecated:
+    if algorithm.uses_proxy and reply.outcome != "deprecated":
         sizes = [len(targets) for _, targets in task.proxy_sets]
         moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
         server_passes = sum(sizes) + sum(moved)
@@ -80,7 +80,7 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
         update=job.update,
         samples=len(draw.train),
         staleness=reply.staleness,
-        deprecated=reply.deprecated,
+        outcome=reply.outcome,
         held=scores.held,
         before=scores.before,
         after=scores.after,
@@ -92,7 +92,6 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
         bytes_down=down * task.model_bytes,
         client_flops=job.trained * task.flops.training + tried * task.flops.forward,
         server_flops=server_passes * task.flops.forward,
-        rejected=reply.rejected,
         trained=job.trained,
     )
 
@@ -133,15 +132,16 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
         after=_mean(event.after for event in last),
         cluster=fmean(clusters[-1].accuracies) if clusters else 0.0,
         divergence=_mean(divergences),
-        deprecated=_mean(float(event.deprecated) for event in uploads) or 0.0,
+        deprecated_share=_mean(float(event.outcome == "deprecated") for event in uploads) or 0.0,
+        rejected_share=_mean(float(event.outcome == "rejected") for event in uploads) or 0.0,
         diverged=len(only(events, Diverged)),
         staleness=staleness_histogram((event.staleness for event in uploads), width=max(1, num_clients // 8)),
         bytes_up=sum(event.bytes_up for event in uploads),
         bytes_down=sum(event.bytes_down for event in uploads),
         client_flops=sum(event.client_flops for event in uploads),
         server_flops=sum(event.server_flops for event in uploads),
-        shortfall=shortfall,
         trained=sum(event.trained for event in uploads),
+        shortfall=shortfall,
     )
 
 

@@ -68,7 +68,9 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         plan = task.plan(draw, client, turn).to(targets.device)
         batches = ((inputs[batch], targets[batch]) for batch in plan)
         with task.noise(client, turn):
-            local_model = client_update(task.model, assignment.personal_model, batches, task.loss, task.settings)
+            local_model = client_update(
+                task.model, assignment.personal_model, batches, task.loss, task.settings.training
+            )
         attempts += 1
         upload = Upload(
             local_model,

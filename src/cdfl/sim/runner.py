@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ class RunConfig:
         """The resolved config as it is stored with a run."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "scenario": self.scenario.to_dict(),
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_dict(),
             "time_model": jsonable(self.time_model),
             "policy": jsonable(self.policy),
         }
@@ -88,7 +88,7 @@ def configure(
     `cdfl.sim.clock.Span`), or any object with `ticks`; None takes the preset's. `policy` is a name, or any object with
     `decide`. docs/extend.md shows one of each.
 
-    >>> configure("digits-4", base_rate=0.2).settings.base_rate
+    >>> configure("digits-4", base_rate=0.2).settings.rates.base_rate
     0.2
     """
     chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
@@ -174,12 +174,14 @@ def compare_events(
         for name in ("scenario", "device", "precision"):
             if jsonable(getattr(config, name)) != jsonable(getattr(first, name)):
                 raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
-        for name, value in config.settings.training.items():
-            if value != getattr(first.settings, name):
-                raise ValueError(
-                    f"{name} is {value} in one of these runs and {getattr(first.settings, name)} in another; "
-                    "only runs that train alike share stacks"
-                )
+        for part in ("training", "pretraining"):
+            own, others = (vars(getattr(one.settings, part)) for one in (config, first))
+            for name in own:
+                if own[name] != others[name]:
+                    raise ValueError(
+                        f"{name} is {own[name]} in one of these runs and {others[name]} in another; "
+                        "only runs that train alike share stacks"
+                    )
     built = simulations(configs, data_dir)
     together = max(1, _budget(first.device) // _bytes_of(built[0]))
     for start in range(0, len(built), together):

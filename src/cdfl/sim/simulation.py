@@ -404,11 +404,12 @@ class Together:
 
 def _pretraining(task: Task) -> Steps:
     """The cluster models (K, P) at epoch 0: as `cdfl.core.pretrain`, with the clusters trained together."""
-    shuffle, settings = task.pretraining_shuffle(), task.settings
+    shuffle, batch_size = task.pretraining_shuffle(), task.settings.training.batch_size
+    passes = task.settings.pretraining
     sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]
-    plan = batch_plan(sum(map(len, sets)), settings.batch_size, settings.shared_epochs, shuffle)
+    plan = batch_plan(sum(map(len, sets)), batch_size, passes.shared_epochs, shuffle)
     noise = task.pretraining_noise_seed
     shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, noise)], False))[0]
-    plans = [batch_plan(len(own), settings.batch_size, settings.separate_epochs, shuffle) for own in sets]
+    plans = [batch_plan(len(own), batch_size, passes.separate_epochs, shuffle) for own in sets]
     separate = [Training(task.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
     task.start = yield Request(separate, proximal=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import Layout, Loss, Settings
+from cdfl.core import Layout, Loss, TrainingSettings
 from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
 from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
 from cdfl.sim.layers import StackedNetwork
@@ -84,7 +84,7 @@ class Stack:
         self,
         model: nn.Module,
         loss: Loss,
-        settings: Settings,
+        settings: TrainingSettings,
         dtype: torch.dtype = torch.float32,
         width: int = 64,
         precision: str = "float32",

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from cdfl.algorithms import ClientView
 from cdfl.core import Layout, Loss, Settings, pretrain
 from cdfl.core.batches import batch_plan
-from cdfl.core.evaluate import ProxySets, outputs
+from cdfl.core.proxy import ProxySets, outputs
 from cdfl.data import Draw, Federation, Samples, to_input
 from cdfl.data.randomness import generator
 from cdfl.models import build
@@ -101,11 +101,13 @@ class Task:
     def plan(self, draw: Draw, client: int, turn: int) -> Tensor:
         """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, turn)."""
         shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, turn))
-        return batch_plan(len(draw.train), self.settings.batch_size, self.settings.local_epochs, shuffle)
+        return batch_plan(
+            len(draw.train), self.settings.training.batch_size, self.settings.training.local_epochs, shuffle
+        )
 
     def ticks(self, time_model: TimeModel) -> Iterator[Tick]:
         """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""
-        ticks = checked_ticks(time_model, self.scenario.num_clients, generator(self.seed, "ticks"))
+        ticks = checked_ticks(time_model, self.scenario.num_clients, generator(self.seed, "turns"))
         return islice(ticks, self.most_ticks)
 
     @property

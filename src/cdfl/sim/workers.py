@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cdfl.core import Layout, Loss, Settings, client_update
+from cdfl.core import Layout, Loss, TrainingSettings, client_update
 from cdfl.data import to_input
 from cdfl.device import torch_threads
 from cdfl.malloc import keep_freed_memory
@@ -34,7 +34,7 @@ class Workers:
         self,
         model: nn.Module,
         loss: Loss,
-        settings: Settings,
+        settings: TrainingSettings,
         dtype: torch.dtype = torch.float32,
         precision: str = "float32",
         count: int | None = None,

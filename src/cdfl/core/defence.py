@@ -1,0 +1,78 @@
+"""The seam for a defence against harmful uploads. The paper trusts every client; so does `TRUST`.
+
+A defence is pure: what it remembers is `ServerState.defence_memory` and, for each client, `ClientMemory.defence`. The
+journal keeps its `Verdict`, so a recovered server remembers the same.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from cdfl.core.state import ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
+from cdfl.core.update import update_clusters
+
+
+class Step(NamedTuple):
+    """What a step made of the clusters."""
+
+    cluster_models: Tensor  # (K, P)
+    rates: Tensor  # (K,) by which they moved
+    cluster_losses: Tensor  # (K,) NaN: not evaluated yet
+
+
+class Defence(Protocol):
+    """Bounds an upload before the step, and takes, shrinks or refuses the step."""
+
+    def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
+        """Return the upload, its change bounded. It is measured after this; drop `losses` if the model is another."""
+        ...
+
+    def step(
+        self,
+        state: ServerState,
+        upload: Upload,
+        measures: Measures,
+        rates: Tensor,
+        client: ClientMemory,
+        evaluate: Evaluate,
+    ) -> tuple[Step, Verdict]:
+        """Move the clusters by at most `rates`. A step that is not accepted is dropped."""
+        ...
+
+    def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
+        """Return the server's memory after an upload; also called for rejected ones."""
+        ...
+
+
+class Trust:
+    """No defence: every upload counts."""
+
+    def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
+        """Return it as it is."""
+        return upload
+
+    def step(
+        self,
+        state: ServerState,
+        upload: Upload,
+        measures: Measures,
+        rates: Tensor,
+        client: ClientMemory,
+        evaluate: Evaluate,
+    ) -> tuple[Step, Verdict]:
+        """Take the step."""
+        return take_step(state, upload, rates), Verdict(client=client.defence)
+
+    def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
+        """Remember nothing new."""
+        return memory
+
+
+TRUST = Trust()
+
+
+def take_step(state: ServerState, upload: Upload, rates: Tensor) -> Step:
+    """w_k <- (1 - beta_mk) w_k + beta_mk v, or along v - u if the upload has its base model."""
+    models = update_clusters(state.cluster_models, upload.local_model, rates, upload.base_model, state.num_parameters)
+    return Step(models, rates, torch.where(rates == 0, state.cluster_losses, torch.nan))
