@@ -32,7 +32,7 @@ def test_every_pass_takes_every_sample_once_and_in_a_new_order():
     assert order[0].tolist() != list(range(50))
 
 
-def test_the_generator_decides_and_nothing_else():
+def test_only_the_generator_decides_the_order():
     torch.manual_seed(1)
     first = plan(20, 4, 2, seed=3)
     torch.manual_seed(2)

@@ -23,7 +23,7 @@ class Odd(nn.Module):
         self.register_buffer("scratch", torch.tensor([9.0]), persistent=False)
 
 
-def test_parameters_come_first_then_saved_float_buffers_and_nothing_else():
+def test_a_vector_holds_parameters_and_then_saved_float_buffers():
     model = Odd()
     layout = Layout.of(model)
     assert flatten(model).tolist() == [2, 3, 4, 5, 6, 7]  # the tied weight once; no counter, mask or scratch
@@ -31,7 +31,7 @@ def test_parameters_come_first_then_saved_float_buffers_and_nothing_else():
     assert layout.names == ("scale", "frozen", "first.weight", "running")
 
 
-def test_load_writes_what_flatten_reads_and_leaves_the_rest():
+def test_load_writes_the_entries_that_flatten_reads():
     model = Odd()
     load(model, torch.tensor([12.0, 13, 14, 15, 16, 17]))
     assert flatten(model).tolist() == [12, 13, 14, 15, 16, 17]
@@ -42,7 +42,7 @@ def test_load_writes_what_flatten_reads_and_leaves_the_rest():
     assert not model.frozen.requires_grad
 
 
-def test_running_statistics_travel_and_the_batch_counter_does_not():
+def test_running_statistics_are_in_the_vector_and_the_batch_counter_is_not():
     model = nn.BatchNorm1d(1)
     model.num_batches_tracked.fill_(5)
     assert flatten(model).tolist() == [1, 0, 0, 1]  # weight, bias, running_mean, running_var
@@ -62,7 +62,7 @@ def test_flatten_copies():
     assert not vector.requires_grad
 
 
-def test_there_and_back_keeps_every_bit():
+def test_load_then_flatten_keeps_every_bit():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
     vector = torch.randn(Layout.of(model).size, generator=torch.Generator().manual_seed(0))
     vector[0] = -0.0

@@ -4,7 +4,7 @@ from cdfl.core import Settings, pretrain
 
 from .toy import Point, bits, half_square
 
-# Two sets, with targets 0 and 4; a step of one half a pass. Pre-training has no model to stay near to: rho is not used.
+# Two sets, with targets 0 and 4; a learning rate of one half. Pre-training does not use rho.
 SETS = [(torch.zeros(2, 1), torch.zeros(2, 1)), (torch.zeros(2, 1), torch.full((2, 1), 4.0))]
 SETTINGS = Settings(optimizer="sgd", learning_rate=0.5, weight_decay=0.0, proximal_strength=100.0, batch_size=4)
 
@@ -14,7 +14,7 @@ def clusters(model, shared_epochs, separate_epochs, **others):
     return pretrain(model, SETS, half_square, settings, torch.Generator().manual_seed(0), **others).tolist()
 
 
-def test_shared_first_then_apart_worked_by_hand():
+def test_shared_and_separate_epochs_worked_by_hand():
     assert clusters(Point(0.0), 1, 0) == [[1], [1]]  # all targets together have mean 2: 0 - .5 * (0 - 2)
     assert clusters(Point(0.0), 1, 1) == [[0.5], [2.5]]  # 1 - .5 * (1 - 0), 1 - .5 * (1 - 4)
     assert clusters(Point(0.0), 0, 1) == [[0], [2]]  # apart, from the model's own weights
@@ -22,16 +22,16 @@ def test_shared_first_then_apart_worked_by_hand():
     assert clusters(Point(8.0), 0, 0) == [[8], [8]]
 
 
-def test_the_model_is_untouched():
+def test_the_model_is_not_changed():
     model = Point(8.0)
     clusters(model, 1, 1)
     assert bits(model.weights.detach()) == bits(torch.tensor([8.0]))
 
 
-def test_progress_is_told():
-    told = []
-    clusters(Point(0.0), 1, 1, progress=told.append)
-    assert told == ["pre-training the shared model", "pre-training cluster 1 of 2", "pre-training cluster 2 of 2"]
+def test_progress_is_reported():
+    messages = []
+    clusters(Point(0.0), 1, 1, progress=messages.append)
+    assert messages == ["pre-training the shared model", "pre-training cluster 1 of 2", "pre-training cluster 2 of 2"]
 
 
 def test_the_generator_decides_the_order():

@@ -1,8 +1,10 @@
 import dataclasses
+import json
 
 import pytest
 
-from cdfl.core import Settings
+from cdfl.core import EstimateSettings, RateSettings, Settings
+from cdfl.core.settings import LEAVES
 
 NAN, INF = float("nan"), float("inf")
 
@@ -47,35 +49,43 @@ NAN, INF = float("nan"), float("inf")
         ("local_epochs", 0, "1 or more"),
         ("shared_epochs", -1, "0 or more"),
         ("separate_epochs", "2", "0 or more"),
+        ("measures", "raw", "'plain', 'relative'"),
+        ("cluster_step", "up", "'towards', 'along'"),
+        ("momentum", True, "a number from 0 to below 1"),
+        ("max_harm", 0, "a number above 0, or None"),
+        ("max_harm", -1, "a number above 0, or None"),
+        ("max_harm", NAN, "a number above 0, or None"),
+        ("max_harm", "2", "a number above 0, or None"),
+        ("max_harm", True, "a number above 0, or None"),
     ],
 )
-def test_nonsense_is_refused_by_name_value_and_expectation(name, value, expected):
+def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(name, value, expected):
     with pytest.raises(ValueError, match=name) as caught:
         Settings(**{name: value})
     assert str(caught.value).startswith(f"{name} is {value!r}; expected ")
     assert expected in str(caught.value)
 
 
-def test_weights_leave_something_for_the_distances_or_nothing_but_never_less():
-    assert Settings(loss_weight=0.5, gap_weight=0.2).distance_weight == pytest.approx(0.3)
-    assert Settings(loss_weight=0.9, gap_weight=0.1).distance_weight == 0.0  # 1 - .9 - .1 is -2.8e-17 in floats
+def test_the_distances_get_the_rest_of_the_weights():
+    assert EstimateSettings(loss_weight=0.5, gap_weight=0.2).distance_weight == pytest.approx(0.3)
+    assert EstimateSettings(loss_weight=0.9, gap_weight=0.1).distance_weight == 0.0  # 1 - .9 - .1 is -2.8e-17 in floats
     with pytest.raises(ValueError, match=r"loss_weight \+ gap_weight is 1.25; expected at most 1"):
-        Settings(loss_weight=0.75, gap_weight=0.5)
+        EstimateSettings(loss_weight=0.75, gap_weight=0.5)
 
 
-def test_momentum_belongs_to_sgd():
-    assert Settings(optimizer="sgd", momentum=0.9).momentum == 0.9
+def test_momentum_needs_sgd():
+    assert Settings(optimizer="sgd", momentum=0.9).training.momentum == 0.9
     with pytest.raises(ValueError, match=r"momentum is 0.9; expected 0 unless optimizer is 'sgd'"):
         Settings(optimizer="adam", momentum=0.9)
     with pytest.raises(ValueError, match=r"momentum is 1.0; expected a number from 0 to below 1"):
         Settings(optimizer="sgd", momentum=1.0)
 
 
-def test_sharpness_may_come_as_a_number_or_as_a_list():
-    assert Settings(sharpness=3).sharpness == (3.0,)
-    assert Settings(sharpness=[10, 10]).sharpness == (10, 10)
-    assert Settings(sharpness=[10, 10]).softmax_factors(4) == (10, 10)
-    assert Settings(sharpness=None).sharpness is None
+def test_sharpness_may_be_a_number_or_a_list():
+    assert EstimateSettings(sharpness=3).sharpness == (3.0,)
+    assert EstimateSettings(sharpness=[10, 10]).sharpness == (10, 10)
+    assert EstimateSettings(sharpness=[10, 10]).softmax_factors(4) == (10, 10)
+    assert EstimateSettings(sharpness=None).sharpness is None
 
 
 def test_the_ends_of_every_range_are_allowed():
@@ -83,17 +93,52 @@ def test_the_ends_of_every_range_are_allowed():
     Settings(loss_bar=-3.5, base_rate=1, rate_floor=0, proximal_strength=0, weight_decay=0, shared_epochs=0)
 
 
-def test_replace_makes_a_new_one_checks_it_and_knows_its_names():
-    old = Settings()
-    new = old.replace(base_rate=0.1)
-    assert (old.base_rate, new.base_rate) == (0.15, 0.1)
-    assert new == Settings(base_rate=0.1)
+def test_replace_returns_new_settings_and_checks_them():
+    old = Settings(local_epochs=2)
+    new = old.replace(base_rate=0.1, max_harm=3.0)
+    assert (old.rates.base_rate, new.rates.base_rate) == (0.15, 0.1)
+    assert (old.max_harm, new.max_harm) == (None, 3.0)
+    assert new == Settings(base_rate=0.1, local_epochs=2, max_harm=3.0)
+    assert new.replace(max_harm=None, base_rate=0.15) == old
     with pytest.raises(ValueError, match="base_rate is 7; expected"):
         old.replace(base_rate=7)
-    with pytest.raises(ValueError, match="there is no setting 'base_rat'; there are loss_weight, "):
+    with pytest.raises(ValueError, match="there is no setting 'base_rat'; there are loss_weight, .*, max_harm"):
         old.replace(base_rat=0.1)
 
 
+def test_values_that_depend_on_each_other_are_checked_together():
+    """Each alone would be refused beside the default of the other."""
+    settings = Settings().replace(loss_weight=0.9, gap_weight=0.1, optimizer="sgd", momentum=0.9)
+    assert settings.estimate.distance_weight == 0.0
+    assert settings.training.momentum == 0.9
+    with pytest.raises(ValueError, match="momentum is 0.9; expected 0 unless"):
+        settings.replace(optimizer="adam")
+
+
+def test_a_group_can_be_passed_whole_and_changed_at_once():
+    rates = RateSettings(base_rate=0.1, rate_floor="mean")
+    assert Settings(rates=rates).rates is rates
+    changed = Settings(rates=rates, base_rate=0.2)
+    assert (changed.rates.base_rate, changed.rates.rate_floor) == (0.2, "mean")
+
+
+def test_names_are_unique_and_leaves_gives_every_value():
+    assert len(LEAVES) == len(set(LEAVES))
+    values = Settings(base_rate=0.1, max_harm=3.0).leaves()
+    assert list(values) == LEAVES
+    assert (values["base_rate"], values["max_harm"], values["batch_size"]) == (0.1, 3.0, 128)
+    assert Settings(**values) == Settings(base_rate=0.1, max_harm=3.0)
+
+
+def test_settings_survive_json():
+    settings = Settings(sharpness=(10, 10), loss_bar=8, max_staleness=3, optimizer="sgd", momentum=0.9, max_harm=2.0)
+    written = json.loads(json.dumps(settings.to_dict()))
+    assert written["rates"]["max_staleness"] == 3
+    assert Settings.from_dict(written) == settings
+    assert hash(Settings.from_dict(written)) == hash(settings)
+
+
 def test_settings_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().base_rate = 0.5
+    for thing, name in ((Settings(), "rates"), (Settings(), "max_harm"), (Settings().rates, "base_rate")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(thing, name, 0.5)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from cdfl.core import ServerState, Settings, initial_state
 
-# The server's rules as the paper has them, without its values: what is worked out by hand begins here.
+# The server's rules as printed in the paper, but not its values. Examples by hand begin with these.
 AS_PRINTED = Settings(
     measures="plain",
     rate_floor="mean",
@@ -17,7 +17,7 @@ AS_PRINTED = Settings(
 
 
 class Proxy:
-    """The proxy sets of the toy world; remembers which clusters it was asked about."""
+    """The proxy sets of the toy world; records the clusters of each call."""
 
     def __init__(self, centres) -> None:
         self.centres = torch.as_tensor(centres)  # (K, P)
@@ -35,7 +35,7 @@ def fresh_losses(state: ServerState, proxy: Proxy) -> Tensor:
 
 
 def forbidden(models: Tensor, clusters: Tensor) -> Tensor:
-    """An `evaluate` that nobody may call."""
+    """An `evaluate` that must not be called."""
     raise AssertionError("evaluate was called")
 
 
@@ -48,7 +48,7 @@ def pair() -> tuple[ServerState, Proxy]:
 
 
 class Point(nn.Module):
-    """A model that is its weights, whatever the input."""
+    """A model that returns its weights for any input."""
 
     def __init__(self, *weights: float) -> None:
         super().__init__()
@@ -64,5 +64,5 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bits(tensor: Tensor) -> list[int]:
-    """Equal only for tensors that are equal bit by bit: unlike ==, tells -0.0 from 0.0."""
+    """The bytes of a tensor. Unlike ==, they tell -0.0 from 0.0."""
     return tensor.reshape(-1).contiguous().view(torch.uint8).tolist()
