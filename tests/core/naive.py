@@ -1,6 +1,6 @@
-"""Algorithm 1's ServerUpdate and Algorithm 2 once more: written from the paper, in loops over floats.
+"""ServerUpdate of Algorithm 1 and Algorithm 2 again: written from the paper, in loops over floats.
 
-Symbols are the paper's. Where the printed formulas have no value, the answers that `docs/algorithm.md` defines.
+Symbols are the paper's. Where the printed formulas have no value, it does what `docs/algorithm.md` says.
 """
 
 from math import exp, sqrt
@@ -16,11 +16,11 @@ class Server:
         self.t = 0
         self.alpha = {}  # client -> last estimate
         self.s = settings
-        self.usual = [[0.0] * len(w) for _ in range(3)]  # running means of l, d1 and d2
-        self.below_bar = 0  # how many measures had a value below their numeric bar, in the last upload
+        self.means = [[0.0] * len(w) for _ in range(3)]  # running means of l, d1 and d2
+        self.below_bar = 0  # number of measures of the last upload with a value below their numeric bar
 
     def receive(self, m, v, tau, began=None):
-        """Client m uploads (v, tau), trained from `began`: returns (u, t), estimate, rates, and whether deprecated."""
+        """Client m uploads (v, tau), trained from `began`. Returns u, estimate, rates and whether it is deprecated."""
         self.t = self.t + 1
         self.below_bar = 0
         K = len(self.w)
@@ -29,7 +29,7 @@ class Server:
             return self.reply(alpha), alpha, [0.0] * K, True
         alpha = self.distribution_estimation(v)
         beta = self.update_ratio_compute(alpha, tau)
-        if began is None:  # then from what it would be sent now
+        if began is None:  # unknown: what the client would be sent now
             began = self.reply(self.alpha.get(m, [1 / K] * K))
         for k in range(K):
             for j in range(len(v)):
@@ -64,8 +64,8 @@ class Server:
             d1.append(abs(self.loss(self.w[k], k) - l[k]))
             d2.append(sqrt(sum((a - b) ** 2 for a, b in zip(v, self.w[k], strict=True))))
         if self.s["measures"] == "relative":  # not the paper's
-            compared = [self.over_the_usual(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
-            self.usual = [self.usual_after(*pair) for pair in zip((l, d1, d2), self.usual, strict=True)]
+            compared = [self.relative(*pair) for pair in zip((l, d1, d2), self.means, strict=True)]
+            self.means = [self.means_after(*pair) for pair in zip((l, d1, d2), self.means, strict=True)]
             l, d1, d2 = compared  # noqa: E741
         if K == 1:
             return [1.0]
@@ -85,25 +85,25 @@ class Server:
         return alpha
 
     @staticmethod
-    def over_the_usual(values, usual):
-        """How many times the usual of its cluster each value is, in units of what is usual on average."""
+    def relative(values, means):
+        """Each value divided by its cluster's running mean, times the average mean."""
         K = len(values)
-        if min(usual) <= 0:  # nothing is usual yet, or it cannot be divided by
+        if min(means) <= 0:  # no upload yet, or not a divisor
             return values
-        return [values[k] / usual[k] * (sum(usual) / K) for k in range(K)]
+        return [values[k] / means[k] * (sum(means) / K) for k in range(K)]
 
-    def usual_after(self, values, usual):
-        """The mean of the values so far and of one that is the same for all clusters; later of the recent ones."""
+    def means_after(self, values, means):
+        """The mean of all values so far and of one that is the same for all clusters; later of recent values."""
         rate = max(1 / 50, 1 / (self.t + 1))
         after = []
         for k in range(len(values)):
-            before = usual[k] if usual[k] != 0 else sum(values) / len(values)
+            before = means[k] if means[k] != 0 else sum(values) / len(values)
             after.append((1 - rate) * before + rate * values[k])
         return after
 
     @staticmethod
     def shares_of_the_others(values):
-        """sum_{i != k} x_i / sum_i x_i; where that sum is only rounding, every cluster counts the same."""
+        """sum_{i != k} x_i / sum_i x_i; if that sum is only rounding, every cluster counts the same."""
         K = len(values)
         if abs(sum(values)) <= 1e-6 * sum(abs(value) for value in values):
             return [(K - 1) / K] * K

@@ -167,6 +167,8 @@ def test_the_optimiser_is_the_one_the_settings_name():
     adam = make_optimizer(parameters, TrainingSettings(learning_rate=0.01, weight_decay=0.005))
     assert isinstance(adam, torch.optim.Adam)
     assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.01, 0.005)
-    sgd = make_optimizer(parameters, TrainingSettings(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4))
+    sgd = make_optimizer(
+        parameters, TrainingSettings(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4)
+    )
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, 5e-4]

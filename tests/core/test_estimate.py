@@ -8,17 +8,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdfl.core import (
+    GIVEN,
+    UNMEASURED,
+    EstimateSettings,
     Measures,
+    Printed,
+    Relative,
     Settings,
     Upload,
     estimate_mixture,
+    estimator_of,
     initial_state,
     measure,
-    mixture_of,
-    relative,
-    usual_after,
 )
-from cdfl.core.estimate import RECENT
+from cdfl.core.estimate import RECENT, means_after, relative, with_losses
 
 from .toy import Proxy, bits, forbidden, pair
 
@@ -26,9 +29,17 @@ NAN, INF = float("nan"), float("inf")
 BARS = {"loss_bar": 0.0, "gap_bar": 0.0, "distance_bar": 0.0}
 
 
+def measures_of(*rows):
+    return Measures(*torch.tensor(rows, dtype=torch.float64))
+
+
 def estimate(losses, loss_gaps, distances, **changes):
-    measures = (torch.tensor(values, dtype=torch.float64) for values in (losses, loss_gaps, distances))
-    return estimate_mixture(*measures, Settings(**changes))
+    return estimate_mixture(measures_of(losses, loss_gaps, distances), EstimateSettings(**changes))
+
+
+def measured(state, upload, evaluate):
+    """The measures of an upload whose losses may be unknown yet."""
+    return measure(*with_losses(state, upload, evaluate))
 
 
 def close(mixture, expected):
@@ -40,7 +51,7 @@ def close(mixture, expected):
 
 def test_measures_worked_by_hand():
     state, proxy = pair()  # w = (0, 10), centres (1, 9), F(w_k; D_k) = (1, 1)
-    measures = measure(state, Upload(torch.tensor([2.0]), 0), proxy)
+    measures = measured(state, Upload(torch.tensor([2.0]), 0), proxy)
     assert measures.losses.tolist() == [1, 49]  # (2 - 1)^2, (2 - 9)^2
     assert measures.loss_gaps.tolist() == [0, 48]  # |1 - 1|, |1 - 49|
     assert measures.distances.tolist() == [2, 8]  # |2 - 0|, |2 - 10|
@@ -48,11 +59,16 @@ def test_measures_worked_by_hand():
     assert proxy.calls == [[0, 1]]
 
 
-def test_losses_computed_ahead_of_time_are_used():
+def test_losses_that_are_known_are_not_evaluated_again():
     state, _ = pair()
-    measures = measure(state, Upload(torch.tensor([2.0]), 0, losses=torch.tensor([3.0, 0.5])), forbidden)
+    measures = measured(state, Upload(torch.tensor([2.0]), 0, losses=torch.tensor([3.0, 0.5])), forbidden)
     assert measures.losses.tolist() == [3, 0.5]
     assert measures.loss_gaps.tolist() == [2, 0.5]
+
+
+def test_an_upload_without_losses_is_not_measured():
+    state, _ = pair()
+    assert measure(state, Upload(torch.tensor([2.0]), 0)) is UNMEASURED
 
 
 def test_distances_ignore_buffers():
@@ -60,8 +76,8 @@ def test_distances_ignore_buffers():
     models = torch.tensor([[0.0, 0.0, 1.0], [6.0, 0.0, 900.0]])
     proxy = Proxy(models)
     upload = Upload(torch.tensor([3.0, 4.0, 70.0]), 0)
-    assert measure(initial_state(models, proxy, num_parameters=2), upload, proxy).distances.tolist() == [5, 5]
-    assert measure(initial_state(models, proxy), upload, proxy).distances[0].item() > 69
+    assert measured(initial_state(models, proxy, num_parameters=2), upload, proxy).distances.tolist() == [5, 5]
+    assert measured(initial_state(models, proxy), upload, proxy).distances[0].item() > 69
 
 
 # -- lines 4-6: bars, shares of the others, softmax
@@ -92,7 +108,7 @@ def test_numeric_bars_worked_by_hand():
 
 
 def test_each_measure_has_its_own_weight():
-    """Two clusters, min bars: each measure votes wholly for one; the votes are (c1 + c2, rest)."""
+    """Two clusters, min bars: each measure counts wholly for one; the raw shares are (c1 + c2, rest)."""
     mixture = estimate([0, 1], [0, 1], [1, 0], loss_weight=0.6, gap_weight=0.3, sharpness=(5,))
     close(mixture, [1 / (1 + exp(-5 * (0.9 - 0.1))), 1 / (1 + exp(5 * (0.9 - 0.1)))])
 
@@ -108,53 +124,53 @@ def test_softmax_is_repeated_once_for_each_factor():
 # -- where the formula has no value
 
 
-def test_one_cluster_is_everything():
+def test_one_cluster_has_the_whole_mixture():
     assert estimate([5.0], [1.0], [0.0]).tolist() == [1.0]
     assert estimate([5.0], [1.0], [0.0], **BARS | {"loss_bar": 8}).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("num_clusters", range(2, 9))
 @pytest.mark.parametrize("main_share", [0.5, 0.65, 0.9])
-def test_without_a_sharpness_the_nearest_of_equals_has_the_main_share(num_clusters, main_share):
+def test_without_a_sharpness_the_nearest_cluster_gets_the_main_share(num_clusters, main_share):
     values = [0.5] + [2.0] * (num_clusters - 1)
     mixture = estimate(values, values, values, main_share=main_share)
     close(mixture, [main_share] + [(1 - main_share) / (num_clusters - 1)] * (num_clusters - 1))
 
 
-def test_a_main_share_below_the_mean_never_turns_the_ranking_round():
+def test_a_main_share_below_the_mean_does_not_reverse_the_ranking():
     close(estimate([0, 1, 1], [0, 1, 1], [0, 1, 1], main_share=0.1), [1 / 3] * 3)
 
 
 @pytest.mark.parametrize("num_clusters", [2, 3, 6])
-def test_equal_measures_under_min_say_nothing(num_clusters):
+def test_equal_measures_with_min_bars_give_equal_shares(num_clusters):
     same = [0.7] * num_clusters
     close(estimate(same, same, same), [1 / num_clusters] * num_clusters)
 
 
-def test_a_measure_that_says_nothing_leaves_the_word_to_the_others():
-    """Losses equal, the rest wholly for cluster 0: raw = .5 * (.5, .5) + .5 * (1, 0) = (.75, .25)."""
+def test_a_measure_that_is_equal_everywhere_leaves_the_others_to_decide():
+    """Losses are equal, the rest counts wholly for cluster 0: raw = .5 * (.5, .5) + .5 * (1, 0) = (.75, .25)."""
     close(estimate([4, 4], [0, 1], [0, 1], sharpness=(2 * log(3),)), [0.75, 0.25])
 
 
-def test_zeros_under_a_numeric_bar_say_nothing():
+def test_measures_equal_to_their_numeric_bars_give_equal_shares():
     close(estimate([8, 8, 8], [0, 0, 0], [0, 0, 0], **BARS | {"loss_bar": 8}), [1 / 3] * 3)
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-9, -1e-9])
-def test_terms_that_cancel_say_nothing_instead_of_exploding(off):
-    """Losses 7 and 9 less a bar of 8 sum to zero: 1/0. Nearly: shares of a thousand million."""
+def test_terms_that_cancel_give_equal_shares(off):
+    """Losses 7 and 9 less a bar of 8 sum to zero, or nearly: then the printed shares are of the order of 1e9."""
     with pytest.warns(RuntimeWarning, match="loss_bar is 8"):
         mixture = estimate([7, 9 + off], [1, 1], [1, 1], **BARS | {"loss_bar": 8})
     close(mixture, [0.5, 0.5])
 
 
-def test_a_small_sum_that_is_no_rounding_is_used():
-    """Small losses are not small sums: (1, 3) * 1e-12 counts like (1, 3)."""
+def test_small_measures_count_like_large_ones():
+    """(1, 3) * 1e-12 counts like (1, 3)."""
     tiny = estimate([1e-12, 3e-12], [0, 0], [0, 0], **BARS, loss_weight=1, gap_weight=0, sharpness=(2 * log(3),))
     close(tiny, [0.75, 0.25])  # raw (.75, .25)
 
 
-def test_a_numeric_bar_above_the_losses_is_the_printed_formula_and_a_warning():
+def test_a_numeric_bar_above_the_losses_follows_the_printed_formula_and_warns():
     """Losses 1 3 less 8: -7 -5, sum -12: raw 5/12, 7/12, so the better cluster gets less. A = 6: ratio e."""
     with pytest.warns(RuntimeWarning, match=r"loss_bar is 8, above a value .* upside down; 'min' never does"):
         mixture = estimate([1, 3], [0, 0], [0, 0], **BARS | {"loss_bar": 8}, loss_weight=1, gap_weight=0, sharpness=6)
@@ -167,11 +183,11 @@ def test_the_warning_names_the_bar(name):
         estimate([1, 4], [1, 4], [1, 4], **BARS | {name: 2.5})
 
 
-def test_a_bar_that_is_not_above_does_not_warn():
+def test_a_bar_at_the_smallest_value_does_not_warn():
     estimate([8, 9], [0, 1], [0, 1], **BARS | {"loss_bar": 8})  # a warning would be an error here
 
 
-def test_a_whole_run_under_a_high_bar_shows_one_warning():
+def test_a_run_with_a_high_bar_shows_one_warning():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for upload in range(20):
@@ -179,36 +195,11 @@ def test_a_whole_run_under_a_high_bar_shows_one_warning():
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_number_that_is_none_is_refused(bad, which):
-    measures = [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
-    measures[which] = [1.0, bad]
-    name = ("losses", "loss_gaps", "distances")[which]
-    with pytest.raises(ValueError, match=rf"{name}: \[1.0, {bad}\]; expected finite numbers: .* diverged"):
-        estimate(*measures)
-
-
-@pytest.mark.parametrize(
-    ("measures", "complaint"),
-    [
-        (([1.0, 2.0], [1.0], [1.0, 2.0]), r"loss_gaps has shape \(1,\); expected .* \(2,\)"),
-        (([1.0, 2.0], [1.0, 2.0], [1.0, 2.0, 3.0]), r"distances has shape \(3,\); expected .* \(2,\)"),
-        (([[1.0, 2.0]], [1.0, 2.0], [1.0, 2.0]), r"losses has shape \(1, 2\); expected .* \(2,\)"),
-        ((1.0, [1.0], [1.0]), r"losses has shape \(\); expected .* \(1,\)"),
-        (([], [], []), r"losses has shape \(0,\); expected .* \(1,\)"),
-    ],
-)
-def test_wrong_shapes_are_refused(measures, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        estimate(*measures)
-
-
-def test_losses_sent_along_in_the_wrong_shape_are_refused():
+def test_losses_of_a_wrong_shape_are_refused():
     state, _ = pair()
     for wrong in (torch.ones(1), torch.ones(3), torch.ones(1, 2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match=r"losses of the upload has shape .*; expected .* \(2,\)"):
-            measure(state, Upload(torch.tensor([2.0]), 0, losses=wrong), forbidden)
+            with_losses(state, Upload(torch.tensor([2.0]), 0, losses=wrong), forbidden)
 
 
 # -- properties
@@ -220,14 +211,14 @@ bar = st.just("min") | st.integers(0, 50)
 
 
 @st.composite
-def measured(draw, values=number):
+def columns(draw, values=number):
     num_clusters = draw(st.integers(1, 6))
     column = st.lists(values, min_size=num_clusters, max_size=num_clusters)
     return [draw(column) for _ in range(3)]
 
 
 def quiet(measures, weights, sharpness, bars):
-    """The estimate, whatever it warns of."""
+    """The estimate, without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return estimate(
@@ -242,7 +233,7 @@ def quiet(measures, weights, sharpness, bars):
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured(), weights, sharpness, st.tuples(bar, bar, bar))
+@given(columns(), weights, sharpness, st.tuples(bar, bar, bar))
 def test_a_mixture_is_shares_that_sum_to_one(measures, weights, sharpness, bars):
     mixture = quiet(measures, weights, sharpness, bars)
     assert mixture.shape == (len(measures[0]),)
@@ -251,15 +242,15 @@ def test_a_mixture_is_shares_that_sum_to_one(measures, weights, sharpness, bars)
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured(st.floats(0, 1.7e308)), weights, st.tuples(bar, bar, bar))
-def test_no_finite_measures_make_a_nan(measures, weights, bars):
+@given(columns(st.floats(0, 1.7e308)), weights, st.tuples(bar, bar, bar))
+def test_finite_measures_never_give_nan(measures, weights, bars):
     assert bool(torch.isfinite(quiet(measures, weights, (7.0,), bars)).all())
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured(st.integers(0, 60)), weights, sharpness, st.tuples(bar, bar, bar), st.randoms())
+@given(columns(st.integers(0, 60)), weights, sharpness, st.tuples(bar, bar, bar), st.randoms())
 def test_permuting_clusters_permutes_the_mixture(measures, weights, sharpness, bars, random):
-    """Whole numbers, whose sums are exact in any order."""
+    """With whole numbers, whose sums are exact in any order."""
     order = list(range(len(measures[0])))
     random.shuffle(order)
     shuffled = [[values[k] for k in order] for values in measures]
@@ -268,8 +259,8 @@ def test_permuting_clusters_permutes_the_mixture(measures, weights, sharpness, b
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured(st.integers(0, 60)), weights, sharpness)
-def test_min_bars_never_rank_a_cluster_that_is_worse_in_everything_higher(measures, weights, sharpness):
+@given(columns(st.integers(0, 60)), weights, sharpness)
+def test_with_min_bars_a_cluster_that_is_worse_in_every_measure_never_ranks_higher(measures, weights, sharpness):
     mixture = quiet(measures, weights, sharpness, ("min", "min", "min"))
     pairs = list(itertools.permutations(range(len(mixture)), 2))
     better = [(i, k) for i, k in pairs if all(values[i] <= values[k] for values in measures)]
@@ -280,80 +271,113 @@ def test_min_bars_never_rank_a_cluster_that_is_worse_in_everything_higher(measur
 # -- relative measures
 
 
-def measures_of(*rows):
-    return Measures(*torch.tensor(rows, dtype=torch.float64))
-
-
 def test_relative_measures_worked_by_hand():
-    """Each measure over the usual of its cluster, times the mean of the usual: 2, 3 and 1."""
-    usual = torch.tensor([[1, 3], [4, 2], [1, 1]], dtype=torch.float64)
-    found = relative(measures_of([2, 3], [2, 6], [5, 7]), usual)
+    """Each measure divided by its cluster's mean, times the average mean: 2, 3 and 1."""
+    means = torch.tensor([[1, 3], [4, 2], [1, 1]], dtype=torch.float64)
+    found = relative(measures_of([2, 3], [2, 6], [5, 7]), means)
     assert torch.stack(found).tolist() == [[4, 2], [1.5, 9], [5, 7]]
 
 
-def test_what_is_usual_worked_by_hand():
-    """It begins with the mean over clusters, here 3; then the mean of that and of all that came."""
-    usual = torch.zeros(3, 2, dtype=torch.float64)
+def test_running_means_worked_by_hand():
+    """They begin with the mean over clusters, here 3; then they are the mean of that and of all uploads."""
+    means = torch.zeros(3, 2, dtype=torch.float64)
     for epoch, (value, expected) in enumerate([([2, 4], [2.5, 3.5]), ([4, 8], [3, 5]), ([7, 1], [4, 4])], start=1):
-        usual = usual_after(usual, measures_of(value, value, value), epoch)
-        assert usual.tolist() == [pytest.approx(expected)] * 3
+        means = means_after(means, measures_of(value, value, value), epoch)
+        assert means.tolist() == [pytest.approx(expected)] * 3
 
 
 @pytest.mark.parametrize("epoch", [RECENT - 1, RECENT, 100 * RECENT])
-def test_what_is_usual_follows_recent_uploads(epoch):
-    usual = usual_after(torch.ones(3, 2, dtype=torch.float64), measures_of(*[[1, 2]] * 3), epoch)
-    assert usual.tolist() == [pytest.approx([1, 1 + 1 / RECENT])] * 3
+def test_running_means_follow_recent_uploads(epoch):
+    means = means_after(torch.ones(3, 2, dtype=torch.float64), measures_of(*[[1, 2]] * 3), epoch)
+    assert means.tolist() == [pytest.approx([1, 1 + 1 / RECENT])] * 3
 
 
 @pytest.mark.parametrize("epoch", [1, 7, RECENT, 3 * RECENT])
-def test_an_epoch_that_only_the_device_knows_gives_the_same_bits(epoch):
-    usual, measures = torch.rand(3, 4).double(), Measures(*torch.rand(3, 4).double())
-    expected = usual_after(usual, measures, epoch)
-    assert bits(usual_after(usual, measures, torch.tensor(epoch))) == bits(expected)
+def test_an_epoch_in_a_tensor_gives_the_same_bits(epoch):
+    means, measures = torch.rand(3, 4).double(), Measures(*torch.rand(3, 4).double())
+    expected = means_after(means, measures, epoch)
+    assert bits(means_after(means, measures, torch.tensor(epoch))) == bits(expected)
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured())
-def test_where_nothing_is_usual_measures_stay_as_they_are(measures):
+@given(columns())
+def test_before_the_first_upload_measures_stay_as_they_are(measures):
     plain = measures_of(*measures)
     assert bits(torch.stack(relative(plain, torch.zeros(3, len(measures[0]))))) == bits(torch.stack(plain))
 
 
 @pytest.mark.parametrize("useless", [[-2.0, 1.0], [0.0, 1.0], [NAN, 1.0], [INF, 1.0], [5e-324, 1.0]])
-def test_a_measure_with_a_usual_value_that_cannot_be_divided_by_stays_plain(useless):
-    usual = torch.tensor([useless, [1, 3], [3, 1]], dtype=torch.float64)
-    found = relative(measures_of([-1, 4], [1, 3], [1, 3]), usual)
+def test_a_measure_stays_as_it_is_if_a_mean_is_no_divisor(useless):
+    means = torch.tensor([useless, [1, 3], [3, 1]], dtype=torch.float64)
+    found = relative(measures_of([-1, 4], [1, 3], [1, 3]), means)
     assert torch.stack(found).tolist() == [[-1, 4], [2, 2], [pytest.approx(2 / 3), 6]]
 
 
 def test_negative_losses_are_remembered_and_compared_as_they_are():
-    """Log-likelihoods: -5 is better than -3, and would be worse as a part of the usual -5 and -3."""
-    measures, usual = measures_of([-5, -3], [1, 1], [1, 1]), torch.zeros(3, 2, dtype=torch.float64)
+    """A log-likelihood of -5 is better than -3, but divided by means of -5 and -3 both are 1."""
+    measures, means = measures_of([-5, -3], [1, 1], [1, 1]), torch.zeros(3, 2, dtype=torch.float64)
     for epoch in range(1, 9):
-        usual = usual_after(usual, measures, epoch)
-    assert usual[0].tolist() == pytest.approx([-4 - 8 / 9, -4 + 8 / 9])
-    assert relative(measures, usual).losses.tolist() == [-5, -3]
+        means = means_after(means, measures, epoch)
+    assert means[0].tolist() == pytest.approx([-4 - 8 / 9, -4 + 8 / 9])
+    assert relative(measures, means).losses.tolist() == [-5, -3]
 
 
-def test_clusters_that_are_unequally_hard_are_told_apart_by_relative_measures_alone():
-    """At home a loss of .5, elsewhere 1; on the hard proxy set ten times that: plain, all are at home on the other."""
-    clients = [[0.5, 10.0], [1.0, 5.0]]
-    usual = torch.zeros(3, 2, dtype=torch.float64)
+def test_only_relative_measures_find_the_cluster_with_a_harder_proxy_set():
+    """Losses are .5 on a client's own cluster and 1 on the other; ten times that on the hard proxy set."""
+    clients = [measures_of(*[values] * 3) for values in ([0.5, 10.0], [1.0, 5.0])]
+    plain, relative_, upload = Printed(EstimateSettings()), Relative(EstimateSettings()), Upload(torch.zeros(1), 0)
+    memory = relative_.begin(2)
     for epoch in range(1, 41):
-        measures = measures_of(*[clients[epoch % 2]] * 3)
-        usual = usual_after(usual, measures, epoch)
-    for home, values in enumerate(clients):
-        measures = measures_of(values, values, values)
-        assert int(mixture_of(measures, Settings()).argmax()) == 0
-        assert int(mixture_of(relative(measures, usual), Settings()).argmax()) == home
+        _, memory = relative_(upload, clients[epoch % 2], memory, epoch)
+    for cluster, measures in enumerate(clients):
+        assert int(plain(upload, measures, memory, 41)[0].argmax()) == 0
+        assert int(relative_(upload, measures, memory, 41)[0].argmax()) == cluster
 
 
 @settings(deadline=None, derandomize=True)
-@given(measured(), st.integers(1, 99))
-def test_no_upload_makes_anything_usual_that_is_no_number(values, epoch):
-    usual = torch.zeros(3, len(values[0]), dtype=torch.float64)
+@given(columns(), st.integers(1, 99))
+def test_running_means_stay_finite(values, epoch):
+    means = torch.zeros(3, len(values[0]), dtype=torch.float64)
     for turn in range(4):
         measures = measures_of(*(own[turn % len(own) :] + own[: turn % len(own)] for own in values))
-        assert bool(torch.stack(relative(measures, usual)).isfinite().all())
-        usual = usual_after(usual, measures, epoch + turn)
-        assert bool((usual >= 0).all() and usual.isfinite().all())
+        assert bool(torch.stack(relative(measures, means)).isfinite().all())
+        means = means_after(means, measures, epoch + turn)
+        assert bool((means >= 0).all() and means.isfinite().all())
+
+
+# -- estimators
+
+
+def test_the_settings_name_the_estimator():
+    plain, compared = Settings(sharpness=3), Settings(measures="relative")
+    assert estimator_of(plain) == Printed(plain.estimate)
+    assert estimator_of(compared) == Relative(compared.estimate)
+
+
+def test_what_estimators_begin_with():
+    assert Printed(EstimateSettings()).begin(2).shape == GIVEN.begin(2).shape == (0,)
+    assert Relative(EstimateSettings()).begin(2).tolist() == [[0, 0]] * 3
+    assert {estimator.begin(2).dtype for estimator in (Relative(EstimateSettings()), GIVEN)} == {torch.float64}
+
+
+def test_only_the_relative_estimator_changes_the_memory():
+    """Without a memory it begins with zeros: the first estimate is the plain one."""
+    upload, measures = (
+        Upload(torch.zeros(1), 0, mixture=torch.tensor([0.25, 0.75])),
+        measures_of([2, 4], [2, 4], [2, 4]),
+    )
+    for memory in (torch.empty(0, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)):
+        for estimator in (Printed(EstimateSettings()), GIVEN):
+            assert estimator(upload, measures, memory, 1)[1] is memory
+    plain, _ = Printed(EstimateSettings())(upload, measures, torch.empty(0), 1)
+    for memory in (torch.empty(0, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)):
+        mixture, means = Relative(EstimateSettings())(upload, measures, memory, 1)
+        assert bits(mixture) == bits(plain)
+        assert means.tolist() == [[2.5, 3.5]] * 3
+
+
+def test_given_takes_the_mixture_of_the_upload():
+    mixture, empty = torch.tensor([0.25, 0.75]), torch.empty(0)
+    assert GIVEN(Upload(torch.zeros(1), 0, mixture=mixture), UNMEASURED, empty, 1) == (mixture, empty)
+    with pytest.raises(ValueError, match="the upload has no mixture; expected one, or an estimator that makes it"):
+        GIVEN(Upload(torch.zeros(1), 0), UNMEASURED, empty, 1)

@@ -97,7 +97,9 @@ def test_the_defaults_keep_old_uploads_effective():
     defaults = Settings()
     assert defaults.rates.max_staleness is None
     assert float(staleness_factor(torch.tensor(20), defaults.rates)) == 1
-    assert 800 * float(staleness_factor(torch.tensor(800), defaults.rates)) == pytest.approx(20)  # rate times age is bounded
+    assert 800 * float(staleness_factor(torch.tensor(800), defaults.rates)) == pytest.approx(
+        20
+    )  # rate times age is bounded
     assert defaults.pretraining.shared_epochs > 0
     estimate = defaults.estimate
     assert (estimate.loss_bar, estimate.gap_bar, estimate.distance_bar) == ("min", "min", "min")

@@ -151,7 +151,9 @@ orders = st.sampled_from(["before", "after"])
 )
 def test_more_staleness_never_means_a_larger_rate(mixture, hinge, order, one, other, slope, grace, data):
     epochs = data.draw(st.lists(st.integers(0, 40), min_size=len(mixture), max_size=len(mixture)))
-    settings = RateSettings(staleness_slope=slope, staleness_grace=grace, staleness_hinge=hinge, cluster_epochs_set=order)
+    settings = RateSettings(
+        staleness_slope=slope, staleness_grace=grace, staleness_hinge=hinge, cluster_epochs_set=order
+    )
     older, newer = sorted((one, other))
     stale, _ = update_rates(tensor(*mixture), 41, older, torch.tensor(epochs), settings)
     fresh, _ = update_rates(tensor(*mixture), 41, newer, torch.tensor(epochs), settings)
