@@ -102,7 +102,7 @@ def test_replace_returns_new_settings_and_checks_them():
     assert new.replace(max_harm=None, base_rate=0.15) == old
     with pytest.raises(ValueError, match="base_rate is 7; expected"):
         old.replace(base_rate=7)
-    with pytest.raises(ValueError, match="there is no setting 'base_rat'; there are loss_weight, .*, max_harm"):
+    with pytest.raises(ValueError, match=r"there is no setting 'base_rat'; there are loss_weight, .*, max_harm"):
         old.replace(base_rat=0.1)
 
 
@@ -111,7 +111,7 @@ def test_values_that_depend_on_each_other_are_checked_together():
     settings = Settings().replace(loss_weight=0.9, gap_weight=0.1, optimizer="sgd", momentum=0.9)
     assert settings.estimate.distance_weight == 0.0
     assert settings.training.momentum == 0.9
-    with pytest.raises(ValueError, match="momentum is 0.9; expected 0 unless"):
+    with pytest.raises(ValueError, match=r"momentum is 0\.9; expected 0 unless"):
         settings.replace(optimizer="adam")
 
 

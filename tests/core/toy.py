@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import ServerState, Settings, initial_state
+from cdfl.core import Measures, ServerState, Settings, Upload, initial_state
 
 # The server's rules as printed in the paper, but not its values. Examples by hand begin with these.
 AS_PRINTED = Settings(
@@ -45,6 +45,23 @@ def pair() -> tuple[ServerState, Proxy]:
     state = initial_state(torch.tensor([[0.0], [10.0]]), proxy)
     proxy.calls.clear()
     return state, proxy
+
+
+class Fixed:
+    """An estimator that returns one mixture, and records the measures that it is passed."""
+
+    needs_measures = True
+
+    def __init__(self, *mixture: float) -> None:
+        self.mixture = torch.tensor(mixture)
+        self.seen: list[list[list[float]]] = []
+
+    def begin(self, num_clusters: int) -> Tensor:
+        return torch.empty(0)
+
+    def __call__(self, upload: Upload, measures: Measures, memory: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        self.seen.append([values.tolist() for values in measures])
+        return self.mixture, memory
 
 
 class Point(nn.Module):
