@@ -94,6 +94,7 @@ def decide(
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
     mixture, memory = estimator(upload, measures, state.memory, epoch)
+    _check_shape(mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings.rates)
     return Decision(measures, mixture, memory, rates, cluster_epochs)
 
@@ -151,10 +152,14 @@ def _check(state: ServerState, upload: Upload) -> None:
 
 
 def _checked(mixture: Tensor, num_clusters: int) -> Tensor:
+    _check_shape(mixture, num_clusters)
     mixture = mixture.double().cpu()
-    if mixture.shape != (num_clusters,):
-        raise ValueError(f"the mixture has shape {tuple(mixture.shape)}; expected ({num_clusters},)")
     is_fine = torch.isfinite(mixture).all() and (mixture >= 0).all() and (mixture.sum() - 1).abs() < 1e-6
     if not bool(is_fine):
         raise ValueError(f"the mixture is {mixture.tolist()}; expected shares of at least 0 that sum to one")
     return mixture
+
+
+def _check_shape(mixture: Tensor, num_clusters: int) -> None:
+    if mixture.shape != (num_clusters,):
+        raise ValueError(f"the mixture has shape {tuple(mixture.shape)}; expected ({num_clusters},)")
