@@ -123,7 +123,7 @@ def test_frozen_parameters_stay_in_the_vector_and_do_not_change():
 
 
 def test_tied_parameters_stay_tied():
-    """w * (w * 1): the gradient of (w^2)^2 / 2 at w = 1 is 2 w^3 = 2. Untied, each weight would have a gradient of 1."""
+    """w * (w * 1): the gradient of (w^2)^2 / 2 at w = 1 is 2 w^3 = 2. Untied, each would have a gradient of 1."""
 
     class Twice(nn.Module):
         def __init__(self):

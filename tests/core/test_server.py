@@ -23,9 +23,9 @@ from cdfl.core.estimate import means_after, relative, with_losses
 from .toy import AS_PRINTED, Fixed, bits, forbidden, fresh_losses, pair
 
 NAN, INF = float("nan"), float("inf")
-# An upload of 2 to `pair` has the measures (1, 49), (0, 48), (2, 8). With bars of 0, the shares of the other cluster are
-# (.98, .02), (1, 0), (.8, .2); weighted: (.49 + .25 + .2, .01 + 0 + .05) = (.94, .06). With this A the softmax gives
-# them the ratio 3, so the mixture is (.75, .25).
+# An upload of 2 to `pair` has the measures (1, 49), (0, 48), (2, 8). With bars of 0, the shares of the other cluster
+# are (.98, .02), (1, 0), (.8, .2); weighted: (.49 + .25 + .2, .01 + 0 + .05) = (.94, .06). With this A the softmax
+# gives them the ratio 3, so the mixture is (.75, .25).
 BY_HAND = AS_PRINTED.replace(
     loss_weight=0.5,
     gap_weight=0.25,
