@@ -1,12 +1,13 @@
-"""`check_algorithm` passes what keeps its promises, and names the promise that is broken."""
+"""`check_algorithm` accepts sound algorithms and says what is wrong with others."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from cdfl.algorithms import ALGORITHMS, CDFL, Algorithm, Assignment, FedAsync, FedBuff, Local, Oracle, check_algorithm
+from cdfl.algorithms import ALGORITHMS, CDFL, Assignment, FedAsync, FedBuff, LocalKeep, Oracle, check_algorithm
 from cdfl.core import Settings
+from cdfl.core.accept import HarmTest
 
 SETTINGS = [
     Settings(),
@@ -17,17 +18,36 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["default", "stale", "sharp"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_ours_pass(name, settings):
+def test_the_library_s_algorithms_pass(name, settings):
     check_algorithm(ALGORITHMS[name](settings))
 
 
-def test_settings_of_its_own_pass():
+class Softmax:
+    """An estimator that needs the losses only."""
+
+    needs_measures = True
+
+    def begin(self, num_clusters):
+        return torch.empty(0)
+
+    def __call__(self, upload, measures, memory, epoch):
+        return torch.softmax(-measures.losses, 0), memory
+
+
+class Doubled(Softmax):
+    def __call__(self, upload, measures, memory, epoch):
+        return torch.ones_like(measures.losses) * 2, memory
+
+
+def test_algorithms_with_other_arguments_pass():
     check_algorithm(FedBuff(Settings(), buffer_size=1))
-    check_algorithm(CDFL(Settings(), estimate=lambda losses, gaps, distances, settings: torch.softmax(-losses, 0)))
+    check_algorithm(CDFL(Settings(), Softmax()))
+    check_algorithm(CDFL(Settings(), defence=HarmTest(3.0)))
+    check_algorithm(CDFL(Settings(measures="relative", cluster_step="towards")))
 
 
 def changed_reply(**changes):
-    class Changed(Algorithm):
+    class Changed(CDFL):
         def server_update(self, state, upload, assignment, evaluate):
             state, reply = super().server_update(state, upload, assignment, evaluate)
             return state, replace(reply, **{name: change(reply) for name, change in changes.items()})
@@ -35,20 +55,20 @@ def changed_reply(**changes):
     return Changed
 
 
-class InPlace(Algorithm):
+class InPlace(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         state.cluster_models.lerp_(upload.local_model, 0.1)
         return super().server_update(state, upload, assignment, evaluate)
 
 
-class EatsUploads(Algorithm):
+class EatsUploads(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         answer = super().server_update(state, upload, assignment, evaluate)
         upload.local_model.zero_()
         return answer
 
 
-class Remembers(Algorithm):
+class Remembers(CDFL):
     count = 0
 
     def server_update(self, state, upload, assignment, evaluate):
@@ -57,7 +77,7 @@ class Remembers(Algorithm):
         return state, replace(reply, personal_model=reply.personal_model + self.count)
 
 
-class Counts(Algorithm):
+class Counts(CDFL):
     def __init__(self, settings):
         super().__init__(settings)
         self.seen = []
@@ -67,22 +87,22 @@ class Counts(Algorithm):
         return super().server_update(state, upload, assignment, evaluate)
 
 
-class Averages(Algorithm):
+class Averages(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         self.mean = upload.local_model.clone()
         return super().server_update(state, upload, assignment, evaluate)
 
 
-class BadEstimate(Algorithm):
+class BadEstimate(CDFL):
     def __init__(self, settings):
-        super().__init__(settings, lambda losses, gaps, distances, settings: torch.ones_like(losses) * 2)
+        super().__init__(settings, Doubled())
 
 
 class Unnamed(FedAsync):
     pass
 
 
-class StandsStill(Algorithm):
+class StandsStill(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         after, reply = super().server_update(state, upload, assignment, evaluate)
         return after.replace(epoch=state.epoch), reply
@@ -102,43 +122,43 @@ class MovesTheOld(FedAsync):
         return state.replace(cluster_models=state.cluster_models * 0.9), reply
 
 
-class Peeks(Algorithm):
+class Peeks(CDFL):
     uses_proxy = False
 
 
-class IgnoresLosses(Algorithm):
+class IgnoresLosses(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         state, reply = super().server_update(state, upload, assignment, evaluate)
         extra = 1.0 if upload.losses is None else 0.0
         return state, replace(reply, personal_model=reply.personal_model + extra)
 
 
-class Wide(Algorithm):
+class Wide(CDFL):
     def cluster_models(self, state):
         return torch.cat([state.cluster_models] * 2)
 
 
-class OneReply(Algorithm):
+class OneReply(CDFL):
     def server_update(self, state, upload, assignment, evaluate):
         return super().server_update(state, upload, assignment, evaluate)[1]
 
 
-class LateJoin(Algorithm):
+class LateJoin(CDFL):
     def join(self, state):
         return replace(super().join(state), epoch=7)
 
 
-class WrongAssignment(Algorithm):
+class WrongAssignment(CDFL):
     def assign(self, state, reply, view):
         return Assignment(reply.personal_model, reply.epoch + 1)
 
 
-class BadVotes(Algorithm):
+class BadVotes(CDFL):
     def assign(self, state, reply, view):
         return replace(super().assign(state, reply, view), mixture=torch.full((len(state.cluster_models),), 0.9))
 
 
-class Dictionary(Local):
+class Dictionary(LocalKeep):
     def initial(self, cluster_models, evaluate, num_parameters):
         return {"start": cluster_models}
 
@@ -149,7 +169,7 @@ class Listed:
     epoch: int = 0
 
 
-class KeepsAList(Local):
+class KeepsAList(LocalKeep):
     def initial(self, cluster_models, evaluate, num_parameters):
         return Listed([cluster_models])
 
@@ -171,7 +191,7 @@ class OverstepsInReplies(Oracle):
         return state, replace(reply, personal_model=2 * upload.local_model - assignment.personal_model)
 
 
-class Nameless(Algorithm):
+class Nameless(CDFL):
     name = ""
 
 
@@ -179,7 +199,7 @@ class Slashed(FedAsync):
     name = "e x/ü"
 
 
-class SendsTwo(Algorithm):
+class SendsTwo(CDFL):
     models_down = "two"
 
 
@@ -194,7 +214,10 @@ class SendsTwo(Algorithm):
         (BadEstimate, r"server_update raised ValueError: the mixture is \[2\.0\]; expected shares of at least 0"),
         (Unnamed, "Unnamed has the name 'fedasync' of FedAsync; expected one of its own: name = 'unnamed'"),
         (StandsStill, "the state is at epoch 0; expected 1, one more per upload"),
-        (TakesEverything, r"an upload \d+ epochs old, with max_staleness 1, is not marked as deprecated"),
+        (
+            TakesEverything,
+            r"an upload \d+ epochs old, with max_staleness 1, has the outcome applied; expected deprecated",
+        ),
         (MovesTheOld, r"an upload \d+ epochs old, with max_staleness 1, moved a model; expected every one to stay"),
         (Peeks, "uses_proxy is False, but the proxy sets were looked at"),
         (IgnoresLosses, "an upload that brings its losses along is answered otherwise"),
@@ -221,13 +244,13 @@ class SendsTwo(Algorithm):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_broken_promises_are_named(kind, message):
+def test_mistakes_are_named(kind, message):
     with pytest.raises(AssertionError, match=message):
         check_algorithm(kind(Settings()))
 
 
-def test_a_reply_must_be_one():
-    class Talks(Algorithm):
+def test_a_reply_must_be_a_reply():
+    class Talks(CDFL):
         def join(self, state):
             return "hello"
 
