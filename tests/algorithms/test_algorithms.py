@@ -356,6 +356,7 @@ def test_a_class_registered_again_replaces_the_old_one():
 def test_what_cannot_be_registered():
     class NoJoin:
         name = "no-join"
+        uses_proxy = estimates = False
         initial = assign = server_update = cluster_models = Duck.initial
 
     class Taken(Duck):
@@ -365,7 +366,10 @@ def test_what_cannot_be_registered():
         name = "a/b"
 
     for wrong, message in (
-        (NoJoin, r"NoJoin has no join; expected a name, or a class with initial, join, assign, server_update"),
+        (
+            NoJoin,
+            r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign, server_update",
+        ),
         (Taken, r"Taken has the name 'cdfl'; expected a word of its own, not one of cdfl, fedsoft"),
         (Slashed, r"Slashed has the name 'a/b'; expected a word to call it by"),
         (CDFL(HALF), r"algorithm is a CDFL object; expected the class CDFL: a run makes the object itself"),

@@ -19,7 +19,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 _LIBRARY = dict(ALGORITHMS)
 _A = TypeVar("_A", bound=Algorithm)
 METHODS = ("initial", "join", "assign", "server_update", "cluster_models")
-EXPECTED = f"expected a name, or a class with {', '.join(METHODS)} (see cdfl.algorithms.Algorithm)"
+ATTRIBUTES = ("uses_proxy", "estimates", "models_down")  # a class that derives from `Algorithm` has defaults
+EXPECTED = f"expected a name, or a class with {', '.join(METHODS + ATTRIBUTES)} (see cdfl.algorithms.Algorithm)"
 
 
 def register(kind: type[_A]) -> type[_A]:
@@ -33,6 +34,7 @@ def register(kind: type[_A]) -> type[_A]:
             raise ValueError(f"algorithm is a {own} object; expected the class {own}: a run makes the object itself")
         raise ValueError(f"algorithm is {kind!r}; {EXPECTED}")
     missing = [method for method in METHODS if not callable(getattr(kind, method, None))]
+    missing += [attribute for attribute in ATTRIBUTES if not hasattr(kind, attribute)]
     if missing:
         raise ValueError(f"{kind.__name__} has no {', '.join(missing)}; {EXPECTED}")
     if kind in _LIBRARY.values():
