@@ -368,7 +368,7 @@ def test_what_cannot_be_registered():
     for wrong, message in (
         (
             NoJoin,
-            r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign, server_update",
+            r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign",
         ),
         (Taken, r"Taken has the name 'cdfl'; expected a word of its own, not one of cdfl, fedsoft"),
         (Slashed, r"Slashed has the name 'a/b'; expected a word to call it by"),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import Measures, ServerState, Settings, Upload, initial_state
+from cdfl.core import Measures, ServerState, Settings, Upload, Verdict, initial_state, take_step
 
 # The server's rules as printed in the paper, but not its values. Examples by hand begin with these.
 AS_PRINTED = Settings(
@@ -62,6 +62,38 @@ class Fixed:
     def __call__(self, upload: Upload, measures: Measures, memory: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         self.seen.append([values.tolist() for values in measures])
         return self.mixture, memory
+
+
+class Careful:
+    """A defence that bounds the change, tries the step, and halves or refuses it if a cluster gets worse.
+
+    The server remembers by how much steps were shrunk, and of each client how often it was refused.
+    """
+
+    def __init__(self, longest: float = 10.0, worse: float = 1.0) -> None:
+        self.longest = longest
+        self.worse = worse  # times the loss before
+
+    def bound(self, state, upload, client):
+        start = torch.zeros_like(upload.local_model) if upload.base_model is None else upload.base_model
+        change = upload.local_model - start
+        length = float(change.norm())
+        if length <= self.longest:
+            return upload
+        return upload.replace(local_model=start + change * (self.longest / length), losses=None)
+
+    def step(self, state, upload, measures, rates, client, evaluate):
+        start = torch.zeros_like(upload.local_model) if upload.base_model is None else upload.base_model
+        length, refused = float((upload.local_model - start).norm()), client.defence[0] if client.defence else 0.0
+        for factor in (1.0, 0.5):
+            step = take_step(state, upload, factor * rates)
+            losses = evaluate(step.cluster_models, torch.arange(state.num_clusters)).double()
+            if bool((losses <= self.worse * state.cluster_losses + 1e-6).all()):
+                return step._replace(cluster_losses=losses), Verdict(True, (length, factor), (refused,))
+        return step, Verdict(False, (length, 0.0), (refused + 1,), "it makes a cluster worse")
+
+    def remember(self, memory, verdict):
+        return torch.cat([memory, memory.new_tensor(verdict.seen[1:])])
 
 
 class Point(nn.Module):
