@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdfl.algorithms import Algorithm, Assignment
+from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import Evaluate, Reply, Upload
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
@@ -121,11 +121,11 @@ class AttackedFederation(Federation):
         return images, self.attack.labels(labels, self.num_classes)
 
 
-class AttackedServer(Algorithm):
+class AttackedServer(CDFL):
     """CDFL that gets from attackers what they send."""
 
-    def __init__(self, algorithm: Algorithm, attack: Attack, attackers: frozenset[int], seed: int) -> None:
-        super().__init__(algorithm.settings, algorithm.estimate)
+    def __init__(self, algorithm: CDFL, attack: Attack, attackers: frozenset[int], seed: int) -> None:
+        super().__init__(algorithm.settings, algorithm.estimator, algorithm.defence)
         self.attack = attack
         self.attackers = attackers
         self.seed = seed
@@ -150,7 +150,7 @@ def attacked_task(task: Task, attack: Attack) -> Task:
 
 def attacked_server(algorithm: Algorithm, task: Task, attack: Attack) -> Algorithm:
     """The same server with attackers among its clients; only CDFL can be attacked."""
-    if algorithm.name != Algorithm.name:
+    if not isinstance(algorithm, CDFL):
         raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the acceptance test")
     return AttackedServer(algorithm, attack, attack.attackers(task.seed, task.scenario.num_clients), task.seed)
 

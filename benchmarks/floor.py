@@ -44,7 +44,8 @@ def main() -> None:
     found |= {"machine": machine(), "commit": args.commit or commit(), "ms": {}}
     for precision, dtype in DTYPES.items():
         with tensor_cores(precision):
-            step = sum(microseconds(work) for work in convolutions(task, config.settings.batch_size, dtype, back=True))
+            batch = config.settings.training.batch_size
+            step = sum(microseconds(work) for work in convolutions(task, batch, dtype, back=True))
             evaluation = sum(
                 microseconds(work) for work in convolutions(task, len(task.proxy_sets[0][0]), dtype, back=False)
             )

@@ -130,10 +130,10 @@ def score(events: Iterable[Event], chosen: frozenset[int], *, poisoned: bool) ->
     """One run in a few numbers. Accuracy of clients is that of the honest ones, and of the same ones in a clean run."""
     uploads, looks = only(events, Uploaded), only(events, Clusters)
     attackers = chosen if poisoned else frozenset()
-    bad = [upload.rejected for upload in uploads if upload.client in attackers]
+    bad = [upload.outcome == "rejected" for upload in uploads if upload.client in attackers]
     honest = [upload for upload in uploads if upload.client not in attackers]
-    good = [upload.rejected for upload in honest]
-    changed = [upload.rejected for upload in after_a_change(honest)]
+    good = [upload.outcome == "rejected" for upload in honest]
+    changed = [upload.outcome == "rejected" for upload in after_a_change(honest)]
     last = {upload.client: upload.after for upload in uploads if upload.client not in chosen}
     return {
         "clusters": fmean(fmean(look.accuracies) for look in looks[-LOOKS:]),

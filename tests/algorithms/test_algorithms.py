@@ -359,6 +359,10 @@ def test_what_cannot_be_registered():
         uses_proxy = estimates = False
         initial = assign = server_update = cluster_models = Duck.initial
 
+    class Unfinished(Algorithm):
+        name = "unfinished"
+        initial = join = server_update = Duck.initial
+
     class Taken(Duck):
         name = "cdfl"
 
@@ -370,6 +374,7 @@ def test_what_cannot_be_registered():
             NoJoin,
             r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign",
         ),
+        (Unfinished, r"Unfinished has no cluster_models; expected a name, or a class with"),
         (Taken, r"Taken has the name 'cdfl'; expected a word of its own, not one of cdfl, fedsoft"),
         (Slashed, r"Slashed has the name 'a/b'; expected a word to call it by"),
         (CDFL(HALF), r"algorithm is a CDFL object; expected the class CDFL: a run makes the object itself"),

@@ -107,10 +107,10 @@ class TestRuns:
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
         careful = make_task(TASK.settings.replace(max_harm=2), num_uploads=60)
         uploads = only(run_attacked(Negated(), careful).events, Uploaded)
-        caught = [upload.rejected for upload in uploads if upload.client in SOME]
+        caught = [upload.outcome == "rejected" for upload in uploads if upload.client in SOME]
         assert caught
         assert all(caught)
-        assert not all(upload.rejected for upload in uploads if upload.client not in SOME)
+        assert not all(upload.outcome == "rejected" for upload in uploads if upload.client not in SOME)
 
     def test_only_cdfl_can_be_attacked(self):
         with pytest.raises(ValueError, match="fedsoft cannot be attacked here; expected cdfl"):

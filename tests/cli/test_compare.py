@@ -30,8 +30,8 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
         "cdfl-0", "cdfl-1", "config.json", "local-0", "local-1", "summary.json", "versions.json",
     ]  # fmt: skip
     summary = json.loads((parent / "summary.json").read_text())
-    assert list(summary) == ["local", "cdfl"]
-    for name in ("local", "cdfl"):
+    assert list(summary) == ["local-keep", "cdfl"]
+    for name in ("local-keep", "cdfl"):
         ends = [RunFolder(parent / f"{name}-{seed}").events()[-1] for seed in range(2)]
         after = [end.after for end in ends]
         assert summary[name]["after"] == after  # in the order of the seeds
@@ -40,17 +40,17 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
         assert f"{fmean(after):.3f} ± {stdev(after):.3f}" in row
         megabytes = fmean(end.bytes_down / 1e6 for end in ends)
         assert f" {megabytes:.1f} " in row
-    assert summary["local"]["divergence"] == []
+    assert summary["local-keep"]["divergence"] == []
     configs = [RunFolder(parent / f"cdfl-{seed}").config() for seed in range(2)]
     assert [config["seed"] for config in configs] == [0, 1]
 
 
 def test_numbers_are_in_the_order_of_the_seeds_whatever_run_was_over_first(small):
-    configs = [configure(str(small), algorithm="local", seed=seed) for seed in range(3)]
+    configs = [configure(str(small), algorithm="local-keep", seed=seed) for seed in range(3)]
     end = Finished(1, 0.5, 0.0, 0.7, None, 0.0, 0.0, 0, {}, 0, 0, 0, 0, 0)
     results = {which: replace(end, after=float(which)) for which in (2, 0, 1)}
-    assert _values("local", "after", configs, results) == [0.0, 1.0, 2.0]
-    assert _values("local", "divergence", configs, results) == []
+    assert _values("local-keep", "after", configs, results) == [0.0, 1.0, 2.0]
+    assert _values("local-keep", "divergence", configs, results) == []
     assert _values("cdfl", "after", configs, results) == []
 
 
@@ -63,7 +63,7 @@ def test_one_seed_has_no_deviation(small):
 def test_all_algorithms_run_together(small, tmp_path):
     code, output = call("compare", small, "--algorithms", "all", "--seeds", 1, "--out", tmp_path / "all")
     assert code == 0
-    for name in ("cdfl", "fedsoft", "fedasync", "fedbuff", "ifca", "local", "local-restart", "oracle"):
+    for name in ("cdfl", "fedsoft", "fedasync", "fedbuff", "ifca", "local-keep", "local", "oracle"):
         assert f" {name} " in output
         assert RunFolder(tmp_path / "all" / f"{name}-0").events()[-1].uploads == 12
 
@@ -88,10 +88,19 @@ def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
 
 
 def test_a_folder_of_runs_is_left_alone(small, tmp_path):
-    assert call("compare", small, "--algorithms", "local", "--seeds", 1, "--out", tmp_path / "here")[0] == 0
+    assert call("compare", small, "--algorithms", "local-keep", "--seeds", 1, "--out", tmp_path / "here")[0] == 0
     before = (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes()
     code, output = call(
-        "compare", small, "--algorithms", "local", "--seeds", 1, "--out", tmp_path / "here", "--set", "batch_size=4"
+        "compare",
+        small,
+        "--algorithms",
+        "local-keep",
+        "--seeds",
+        1,
+        "--out",
+        tmp_path / "here",
+        "--set",
+        "batch_size=4",
     )
     assert code == 2
     assert "already holds a run" in output

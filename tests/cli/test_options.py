@@ -73,7 +73,7 @@ def test_refusing_is_one_line(capsys):
     [
         (["run", "digits4"], "digits-4"),
         (["run", "digits-4", "--algorithm", "fedsft"], "fedsoft"),
-        (["compare", "digits-4", "--algorithms", "cdfl,localrestart"], "local-restart"),
+        (["compare", "digits-4", "--algorithms", "cdfl,localkeep"], "local-keep"),
         (["run", "digits-4", "--policy", "pagehinkley"], "page-hinkley"),
         (["run", "digits-4", "--time-model", "session"], "sessions"),
         (["run", "digits-4", "--preset", "papers"], "paper"),

@@ -67,9 +67,9 @@ def error(found, expected):
 def test_a_chain_has_the_outputs_and_gradients_of_autograd(make):
     network, layout, models, images, targets = problem(make, torch.float64)
     plain, chain = both(network, layout)
-    assert error(chain.predict(models, images), plain.turn(models, images)) < 1e-14
+    assert error(chain.predict(models, images), plain.predict(models, images)) < 1e-14
     shared = images[:1].contiguous().expand(images.shape)  # NCHW, and the same for all
-    assert error(chain.predict(models, shared), plain.turn(models, shared)) < 1e-14
+    assert error(chain.predict(models, shared), plain.predict(models, shared)) < 1e-14
     expected = flat(plain.gradients(models, images, targets))
     assert error(flat(chain.gradients(models, images, targets)), expected) < 1e-13
 
@@ -90,7 +90,7 @@ def test_its_precision_is_what_was_asked_for(make, precision, bound):
         assert error(found.double(), expected) > 1e-4  # or it was not asked
     said = chain.predict(models, images)
     assert said.dtype == torch.float32
-    assert error(said.double(), exact.turn(models.double(), images.double())) < bound
+    assert error(said.double(), exact.predict(models.double(), images.double())) < bound
 
 
 def test_a_row_that_diverges_leaves_the_others_alone():

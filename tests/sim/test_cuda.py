@@ -14,7 +14,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.clock import Uniform
 from cdfl.sim.cuda import GraphStack, ProxyLosses
-from cdfl.sim.cuda_server import GraphServer, _Held
+from cdfl.sim.cuda_server import GraphServer, _ServerGraph
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.presets import preset_for
 from cdfl.sim.reference import simulate
@@ -42,14 +42,14 @@ def trainings_of(task: Task, count: int) -> list[Training]:
 def alone(task: Task, training: Training) -> torch.Tensor:
     inputs, targets = task.inputs(training.samples)
     batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(task.device))
-    return client_update(task.model, training.start, batches, task.loss, task.settings)
+    return client_update(task.model, training.start, batches, task.loss, task.settings.training)
 
 
 @DEVICES
 @pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
 def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: dict[str, object]) -> None:
     task = make_task(device, torch.float64, **optimizer)
-    stack = GraphStack(task.model, task.loss, task.settings, task.dtype, width=5, precision="float32")
+    stack = GraphStack(task.model, task.loss, task.settings.training, task.dtype, width=5, precision="float32")
     trainings = trainings_of(task, 12)
     models = stack.train(trainings)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -61,7 +61,7 @@ def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: di
 @DEVICES
 def test_a_space_grows_with_the_stacks(device: str) -> None:
     task = make_task(device, torch.float64)
-    stack = GraphStack(task.model, task.loss, task.settings, task.dtype, width=64, precision="float32")
+    stack = GraphStack(task.model, task.loss, task.settings.training, task.dtype, width=64, precision="float32")
     trainings = trainings_of(task, 9)
     for count in (1, 2, 9):
         models = stack.train(trainings[:count])
@@ -85,11 +85,11 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
     plain = only(simulate(task, make_algorithm("cdfl", settings), Uniform()), Uploaded)
 
     def stack(proximal_strength: float) -> GraphStack:
-        changed = settings.replace(proximal_strength=proximal_strength)
+        changed = replace(settings.training, proximal_strength=proximal_strength)
         return GraphStack(task.model, task.loss, changed, task.dtype, precision="float32")
 
     evaluator = stack(0.0)
-    engines = Engines(stack(settings.proximal_strength), stack(0.0), evaluator, scores_together=7)
+    engines = Engines(stack(settings.training.proximal_strength), stack(0.0), evaluator, scores_together=7)
     algorithm = GraphServer(make_algorithm("cdfl", settings), evaluator, task.proxy_sets)
     fast = only(Simulation(task, algorithm, Uniform(), engines).events(), Uploaded)
     assert len(fast) == len(plain) == 40
@@ -97,7 +97,7 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
         assert ours.client == theirs.client
         assert ours.mixture == pytest.approx(theirs.mixture, abs=1e-9)
         assert ours.rates == pytest.approx(theirs.rates, abs=1e-9)
-        assert ours.deprecated == theirs.deprecated
+        assert ours.outcome == theirs.outcome
         assert (ours.before, ours.after) == (theirs.before, theirs.after)
 
 
@@ -105,7 +105,7 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measures: str) -> None:
     task = make_task(device, torch.float64, measures=measures)
-    evaluator = GraphStack(task.model, task.loss, task.settings, task.dtype, precision="float32")
+    evaluator = GraphStack(task.model, task.loss, task.settings.training, task.dtype, precision="float32")
     plain = make_algorithm("cdfl", task.settings)
     graph = GraphServer(plain, evaluator, task.proxy_sets)
     start = task.pretrain()
@@ -126,10 +126,10 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
         ]
         states = [state for state, _ in answers]
         (expected, reply), (found, answer) = answers
-        assert (found.usual_measures.cpu() - expected.usual_measures).abs().max() < 1e-9
+        torch.testing.assert_close(found.memory.cpu(), expected.memory, rtol=0, atol=1e-9)
         assert (torch.stack(answer.measures).cpu() - torch.stack(reply.measures)).abs().max() < 1e-9
         assert (answer.mixture.cpu() - reply.mixture).abs().max() < 1e-9
-        assert bool(expected.usual_measures.any()) == (measures == "relative")
+        assert bool(expected.memory.any()) == (measures == "relative")
 
 
 @DEVICES
@@ -139,7 +139,7 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
         settings = task.settings
         stacks = [
             GraphStack(task.model, task.loss, own, precision="float32")
-            for own in (settings, settings.replace(proximal_strength=0.0))
+            for own in (settings.training, replace(settings.training, proximal_strength=0.0))
         ]
         algorithm = GraphServer(make_algorithm("cdfl", settings), stacks[0], task.proxy_sets)
         return Simulation(task, algorithm, Uniform(), Engines(stacks[0], stacks[1], stacks[0], scores_together=7))
@@ -165,13 +165,14 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
 def test_the_graph_s_tensors_are_where_the_models_are() -> None:
     """A checkpoint comes back with its models on a GPU and the rest on the host; "meta" stands for the GPU here."""
     task = make_task("cpu", torch.float32)
-    stack = GraphStack(task.model, task.loss, task.settings, precision="float32")
+    stack = GraphStack(task.model, task.loss, task.settings.training, precision="float32")
     server = GraphServer(make_algorithm("cdfl", task.settings), stack, task.proxy_sets)
     state = server.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
-    held = _Held(server, state.replace(cluster_models=state.cluster_models.to("meta")))
-    devices = {name: value.device.type for name, value in vars(held).items() if isinstance(value, torch.Tensor)}
-    assert {"losses", "epochs", "upload_losses"} < set(devices)
-    assert devices == dict.fromkeys(devices, "meta")
+    graph = _ServerGraph(server, server._on_device(state.replace(cluster_models=state.cluster_models.to("meta"))))
+    parts = vars(graph.state) | vars(graph.upload) | vars(graph)
+    devices = {name: value.device.type for name, value in parts.items() if isinstance(value, torch.Tensor)}
+    assert {"cluster_losses", "cluster_epochs", "losses", "memory", "rates"} < set(devices)
+    assert {devices[name] for name in devices if name != "defence_memory"} == {"meta"}  # that one is not used
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -185,7 +186,7 @@ def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, 
         torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
     ).cuda()
     task.model = layers
-    stack = GraphStack(layers, task.loss, settings, precision=precision)
+    stack = GraphStack(layers, task.loss, settings.training, precision=precision)
     trainings = trainings_of(task, 6)
     models = stack.train(trainings)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -202,7 +203,7 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
                 raise torch.OutOfMemoryError("a stack of more than 3")
             return super()._train_stack(trainings)
 
-    stack = Small(task.model, task.loss, task.settings, task.dtype, precision="float32")
+    stack = Small(task.model, task.loss, task.settings.training, task.dtype, precision="float32")
     trainings = trainings_of(task, 9)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
@@ -220,7 +221,7 @@ def test_a_big_network_is_called_row_by_row(device: str, width: int, normed: boo
         task.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
         task.layout = Layout.of(task.model)
     stack = GraphStack(
-        task.model, task.loss, task.settings, task.dtype, width=width, precision="float32", one_by_one=True
+        task.model, task.loss, task.settings.training, task.dtype, width=width, precision="float32", one_by_one=True
     )
     trainings = trainings_of(task, 5)
     expected = torch.stack([alone(task, training) for training in trainings])
@@ -240,7 +241,7 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     task = make_task(device, torch.float64)
     task.model = network
     task.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
-    stack = GraphStack(network, task.loss, task.settings, task.dtype, precision="float32")
+    stack = GraphStack(network, task.loss, task.settings.training, task.dtype, precision="float32")
     stack.network.force_chain = True
     trainings = trainings_of(task, 4)
     expected = torch.stack([alone(task, training) for training in trainings])

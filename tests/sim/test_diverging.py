@@ -51,7 +51,7 @@ def ruined_plain(monkeypatch, task, name):
     return run_plain(task, name)
 
 
-@pytest.mark.parametrize("name", ["cdfl", "fedsoft", "ifca", "local-restart", "fedbuff"])
+@pytest.mark.parametrize("name", ["cdfl", "fedsoft", "ifca", "local", "fedbuff"])
 def test_one_client_that_always_diverges(name, monkeypatch):
     task = make_task(model="normed")
     engines = make_engines(task, width=64)

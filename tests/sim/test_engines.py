@@ -31,11 +31,11 @@ def trainings_of(task, count=6, start=None):
 def alone(task, training):
     inputs, targets = task.inputs(training.samples)
     batches = ((inputs[batch], targets[batch]) for batch in training.plan)
-    return client_update(task.model, training.start, batches, task.loss, task.settings)
+    return client_update(task.model, training.start, batches, task.loss, task.settings.training)
 
 
 def stack_of(task, width=64):
-    return Stack(task.model, task.loss, task.settings, task.dtype, width)
+    return Stack(task.model, task.loss, task.settings.training, task.dtype, width)
 
 
 @pytest.mark.parametrize("model", ["tiny", "normed", "frozen"])
@@ -45,7 +45,7 @@ def test_float32_of_one_training_stays_within_a_stated_bound(model):
     trainings = trainings_of(task)
     expected = torch.stack([alone(task, training) for training in trainings])
     moved = (expected - trainings[0].start).norm(dim=1)
-    workers = Workers(task.model, task.loss, task.settings)
+    workers = Workers(task.model, task.loss, task.settings.training)
     for engine in (stack_of(task), stack_of(task, 2), workers):
         assert ((engine.train(trainings) - expected).norm(dim=1) / moved).max() < 1e-5
 
@@ -75,7 +75,7 @@ def test_no_steps_leave_the_model_as_it_is():
         Training(task.federation, training.samples, training.start, training.plan[:0], 0)
         for training in trainings_of(task, 3)
     ]
-    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)):
+    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings.training, task.dtype)):
         assert torch.equal(engine.train(trainings), flatten(task.model).expand(3, -1))
     assert_same(run_fast(task), run_plain(task))
 
@@ -84,7 +84,7 @@ def test_looking_at_inputs_of_different_lengths():
     task = make_task(model="normed")
     models = stack_of(task).train(trainings_of(task, 3))
     own = [torch.randn(count, 1, 8, 8, dtype=torch.float64) for count in (1, 5, 3)]
-    stack, workers = stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)
+    stack, workers = stack_of(task), Workers(task.model, task.loss, task.settings.training, task.dtype)
     stack.together = 6  # two passes
     for engine in (stack, workers):
         for model, inputs, outputs in zip(models, own, engine.outputs(models, own), strict=True):
@@ -98,7 +98,7 @@ def test_a_training_that_diverges_harms_nobody_in_its_stack():
     fine = trainings_of(task)
     ruined = list(fine)
     ruined[2] = Training(fine[2].federation, fine[2].samples, fine[2].start * 1e200, fine[2].plan, 0)
-    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings, task.dtype)):
+    for engine in (stack_of(task), Workers(task.model, task.loss, task.settings.training, task.dtype)):
         expected, found = engine.train(fine), engine.train(ruined)
         assert not torch.isfinite(found[2]).all()
         others = [0, 1, 3, 4, 5]
@@ -185,8 +185,8 @@ def test_bfloat16_trains_to_nearly_the_same_model():
     """Within a tenth of the distance covered: stale weights, kept by autocast, would end elsewhere."""
     task = make_task(SETTINGS.replace(local_epochs=5), dtype=torch.float32)
     trainings = trainings_of(task)
-    exact = Workers(task.model, task.loss, task.settings).train(trainings)
-    rounded = Workers(task.model, task.loss, task.settings, precision="bfloat16").train(trainings)
+    exact = Workers(task.model, task.loss, task.settings.training).train(trainings)
+    rounded = Workers(task.model, task.loss, task.settings.training, precision="bfloat16").train(trainings)
     moved = (exact - trainings[0].start).norm(dim=1)
     assert ((rounded - exact).norm(dim=1) < 0.1 * moved).all()
     assert not torch.equal(rounded, exact)

@@ -35,7 +35,7 @@ def test_staleness_in_bins():
 
 
 UPLOAD = Uploaded(
-    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, deprecated=False, held=0.3, before=0.2,
+    epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, outcome="applied", held=0.3, before=0.2,
     after=0.4, true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10,
     bytes_down=20, client_flops=300, server_flops=5, trained=50,
 )  # fmt: skip
@@ -46,7 +46,7 @@ def test_a_summary_by_hand():
         Started("s", "a", 0, 16, 2, 4, 10),
         Clusters(0, [0.0, 0.1]),
         UPLOAD,
-        replace(UPLOAD, epoch=2, client=1, before=0.6, after=0.8, divergence=0.3, staleness=2, deprecated=True),
+        replace(UPLOAD, epoch=2, client=1, before=0.6, after=0.8, divergence=0.3, staleness=2, outcome="deprecated"),
         Diverged(3.0, 5),
         replace(UPLOAD, epoch=3, client=0, before=0.4, after=0.6, divergence=None, staleness=3),
         Clusters(3, [0.5, 0.7]),
@@ -57,7 +57,7 @@ def test_a_summary_by_hand():
     assert end.after == pytest.approx(0.7)
     assert end.cluster == pytest.approx(0.6)
     assert end.divergence == pytest.approx(0.3)
-    assert end.deprecated == pytest.approx(1 / 3)
+    assert end.deprecated_share == pytest.approx(1 / 3)
     assert end.staleness == {"0-1": 1, "2-3": 2}
     assert (end.bytes_up, end.bytes_down, end.client_flops, end.server_flops) == (30, 60, 900, 15)
     assert end.trained == 150
@@ -135,7 +135,7 @@ FORWARD = CONVOLUTION + LINEAR
 TRAINING = FORWARD + CONVOLUTION + 2 * LINEAR
 # 3 x 9 + 3 and 27 x 10 + 10 numbers of 8 bytes
 BYTES = 8 * (30 + 280)
-DOWN = {"fedsoft": 4, "ifca": 4, "local": 0, "local-restart": 0}  # models; the others send one
+DOWN = {"fedsoft": 4, "ifca": 4, "local-keep": 0, "local": 0}  # models; the others send one
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -184,9 +184,10 @@ def test_too_old_an_upload_costs_the_server_nothing():
     old = [upload for upload in uploads if upload.staleness > 5]
     assert old
     for upload in uploads:
-        assert upload.deprecated == (upload.staleness > 5)
-        assert (upload.server_flops == 0) == upload.deprecated
-        assert any(upload.rates) != upload.deprecated
+        deprecated = upload.outcome == "deprecated"
+        assert deprecated == (upload.staleness > 5)
+        assert (upload.server_flops == 0) == deprecated
+        assert any(upload.rates) != deprecated
         assert upload.bytes_down == BYTES  # it still gets a model
 
 
@@ -211,11 +212,11 @@ def test_what_an_upload_tells():
 
 def test_a_client_held_its_last_reply_when_new_data_came():
     task = make_task()
-    uploads = only(run_plain(task, "local").events, Uploaded)
+    uploads = only(run_plain(task, "local-keep").events, Uploaded)
     first = uploads[0]
     start = task.pretrain().mean(dim=0)
     assert first.held == task.accuracy(start, task.federation.draw(first.client, 0).test)
     # Whoever trains anew each time still held what it had trained before, not the common start.
-    again = only(run_plain(make_task(), "local-restart").events, Uploaded)
+    again = only(run_plain(make_task(), "local").events, Uploaded)
     second = next(upload for upload in again if upload.update == 1)
     assert second.held != task.accuracy(start, task.federation.draw(second.client, 1).test)

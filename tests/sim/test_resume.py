@@ -69,7 +69,7 @@ def test_at_many_moments(tmp_path, moments):
     assert interrupted(tmp_path, config, moments) == in_one_go(tmp_path, config)
 
 
-@pytest.mark.parametrize("algorithm", ["fedsoft", "fedasync", "fedbuff", "ifca", "local", "local-restart", "oracle"])
+@pytest.mark.parametrize("algorithm", ["fedsoft", "fedasync", "fedbuff", "ifca", "local-keep", "local", "oracle"])
 def test_every_algorithm(tmp_path, algorithm):
     config = configure(SCENARIO, algorithm=algorithm)
     assert interrupted(tmp_path, config, [15]) == in_one_go(tmp_path, config)
@@ -176,7 +176,7 @@ def group_configs():
     return [
         configure(SCENARIO, algorithm="cdfl", seed=0),
         configure(SCENARIO, algorithm="fedbuff", seed=0, time_model="few-active"),
-        configure(SCENARIO, algorithm="local", seed=1, time_model="sessions"),
+        configure(SCENARIO, algorithm="local-keep", seed=1, time_model="sessions"),
         configure(SCENARIO, algorithm="ifca", seed=1, policy="sometimes"),
     ]
 
@@ -231,7 +231,7 @@ def test_a_group_in_which_scores_are_told_between_stacks(tmp_path, monkeypatch, 
 def test_runs_of_a_group_are_the_runs_alone():
     """In float64, to 1e-9: common stacks change nothing but rounding."""
     tasks = [make_task(seed=0), make_task(seed=1)]
-    names = ["cdfl", "fedsoft", "local"]
+    names = ["cdfl", "fedsoft", "local-keep"]
     engines = make_engines(tasks[0], width=64)
 
     def simulations():
@@ -327,8 +327,8 @@ def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
     checkpoint.save(tmp_path, place, task.start)
     twin = Simulation(task, make_algorithm("cdfl", settings), UNIFORM, make_engines(task, width=64))
     found = checkpoint.load(tmp_path, twin)
-    assert bool(place.state.usual_measures.all())
-    assert torch.equal(found.state.usual_measures, place.state.usual_measures)
+    assert bool(place.state.memory.all())
+    assert torch.equal(found.state.memory, place.state.memory)
     replies = [
         (client.reply.measures, found.clients[number].reply.measures) for number, client in place.clients.items()
     ]

@@ -1,14 +1,14 @@
 """Runs by name, from Python."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cdfl
-from cdfl.algorithms import ALGORITHMS, Algorithm
+from cdfl.algorithms import ALGORITHMS, CDFL
 from cdfl.core import Settings, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
@@ -19,16 +19,16 @@ from cdfl.sim.runner import configure, run, run_events
 
 from .world import SETTINGS, make_scenario, normed
 
-SMALL = make_scenario(settings=asdict(SETTINGS), num_uploads=12, num_clients=5)
+SMALL = make_scenario(settings=SETTINGS.leaves(), num_uploads=12, num_clients=5)
 
 
-class Patient(Algorithm):
+class Patient(CDFL):
     """CDFL that moves its clusters half as far."""
 
     name = "patient"
 
     def __init__(self, settings):
-        super().__init__(settings.replace(base_rate=settings.base_rate / 2))
+        super().__init__(settings.replace(base_rate=settings.rates.base_rate / 2))
 
 
 class Decides:
@@ -44,11 +44,11 @@ class Turning:
         yield from self.told
 
 
-class Unnamed(Algorithm):
+class Unnamed(CDFL):
     pass
 
 
-class Spaced(Algorithm):
+class Spaced(CDFL):
     name = "two words"
 
 
@@ -95,7 +95,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     assert folder.events() == result.events
     config = folder.config()
     assert config == json.loads(json.dumps(result.config.to_json()))
-    expected = json.loads(json.dumps(asdict(SETTINGS.replace(base_rate=0.25))))
+    expected = json.loads(json.dumps(SETTINGS.replace(base_rate=0.25).to_dict()))
     assert config["settings"] == expected  # every one of them, not only those that were given
     assert (
         config["algorithm"],
@@ -123,13 +123,16 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     ("options", "message"),
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
-        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class, Patient"),
-        ({"algorithm": Sometimes}, "algorithm is <class .*Sometimes'>; expected a name, or a class derived from"),
+        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class Patient"),
+        ({"algorithm": Sometimes}, "Sometimes has no initial, join, .*; expected a name, or a class with"),
         ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected a word of its own, .*: name = 'unnamed'"),
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
-        ({"policy": 3}, r"policy is 3; expected a name \(always, .*\), or an object with decide\(memory, turn\) -> "),
+        (
+            {"policy": 3},
+            r"policy is 3; expected a name \(always, .*\), or an object with decide\(memory, observation\) -> ",
+        ),
         ({"policy": Sometimes}, r"policy is the class Sometimes; expected .*: Sometimes\(\.\.\.\)"),
         (
             {"policy": Decides(lambda memory: True)},
@@ -221,11 +224,11 @@ def test_presets():
     fashion = load_scenario("fashion-mnist-4")
     assert preset_for(fashion, "paper") == paper("fashion-mnist-4").replace(max_staleness=80)
     smaller = configure("fashion-mnist-4", preset="paper", num_clients=10, base_rate=0.5)
-    assert (smaller.settings.max_staleness, smaller.settings.base_rate) == (10, 0.5)
+    assert (smaller.settings.rates.max_staleness, smaller.settings.rates.base_rate) == (10, 0.5)
     assert preset_for(fashion, "paper-reading") == reading("fashion-mnist-4").replace(max_staleness=80)
     assert list(PRESETS) == ["default", "paper", "paper-reading"]
     unequal = load_scenario("digit-recognition")  # what a scenario asks for is not for what the paper prints
-    assert [preset_for(unequal, name).measures for name in PRESETS] == ["relative", "plain", "plain"]
+    assert [preset_for(unequal, name).estimate.measures for name in PRESETS] == ["relative", "plain", "plain"]
 
 
 def test_a_preset_says_who_is_there_when_unless_the_run_does():
@@ -253,7 +256,7 @@ def test_a_time_model_may_be_a_trace_file_and_a_policy_an_object(tmp_path: Path)
 def test_an_algorithm_of_ones_own_runs_and_is_recorded_by_its_name(tmp_path):
     own = run(SMALL, algorithm=Patient, out=tmp_path / "own")
     assert own.config.algorithm == own.events[0].algorithm == RunFolder(tmp_path / "own").config()["algorithm"]
-    slow = run(SMALL, base_rate=SETTINGS.base_rate / 2)
+    slow = run(SMALL, base_rate=SETTINGS.rates.base_rate / 2)
     assert own.uploads == slow.uploads  # its own settings count
     assert run(SMALL, algorithm="patient").events == own.events  # now that it has been seen, its name will do
 

@@ -83,7 +83,7 @@ def test_workers_leave_the_model_that_they_were_given():
     task = make_task()
     before, weights = str(task.model), flatten(task.model)
     given = copy.deepcopy(task.model)
-    engine = Workers(task.model, task.loss, task.settings, task.dtype)
+    engine = Workers(task.model, task.loss, task.settings.training, task.dtype)
     assert names(engine.model)[1:3] == ["MaxPool2d", "ReLU"]
     assert str(task.model) == before
     inputs = torch.rand(5, *task.federation.input_shape, dtype=task.dtype)
@@ -111,7 +111,7 @@ def test_nobody_trains_on_when_trainings_are_interrupted():
         steps.append(1)
         return task.loss(outputs, targets)
 
-    engine = Workers(task.model, loss, task.settings, task.dtype, count=2)
+    engine = Workers(task.model, loss, task.settings.training, task.dtype, count=2)
     samples = task.federation.draw(0, 0).train
     long = torch.zeros(100_000, 1, dtype=torch.int64)  # minutes
     start = flatten(task.model)

@@ -33,7 +33,8 @@ def register(kind: type[_A]) -> type[_A]:
         if isinstance(kind, Algorithm):
             raise ValueError(f"algorithm is a {own} object; expected the class {own}: a run makes the object itself")
         raise ValueError(f"algorithm is {kind!r}; {EXPECTED}")
-    missing = [method for method in METHODS if not callable(getattr(kind, method, None))]
+    abstract = getattr(kind, "__abstractmethods__", ())
+    missing = [method for method in METHODS if method in abstract or not callable(getattr(kind, method, None))]
     missing += [attribute for attribute in ATTRIBUTES if not hasattr(kind, attribute)]
     if missing:
         raise ValueError(f"{kind.__name__} has no {', '.join(missing)}; {EXPECTED}")

@@ -1,5 +1,6 @@
 """The interface of an algorithm, and what the algorithms share."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -56,10 +57,12 @@ class Algorithm(Protocol):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    @abstractmethod
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Return the state at epoch 0, from pre-trained cluster models (K, P)."""
         ...
 
+    @abstractmethod
     def join(self, state: Any) -> Reply:
         """Answer a newcomer."""
         ...
@@ -68,12 +71,14 @@ class Algorithm(Protocol):
         """Return what a client with this reply and these new data trains from."""
         return Assignment(reply.personal_model, reply.epoch, reply.client)
 
+    @abstractmethod
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
         """Take one upload and answer it."""
         ...
 
+    @abstractmethod
     def cluster_models(self, state: Any) -> Tensor:
         """Return the models that are scored on the clusters: (K, P), or (1, P) if one serves all."""
         ...
