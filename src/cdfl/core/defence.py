@@ -37,7 +37,7 @@ class Defence(Protocol):
         client: ClientMemory,
         evaluate: Evaluate,
     ) -> tuple[Step, Verdict]:
-        """Move the clusters by at most `rates`. A step that is not accepted is dropped."""
+        """Return `take_step` at `rates` or smaller ones, and the verdict. A step that is not accepted is dropped."""
         ...
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
