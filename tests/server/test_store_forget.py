@@ -5,11 +5,12 @@ import sqlalchemy as sa
 
 from cdfl.core import Settings
 from cdfl.core.accept import WARM_UP
-from cdfl.server.journal import Retention
-from cdfl.server.schema import TABLES
+from cdfl.server.auth import Tokens
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.tables import TABLES
 
-from .toy import Toy, same_state, stored_blobs
+from .toy import Toy, same_state, stored_blobs, was_given
 
 NAME = "car-of-somebody"
 
@@ -24,7 +25,7 @@ def everything(store) -> str:
 def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
     with Store.open(*where, Retention(keep_uploads=keep_uploads)) as store:
         toy = Toy(store)
-        token = store.tokens.create(NAME)
+        token = Tokens(store.database).create(NAME)
         store.grant(NAME, 0)
         for _ in range(8):
             toy.upload("car-7", NAME)
@@ -44,9 +45,9 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
 
         assert not store.knows(NAME)
         assert store.client(NAME) is None
-        assert store.tokens.client(token) is None
+        assert Tokens(store.database).client(token) is None
         assert store.asked_to_forget() == []
-        assert not store.was_given(NAME, 0)
+        assert not was_given(store, NAME, 0)
         left = everything(store)
         assert NAME not in left
         assert not [number for number in numbers if number in left]
@@ -105,9 +106,9 @@ def test_nobody_else_loses_anything(where):
 
 def test_a_token_alone_and_a_name_nobody_knows(where):
     with Store.open(*where) as store:
-        token = store.tokens.create(NAME)
+        token = Tokens(store.database).create(NAME)
         assert store.forget(NAME, None)  # nothing was begun yet
-        assert store.tokens.client(token) is None
+        assert Tokens(store.database).client(token) is None
         assert not store.forget("nobody", None)
 
 

@@ -8,11 +8,11 @@ import sys
 
 import psycopg
 import pytest
+from cdfl.server.places import shown
 
 from cdfl import wire
-from cdfl.server import chores
-from cdfl.server.journal import StoreBusy, StoreError, StoreLost, StoreUnavailable
-from cdfl.server.places import shown
+from cdfl.server import maintenance
+from cdfl.server.records import StoreBusy, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 
 from .live import Live, near
@@ -173,9 +173,9 @@ def replaced(postgres, apart):
 def assert_it_stops(server, caplog):
     server._thread.join(timeout=20)
     assert not server._thread.is_alive()
-    assert server.session.lost.startswith("the store was taken over by another server (process ")
+    assert server.engine.lost.startswith("the store was taken over by another server (process ")
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert said == [f"the server must stop: {server.session.lost}"]  # once
+    assert said == [f"the server must stop: {server.engine.lost}"]  # once
 
 
 @pytest.mark.parametrize("path", ["/v1/model", "/readyz"])
@@ -186,7 +186,7 @@ def test_a_server_that_was_replaced_stops_at_the_next_request(replaced, caplog, 
 
 @pytest.mark.parametrize("chore", ["PRUNE_SECONDS", "SNAPSHOT_SECONDS"])
 def test_a_server_that_was_replaced_stops_unasked(replaced, caplog, monkeypatch, chore):
-    monkeypatch.setattr(chores, chore, 0.0)
+    monkeypatch.setattr(maintenance, chore, 0.0)
     assert_it_stops(replaced, caplog)
 
 
