@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cdfl.server.blobs import digest_in, digest_of
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
-from cdfl.server.tables import grants, journal
+from cdfl.server.tables import grants
 from cdfl.server.verify import verify
 
 from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, stored_blobs, was_given
@@ -122,16 +122,6 @@ def test_what_was_sent_is_kept_for_a_while(toy, store, monkeypatch):
     assert verify(store).findings == []
 
 
-def test_what_an_older_cdfl_wrote_is_not_relied_on(toy, store):
-    toy.upload("car-7")
-    last = store.client("car-7").last
-    plain = "reply-" + "0" * 32
-    store.blobs.write(plain, store.read_reply(last))
-    with store.writing() as connection:
-        connection.execute(journal.update().where(journal.c.epoch == 1).values(reply=plain))
-    assert keep_sent(store, "car-7", 1) is None
-
-
 def test_nobody_else_needs_what_is_forgotten(toy, store):
     toy.join("car-7")
     toy.join("car-8")
@@ -183,4 +173,4 @@ def test_steps_towards_the_upload_need_nothing(where):
         toy.upload("car-7")
         assert same_state(store.recover().state, toy.state)
         assert verify(store).findings == []
-        assert store.read_base(store.entries(after=2)[0], LAYOUT) is not None
+        assert store.read_model(store.entries(after=2)[0].base, LAYOUT) is not None
