@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 from torch import Tensor
 
-from cdfl import __version__, wire
+from cdfl import wire
 from cdfl.checks import check_number
 from cdfl.client.errors import ServerAwayError
 from cdfl.core import Layout
@@ -86,7 +87,7 @@ class Connection:
         self._compress, self._sleep = compress, sleep
         self._has_answered = False  # True: the address is right, so errors need no hint
         self._limit = wire.body_size(layout) + HEADER_ROOM
-        headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{__version__}"}
+        headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{version('cdfl')}"}
         headers["Accept-Encoding"] = "zstd" if compress else "identity"
         if token is not None:
             headers["Authorization"] = _authorization(token)
