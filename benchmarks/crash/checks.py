@@ -13,7 +13,7 @@ from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.core import Layout, Reply, ServerState, Settings, Upload, join, server_update
-from cdfl.server.journal import Entry
+from cdfl.server.records import Entry
 
 
 @dataclass

@@ -3,10 +3,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cdfl.server.places import open_blobs
-from cdfl.server.remote import RemoteBlobs
 
-from cdfl.server.blobs import FolderBlobs, digest_in, digest_of, new_name
+from cdfl.server.blobs import FolderBlobs, RemoteBlobs, digest_in, digest_of, new_name, open_blobs
 from cdfl.server.records import StoreError, StoreUnavailable
 from cdfl.server.store import Store
 
@@ -58,14 +56,14 @@ def blobs(request, tmp_path):
 
 def test_asking_makes_nothing(tmp_path, remote_url):
     for where in (tmp_path / "typo", remote_url):
-        assert open_blobs(where).read(new_name("store")) is None
+        assert open_blobs(where).read(new_name("store", "0" * 64)) is None
     assert list(tmp_path.iterdir()) == []
     assert not open_blobs(remote_url).fs.exists(remote_url)
 
 
 def test_many_threads_at_once(blobs):
     def come_and_go(number):
-        name, body = new_name("reply"), b"%d" % number * 1000
+        name, body = new_name("reply", "0" * 64), b"%d" % number * 1000
         blobs.write(name, body)
         assert blobs.read(name) == body
         assert name in blobs.names()
@@ -79,22 +77,22 @@ def test_many_threads_at_once(blobs):
 
 def test_what_is_written_comes_back(blobs):
     assert blobs.names() == []
-    first, second = new_name("reply"), new_name("reply")
+    first, second = new_name("reply", "0" * 64), new_name("reply", "0" * 64)
     blobs.write(first, b"whole")
     blobs.write(second, (b"in ", memoryview(b"pieces"), b""))
     blobs.settle()
     blobs.check()
     assert (blobs.read(first), blobs.read(second)) == (b"whole", b"in pieces")
-    assert blobs.read(new_name("reply")) is None
+    assert blobs.read(new_name("reply", "0" * 64)) is None
     assert sorted(blobs.names()) == sorted([first, second])
-    blobs.delete([first, new_name("reply")])
+    blobs.delete([first, new_name("reply", "0" * 64)])
     assert blobs.names() == [second]
 
 
 def test_a_spooled_file_becomes_a_blob(blobs):
     spool = blobs.spool()
     spool.write_bytes(b"upload")
-    name = new_name("upload")
+    name = new_name("upload", "0" * 64)
     blobs.adopt(spool, name)
     assert blobs.read(name) == b"upload"
     assert not spool.exists()
@@ -108,7 +106,7 @@ def test_the_spool_is_emptied_and_is_ours_alone(blobs):
     blobs.empty_spool()
     assert not spool.exists()
     with pytest.raises(StoreUnavailable):
-        blobs.adopt(blobs.spool(), new_name("upload"))  # nothing was written there
+        blobs.adopt(blobs.spool(), new_name("upload", "0" * 64))  # nothing was written there
 
 
 def test_a_file_is_renamed_not_copied(tmp_path):
@@ -224,12 +222,12 @@ def test_a_copy_outlives_what_it_was_made_of(blobs):
     blobs.delete([first])
     assert blobs.read(second) == b"whole"
     assert digest_in(second) == digest_of((b"wh", memoryview(b"ole")))
-    assert not blobs.copy(first, new_name("base"))
+    assert not blobs.copy(first, new_name("base", "0" * 64))
     assert blobs.names() == [second]
 
 
 def test_a_view_is_memory_that_can_be_written_to(blobs):
-    name, empty = new_name("reply"), new_name("reply")
+    name, empty = new_name("reply", "0" * 64), new_name("reply", "0" * 64)
     blobs.write(name, b"whole")
     blobs.write(empty, b"")
     view = blobs.view(name)
@@ -242,9 +240,9 @@ def test_a_view_is_memory_that_can_be_written_to(blobs):
 
 def test_a_file_system_that_cannot_copy(ftp_url):
     blobs = made(ftp_url)
-    blobs.write(first := new_name("reply"), b"whole")
+    blobs.write(first := new_name("reply", "0" * 64), b"whole")
     with pytest.raises(NotImplementedError):
-        blobs.fs.cp_file(first, new_name("base"))
-    assert blobs.copy(first, second := new_name("base"))
+        blobs.fs.cp_file(first, new_name("base", "0" * 64))
+    assert blobs.copy(first, second := new_name("base", "0" * 64))
     assert blobs.read(second) == b"whole"
-    assert not blobs.copy(new_name("reply"), new_name("base"))
+    assert not blobs.copy(new_name("reply", "0" * 64), new_name("base", "0" * 64))
