@@ -1,5 +1,3 @@
-"""What a run tells, and where it is kept."""
-
 import json
 
 import pytest
@@ -43,7 +41,7 @@ def test_an_event_is_one_line_and_comes_back_the_same(event):
     ['{"event": "party"}', '{"epoch": 3}', '{"event": "clusters", "epoch": 3}', '{"event": "clus', "[1, 2]", "3", "[]"],
 )
 def test_a_line_that_is_no_event(line):
-    with pytest.raises(ValueError, match="this line is no event of this version of cdfl: '"):
+    with pytest.raises(ValueError, match="this line is not an event of this version of cdfl: '"):
         from_json(line)
 
 
@@ -82,7 +80,7 @@ def test_going_on_after_what_was_told(tmp_path):
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
     folder = RunFolder.create(tmp_path, {})
     (tmp_path / "events.jsonl").write_text(f"{to_json(EVENTS[0])}\n{{oops\n{to_json(EVENTS[1])}\n")
-    with pytest.raises(ValueError, match=r"no event of this version of cdfl: '{oops'"):
+    with pytest.raises(ValueError, match=r"not an event of this version of cdfl: '{oops'"):
         folder.events()
 
 

@@ -241,7 +241,7 @@ def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
     assert call("run", small, "--out", out, "--resume")[0] == 0
     (out / "events.jsonl").write_text("oops\n")
     code, output = call("plot", out)
-    assert (code, output.startswith(f"cdfl: {out / 'events.jsonl'}, line 1: this line is no event")) == (2, True)
+    assert (code, output.startswith(f"cdfl: {out / 'events.jsonl'}, line 1: this line is not an event")) == (2, True)
     (out / "config.json").write_text("{")
     code, output = call("run", small, "--out", out, "--resume")
     assert (code, output.startswith(f"cdfl: {out / 'config.json'} cannot be read (Expecting")) == (2, True)

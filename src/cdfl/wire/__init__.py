@@ -1,4 +1,4 @@
-"""What client and server say to each other: bytes to values and back, no sockets. `docs/protocol.md` describes it."""
+"""The messages between client and server: headers, bodies and errors, without sockets."""
 
 from cdfl.wire.compression import compress, decompress, decompress_bytes
 from cdfl.wire.errors import (
