@@ -34,7 +34,7 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.progress import log_progress
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
 COLUMNS = ("before", "after", "cluster", "divergence")

@@ -66,7 +66,7 @@ def sheet(
     data_dir: DataDir = None,
 ) -> None:
     """Draw a contact sheet of each scenario, with images of every cluster, and print notes on its data."""
-    from cdfl.data.sheet import save_sheet
+    from cdfl.data.contact_sheet import save_sheet
 
     console = Console()
     for name in names:

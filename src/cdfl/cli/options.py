@@ -14,8 +14,8 @@ from cdfl.core.settings import LEAVES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
 from cdfl.scenarios import SCENARIOS
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import PRESETS
+from cdfl.sim.time_models import TIME_MODELS
 from cdfl.userfile import is_missed_by_cdfl
 
 

@@ -29,7 +29,7 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.progress import log_progress, show_progress
 from cdfl.record import Clusters, Finished
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
 

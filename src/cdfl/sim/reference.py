@@ -14,9 +14,9 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.clock import TimeModel
 from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import TimeModel
 
 
 @dataclass

@@ -20,10 +20,10 @@ from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Samples
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.clock import Tick, TimeModel
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
 from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Drawn, Task
+from cdfl.sim.time_models import Tick, TimeModel
 
 MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
 

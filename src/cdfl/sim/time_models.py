@@ -237,7 +237,7 @@ def make_time_model(name: str) -> TimeModel:
 TICKS_TRIED = 100
 EXPECTED = (
     f"a name ({', '.join(TIME_MODELS)}), or an object with ticks(num_clients, rng) that yields "
-    "cdfl.sim.clock.Tick(time, client, kind)"
+    "cdfl.sim.time_models.Tick(time, client, kind)"
 )
 
 
@@ -254,7 +254,7 @@ def checked_ticks(time_model: TimeModel, num_clients: int, rng: Rng) -> Iterator
     for tick in time_model.ticks(num_clients, rng):
         if not isinstance(tick, Tick) or tick.kind not in ("turn", "join", "leave"):
             raise ValueError(
-                f"{name}.ticks gave {tick!r}; expected cdfl.sim.clock.Tick(time, client, kind), its kind turn, "
+                f"{name}.ticks gave {tick!r}; expected cdfl.sim.time_models.Tick(time, client, kind), its kind turn, "
                 "join or leave"
             )
         time, client, kind = tick

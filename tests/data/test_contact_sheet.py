@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from cdfl.data.sheet import _one_of_each, contact_sheet, save_sheet
+from cdfl.data.contact_sheet import _one_of_each, contact_sheet, save_sheet
 from cdfl.scenarios import load_scenario
 
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout
-from cdfl.sim.kernels.device import INTERPRETED
-from cdfl.sim.layers import StackedNetwork
+from cdfl.sim.kernels.launch import INTERPRETED
+from cdfl.sim.stacked_network import StackedNetwork
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 # Triton's interpreter ticks arrays of one number into numbers, which NumPy is about to forbid.

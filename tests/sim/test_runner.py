@@ -13,9 +13,9 @@ from cdfl.core import Settings, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import TICKS_TRIED, Devices, FewActive, Sessions, Span, Tick, Uniform
 from cdfl.sim.presets import PRESETS, preset_for
 from cdfl.sim.runner import configure, run, run_events
+from cdfl.sim.time_models import TICKS_TRIED, Devices, FewActive, Sessions, Span, Tick, Uniform
 
 from .world import SETTINGS, make_scenario, normed
 
@@ -146,13 +146,16 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
             r"time_model is 0; expected a name \(uniform, .*\), or an object with ticks\(num_clients, rng\)",
         ),
         ({"time_model": Uniform}, r"time_model is the class Uniform; expected .*: Uniform\(\.\.\.\)"),
-        ({"time_model": Turning((0.0, 1))}, r"Turning.ticks gave \(0.0, 1\); expected cdfl.sim.clock.Tick"),
+        ({"time_model": Turning((0.0, 1))}, r"Turning.ticks gave \(0.0, 1\); expected cdfl.sim.time_models.Tick"),
         ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is not there; expected it to join first"),
         (
             {"time_model": Turning(Tick(2.0, 1, "join"), Tick(1.0, 1))},
             r"Turning.ticks goes from time 2.0 to 1.0; expected finite numbers that never decrease",
         ),
-        ({"time_model": Turning((0.0, 1, "join"))}, r"Turning.ticks gave \(0.0, 1, 'join'\); expected cdfl.sim.clock"),
+        (
+            {"time_model": Turning((0.0, 1, "join"))},
+            r"Turning.ticks gave \(0.0, 1, 'join'\); expected cdfl.sim.time_models",
+        ),
         ({"time_model": Turning(Tick(float("nan"), 1, "join"))}, "goes from time 0.0 to nan; expected finite numbers"),
         ({"time_model": Turning(Tick("noon", 1, "join"))}, "goes from time 0.0 to 'noon'; expected finite numbers"),
         ({"time_model": Turning(Tick(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
@@ -186,7 +189,7 @@ LATER = [
     ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is not there; expected it to join first"),
     ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
     ([Tick(200.0, 1, "peek")], r"gave Tick\(time=200.0, client=1, kind='peek'\); expected .* turn, join or leave"),
-    ([(200.0, 1, "turn")], r"gave \(200.0, 1, 'turn'\); expected cdfl.sim.clock.Tick"),
+    ([(200.0, 1, "turn")], r"gave \(200.0, 1, 'turn'\); expected cdfl.sim.time_models.Tick"),
 ]
 
 

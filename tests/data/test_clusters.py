@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from cdfl.data import DataError, Datasets, Domains, LabelPermutations, Rotations, Shifts, rotate
-from cdfl.data.shift import reshape
+from cdfl.data.transforms import reshape
 
 
 @pytest.mark.parametrize(("num_clusters", "copies"), [(1, 1), (2, 1), (3, 3), (4, 1), (6, 3), (8, 2)])

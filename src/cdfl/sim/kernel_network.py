@@ -186,7 +186,7 @@ class Linear:
         return None if self.first else product(grad, weights[name])
 
 
-class Chain:
+class KernelNetwork:
     """Convolutions, each with ReLU and 2x2 pooling; flattening; linear layers with ReLU between them; cross-entropy."""
 
     def __init__(self, layers: Sequence[Layer], last: Linear, layout: Layout, precision: Precision) -> None:
@@ -198,15 +198,15 @@ class Chain:
         self._stream: torch.cuda.Stream | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, layout: Layout, precision: Precision) -> "Chain | None":
+    def of(cls, model: nn.Module, layout: Layout, precision: Precision) -> "KernelNetwork | None":
         """A network as a chain, if it is one.
 
         >>> net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1152, 10))
-        >>> chain = Chain.of(net, Layout.of(net), "tf32")
+        >>> chain = KernelNetwork.of(net, Layout.of(net), "tf32")
         >>> [type(layer).__name__ for layer in chain.layers], chain.last.name
         (['Convolution', 'Flatten'], '4')
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.Tanh())
-        >>> Chain.of(net, Layout.of(net), "tf32") is None
+        >>> KernelNetwork.of(net, Layout.of(net), "tf32") is None
         True
         """
         parts = list(model.named_children()) if isinstance(model, nn.Sequential) else []

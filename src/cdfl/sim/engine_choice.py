@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings, flatten
 from cdfl.sim.engine import Engines
-from cdfl.sim.layers import LANES
 from cdfl.sim.stack import Stack
+from cdfl.sim.stacked_network import LANES
 from cdfl.sim.task import Task
 from cdfl.sim.workers import Workers
 
@@ -50,7 +50,7 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
     if not can_stack(task):  # as where every client draws random numbers of its own
         return Engines(workers(training), workers(free), workers(training))
     if task.device.type == "cuda":
-        from cdfl.sim.cuda import GraphStack
+        from cdfl.sim.cuda_stack import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (LANES if big else 64)
@@ -104,8 +104,8 @@ def draws_random(task: Task) -> bool:
 def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
     """The same algorithm, with its server steps on the device where that is written."""
     if task.device.type == "cuda" and task.loss is cross_entropy:
-        from cdfl.sim.cuda import GraphStack
         from cdfl.sim.cuda_server import GraphServer
+        from cdfl.sim.cuda_stack import GraphStack
 
         # Evaluating a cluster of a big network takes longer than asking the device which clusters moved. Then the
         # algorithm as it is, which evaluates only those, is faster.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cdfl.data import DataError
-from cdfl.data.sources.idx import mnist, read_idx
+from cdfl.data.sources.mnist import mnist, read_idx
 
 
 def test_a_folder_in_mnists_form(tmp_path, write_idx):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from cdfl.data import DataError
-from cdfl.data.sources.folders import mini_imagenet, read_folder
+from cdfl.data.sources.image_folders import mini_imagenet, read_folder
 
 
 def picture(shade: int, size=(84, 84)) -> bytes:

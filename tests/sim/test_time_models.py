@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from cdfl.sim.clock import TIME_MODELS, Devices, Exponential, FewActive, Sessions, Span, Uniform
+from cdfl.sim.time_models import TIME_MODELS, Devices, Exponential, FewActive, Sessions, Span, Uniform
 
 
 def turns_of(model, clients=6, count=400, seed=0):

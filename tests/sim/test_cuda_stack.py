@@ -12,14 +12,14 @@ from cdfl.core import Layout, Upload, client_update, flatten
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
-from cdfl.sim.clock import Uniform
-from cdfl.sim.cuda import GraphStack, ProxyLosses
 from cdfl.sim.cuda_server import GraphServer, _ServerGraph
+from cdfl.sim.cuda_stack import GraphStack, ProxyLosses
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.presets import preset_for
 from cdfl.sim.reference import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import Uniform
 
 gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])

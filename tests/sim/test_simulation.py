@@ -10,9 +10,9 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Uploaded, only
-from cdfl.sim.clock import TIME_MODELS, Devices, Span
 from cdfl.sim.engine import Engines
-from cdfl.sim.engines import make_engines
+from cdfl.sim.engine_choice import make_engines
+from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 from cdfl.sim.workers import Workers
 
 from .world import SETTINGS, assert_same, make_task, run_fast, run_plain

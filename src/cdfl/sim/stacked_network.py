@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
-from cdfl.sim.chain import Chain, Views
+from cdfl.sim.kernel_network import KernelNetwork, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 from cdfl.sim.kernels import runs_triton
@@ -22,7 +22,7 @@ KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32
 
 
 class StackedNetwork:
-    """Any network through `vmap`; on a GPU, plain chains of layers (`Chain`) through kernels made for stacks.
+    """Any network through `vmap`; on a GPU, plain chains of layers (`KernelNetwork`) through kernels made for stacks.
 
     A network that keeps the device busy by itself is better called once for each row (`one_by_one`), a few rows side by
     side: where one of them waits for memory, another computes.
@@ -41,14 +41,14 @@ class StackedNetwork:
         parameters = dict(model.named_parameters())
         self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
-        self.chain = Chain.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
+        self.chain = KernelNetwork.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
         self._whole_runs = [columns for columns, _ in self.runs]  # of gradients that are one tensor
         self._lanes: list[torch.cuda.Stream] = []
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
 
-    def chain_for(self, tensor: Tensor) -> Chain | None:
+    def chain_for(self, tensor: Tensor) -> KernelNetwork | None:
         """The chain, if there is one and it is the way to go for tensors like this one."""
         return self.chain if self.force_chain or runs_triton(tensor) else None
 

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from cdfl.core import Loss, TrainingSettings
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
-from cdfl.sim.layers import runs_of_learned
 from cdfl.sim.stack import Rows, Stack, sizes_of
+from cdfl.sim.stacked_network import runs_of_learned
 
 # Small stacks are common and get a graph of their own height; above that, a few rows more cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
