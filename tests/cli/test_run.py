@@ -112,7 +112,7 @@ def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
+def test_an_unknown_scenario_and_a_used_folder_are_refused(small, tmp_path):
     code, output = call("run", "digits-5")
     assert code == 2
     assert output.startswith("cdfl: ")
@@ -125,7 +125,7 @@ def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
     assert (tmp_path / "here" / "events.jsonl").read_bytes() == before
 
 
-def test_data_that_are_not_there_leave_no_folder(tmp_path, monkeypatch):
+def test_missing_data_leave_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         code, output = call("run", "fashion-mnist-4", "--data-dir", tmp_path / "data")
@@ -155,7 +155,7 @@ def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
     assert (code, "seed 0: 12 uploads" in output) == (0, True)
 
 
-def test_lines_of_progress_where_there_is_no_terminal(small, monkeypatch):
+def test_progress_lines_without_a_terminal(small, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     code, output = call("run", small)
     assert code == 0
@@ -210,7 +210,7 @@ def no_room(file_bytes):
 
 
 @pytest.mark.parametrize("file_bytes", [4500, 20_000], ids=["events", "checkpoint"])
-def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes):
+def test_a_full_disk_and_resume(small, tmp_path, monkeypatch, file_bytes):
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     monkeypatch.setattr(sys, "argv", ["cdfl", "run", "small.toml"])
     if file_bytes > 4500:
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes
     assert (parts / "events.jsonl").read_bytes() == (whole / "events.jsonl").read_bytes()
 
 
-def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
+def test_a_damaged_file_is_named(small, tmp_path):
     config, out = configure(str(small)), tmp_path / "parts"
     stop_after(run_events(config, RunFolder.create(out, config.to_json())), 8)
     file = out / "checkpoint.safetensors"
@@ -248,7 +248,7 @@ def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
     assert output.endswith("; restore it, or name another folder")
 
 
-def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
+def test_a_run_without_uploads(small, tmp_path):
     code, output = call("run", small, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
     assert re.search(r"clients, after the reply \W+ - ", output)
@@ -259,7 +259,7 @@ def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "cdfl,local")])
-def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
+def test_notes_on_the_data_are_printed_once(small, tmp_path, command):
     text = small.read_text()
     small.write_text(re.sub(r"pretraining = \d+", "pretraining = 3000", text))
     name, *options = command
@@ -269,7 +269,7 @@ def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
     assert "instead of 3,000" in next((tmp_path / "runs").rglob("events.jsonl")).read_text().splitlines()[0]
 
 
-def test_a_name_in_brackets_is_shown(small):
+def test_a_name_in_brackets(small):
     renamed = small.rename(small.with_name("[x].toml"))
     renamed.write_text(renamed.read_text().replace('name = "small"', 'name = "[x]"'))
     code, output = call("run", renamed)

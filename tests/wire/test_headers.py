@@ -23,25 +23,25 @@ def test_round_trip(epoch, mixture, staleness, outcome, detail):
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", " 1", "1_000", "٣", "1" * 19, "0x1", None])
-def test_base_epochs_that_are_none(text):
+def test_invalid_base_epochs(text):
     with pytest.raises(wire.MalformedError, match="CDFL-Base-Epoch"):
         wire.parse_base_epoch(text)
 
 
 @pytest.mark.parametrize("text", ["", "a b", "é", "x" * 129, "a\n", None])
-def test_keys_that_are_none(text):
+def test_invalid_keys(text):
     with pytest.raises(wire.MalformedError, match="Idempotency-Key"):
         wire.check_key(text)
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "..\\x", "ü", "x" * 65, "a\n"])
-def test_client_ids_that_are_none(text):
+def test_invalid_client_ids(text):
     with pytest.raises(wire.MalformedError, match="client_id"):
         wire.check_client_id(text)
 
 
 @pytest.mark.parametrize("check", [wire.check_key, wire.check_client_id, wire.parse_base_epoch])
-def test_what_is_too_long_is_cut_off_and_that_is_said(check):
+def test_long_values_are_cut_off_in_errors(check):
     cut = re.escape(f" is '{'x' * 40}...', 129 characters long; expected ")
     with pytest.raises(wire.MalformedError, match=cut):
         check("x" * 129)
@@ -67,6 +67,6 @@ def test_tokens():
         {"CDFL-Epoch": "1", "CDFL-Mixture": "1.0", "CDFL-Outcome": "lost"},
     ],
 )
-def test_replies_that_cannot_be_read(headers):
+def test_invalid_replies(headers):
     with pytest.raises(wire.MalformedError, match="CDFL-"):
         wire.ReplyHead.from_headers(headers)

@@ -71,7 +71,7 @@ class TestRoundTrip:
         path.unlink()
         assert vector.sum() == 0  # still there
 
-    def test_an_unaligned_header_is_read_too(self, model):
+    def test_an_unaligned_header(self, model):
         header, data = parts_of(wire.encode_model(flatten(model), LAYOUT))
         text = json.dumps(header).encode()
         for spaces in range(8):
@@ -100,7 +100,7 @@ class TestRefusals:
         header[name] |= changes
         return body_of(header, data)
 
-    def test_no_safetensors(self, body):
+    def test_bodies_that_are_not_safetensors(self, body):
         self.refused(b"", wire.MalformedError, "0 bytes")
         self.refused(b"\x80\x04pickle!!", wire.MalformedError, "header claims")
         self.refused(body_of(b"{]", b""), wire.MalformedError, "not valid JSON")
@@ -116,11 +116,11 @@ class TestRefusals:
     def test_too_long(self, body):
         self.refused(body + b"\0", wire.MalformedError, "cut off or too long")
 
-    def test_a_header_that_lies_about_its_length(self, body):
+    def test_a_wrong_header_length(self, body):
         for length in (2**63, 2**64 - 1, len(body), 70_000):
             self.refused(struct.pack("<Q", length) + body[8:], wire.MalformedError, "header claims")
 
-    def test_a_header_that_lies_about_its_tensors(self, body):
+    def test_wrong_data_offsets(self, body):
         self.refused(self.changed(body, "0.bias", data_offsets=[0, 2**62]), wire.MalformedError, "span of 8 bytes")
         self.refused(self.changed(body, "0.bias", data_offsets=[0, 8]), wire.MalformedError, "gap or overlap")
         self.refused(self.changed(body, "0.bias", data_offsets=[-8, 0]), wire.MalformedError, "span of 8 bytes")
@@ -157,7 +157,7 @@ class TestRefusals:
             named = {name: view.clone().to(dtype) for name, view in LAYOUT.views(vector).items()}
             self.refused(safetensors_save(named), wire.UnfitError, "NaN or infinity")
 
-    def test_what_cannot_be_sent(self, model):
+    def test_models_that_cannot_be_encoded(self, model):
         with pytest.raises(wire.UnfitError, match="do not fit float16"):
             wire.encode_model(flatten(model) + 1e6, LAYOUT, "float16")
         with pytest.raises(wire.MalformedError, match="dtype is 'int8'"):

@@ -35,7 +35,10 @@ _BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """The headers of a reply. Fields after the first two come with the reply to an upload; `detail` if it is rejected."""
+    """The headers of a reply.
+
+    Only replies to uploads have more than `epoch` and `mixture`; only rejected uploads have `detail`.
+    """
 
     epoch: int
     mixture: tuple[float, ...]
