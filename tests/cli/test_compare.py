@@ -120,7 +120,7 @@ def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cdfl", "compare", "a name", "--seeds=2"])
     code, output = call(*given, "--out", tmp_path / "parts")
     kept, of_all = re.fullmatch(
-        r"cdfl: stopped; (\d+) of (\d+) uploads are kept; go on with: "
+        r"cdfl: stopped; (\d+) of (\d+) uploads are stored; continue with: "
         rf"cdfl compare 'a name' --seeds=2 --out {tmp_path}/parts --resume",
         output,
     ).groups()

@@ -149,7 +149,7 @@ def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
         code, output = call("run", small)
     assert (code, output) == (
         130,
-        "cdfl: stopped; nothing is kept yet; begin again with: cdfl run small.toml --resume --out runs/small-cdfl-0",
+        "cdfl: stopped; nothing is stored yet; start again with: cdfl run small.toml --resume --out runs/small-cdfl-0",
     )
     code, output = call("run", small, "--out", "runs/small-cdfl-0", "--resume")
     assert (code, "seed 0: 12 uploads" in output) == (0, True)
@@ -184,7 +184,7 @@ def test_a_signal_and_resume(tmp_path):
     done = len(only(parts.events(), Uploaded))
     assert 5 < done < 150
     kept = len(only(parts.events()[: checkpoint.num_told(parts.path)], Uploaded))
-    assert f"cdfl: stopped; {kept} of 150 uploads are kept; go on with:\n" in output
+    assert f"cdfl: stopped; {kept} of 150 uploads are stored; continue with:\n" in output
     assert f"cdfl run {small} --out {parts.path} --resume\n" in output
 
     code, output = call("run", small, "--out", parts.path, "--seed", 1, "--resume")
@@ -220,7 +220,7 @@ def test_a_full_disk_and_resume(small, tmp_path, monkeypatch, file_bytes):
     assert code == 2
     assert output.startswith(f"cdfl: {parts}: ")
     assert "File too large" in output
-    assert output.endswith(f"; nothing is kept yet; begin again with: cdfl run small.toml --out {parts} --resume")
+    assert output.endswith(f"; nothing is stored yet; start again with: cdfl run small.toml --out {parts} --resume")
     assert sorted(path.name for path in parts.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
     assert call("run", small, "--out", parts, "--resume")[0] == 0
     assert call("run", small, "--out", whole)[0] == 0
