@@ -98,7 +98,7 @@ def test_options_reach_the_run(small, tmp_path):
         (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
         (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
-        (["--preset", "paper"], "the paper does not run small; take preset 'default'"),
+        (["--preset", "paper"], "the paper does not run small; use preset 'default'"),
         (["--uploads", "0"], "num_uploads is 0; expected a whole number, 1 or more"),
         (["--seed", "-1"], "seed is -1; expected a whole number, 0 or more"),
         (["--resume"], "there is no run in runs/small-cdfl-0 to resume"),
@@ -184,7 +184,7 @@ def test_a_signal_and_resume(tmp_path, stop):
     assert "Traceback" not in output
     done = len(only(parts.events(), Uploaded))
     assert 5 < done < 250
-    kept = len(only(parts.events()[: checkpoint.num_told(parts.path)], Uploaded))
+    kept = len(only(parts.events()[: checkpoint.num_events(parts.path)], Uploaded))
     assert f"cdfl: stopped; {kept} of 250 uploads are kept; go on with:\n" in output
     assert f"cdfl run {small} --out {parts.path} --resume\n" in output
 

@@ -46,7 +46,7 @@ def num_kept(run: RunFolder) -> int | None:
     """How many uploads of an interrupted run need not be computed again; None if it has to begin anew."""
     told = run.events()
     if checkpoint.exists(run.path):
-        return len(only(told[: checkpoint.num_told(run.path)], Uploaded))
+        return len(only(told[: checkpoint.num_events(run.path)], Uploaded))
     return len(only(told, Uploaded)) if told and isinstance(told[-1], Finished) else None
 
 
