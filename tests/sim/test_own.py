@@ -18,9 +18,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 OWN = re.search(r"<!-- mine.py: run.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL).group(1)
 QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 SHORT = [
-    "--uploads",
+    "--num-uploads",
     9,
-    "--clients",
+    "--num-clients",
     4,
     *(word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")),
 ]
@@ -69,5 +69,5 @@ class Tires:
 
 
 def test_a_policy_is_checked_whenever_it_is_asked():
-    with pytest.raises(ValueError, match=r"Tires.decide gave \(1.0, 1.0, .*; expected two things: \(memory, bool\)"):
+    with pytest.raises(ValueError, match=r"Tires.decide returned \(1.0, 1.0, .*; expected \(memory, bool\)"):
         run("digits-4", policy=Tires(), num_uploads=9, num_clients=4, **QUICK)

@@ -138,9 +138,15 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
             {"policy": Decides(lambda memory: True)},
             r"policy has Decides.decide\(memory\); expected a name .*, or an object with decide",
         ),
-        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide gave True; expected two things"),
-        ({"policy": Decides(lambda memory, turn: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
-        ({"policy": Decides(lambda memory, turn: ((), "no"))}, "Decides.decide says 'no'; expected True"),
+        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide returned True; expected \(memory, bool\)"),
+        (
+            {"policy": Decides(lambda memory, turn: ([], True))},
+            r"Decides.decide returned the memory \[\]; expected a tuple of",
+        ),
+        (
+            {"policy": Decides(lambda memory, turn: ((), "no"))},
+            "Decides.decide returned 'no' as its decision; expected True",
+        ),
         (
             {"time_model": 0},
             r"time_model is 0; expected a name \(uniform, .*\), or an object with ticks\(num_clients, rng\)",

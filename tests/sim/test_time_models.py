@@ -162,7 +162,7 @@ def test_a_trace_is_read_round_and_round(tmp_path):
         ("1.0,,2\n", "waits.csv, line 1: '1.0,,2'; expected numbers of at least 0, separated by commas"),
         (
             b"\xff\xfe1\x00",
-            r"waits.csv is not a text file \(.*can't decode byte 0xff.*\); expected one line of numbers for each client",
+            r"waits.csv is not a text file \(.*can't decode byte 0xff.*\); expected one line of numbers for each",
         ),
     ],
 )

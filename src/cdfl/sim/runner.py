@@ -14,7 +14,7 @@ from cdfl.checks import check_number
 from cdfl.core import Settings
 from cdfl.device import find_device
 from cdfl.jsonable import jsonable
-from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, ask, check_policy
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
@@ -107,7 +107,9 @@ def configure(
         policy = POLICIES[policy]
     check_time_model(clock, chosen.num_clients)
     check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
-    ask(policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5))  # raises if its answer is malformed
+    decide_upload(
+        policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5)
+    )  # raises if its answer is malformed
     check_number("seed", seed, 0, whole=True)
     device = find_device(device)
     if precision == "auto":

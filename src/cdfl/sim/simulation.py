@@ -18,7 +18,7 @@ from cdfl.algorithms import Algorithm, Assignment, ClientView
 from cdfl.core import NotFiniteError, Reply, Upload, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Samples
-from cdfl.policy import ALWAYS, Memory, Policy, ask
+from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
 from cdfl.sim.metrics import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
@@ -223,7 +223,7 @@ class Simulation:
             client.uploads = True
             return
         seen = task.observe(client.assignment.personal_model, draw, number, client.turns)
-        client.memory, client.uploads = ask(self.policy, client.memory, seen)
+        client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]

@@ -1,4 +1,4 @@
-"""The client for services that run an event loop: the same methods, each in the client's own thread."""
+"""The client for asyncio: the same methods, run in a thread."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
@@ -8,9 +8,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from cdfl.client.batches import Data
 from cdfl.client.client import Client
-from cdfl.client.data import Data
-from cdfl.client.watch import Seen, Watcher
+from cdfl.client.watcher import Turn, Watcher
 from cdfl.policy import Policy
 
 P = ParamSpec("P")
@@ -28,10 +28,10 @@ def _in_thread(
 
 
 class AsyncClient:
-    """A `Client` whose methods are awaited. Training and waiting block one thread, never the event loop.
+    """A `Client` whose methods are awaited. Training and waiting block a thread, never the event loop.
 
-    Properties are read at once. Calls come one after the other; one that is cancelled goes on in its thread to its end,
-    and the next one waits.
+    Properties are read directly. Calls run one after the other. A cancelled call still runs to its end in the thread,
+    and the next call waits for it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,18 +86,18 @@ class AsyncClient:
 
     async def watch(
         self, stream: Iterable[Data] | AsyncIterable[Data], policy: Policy, recent: int = 1
-    ) -> AsyncIterator[Seen]:
-        """As `Client.watch`; the stream may be asynchronous too."""
+    ) -> AsyncIterator[Turn]:
+        """As `Client.watch`; the stream may also be asynchronous."""
         watcher = await self._run(partial(Watcher, self.client, policy, recent))
         if isinstance(stream, AsyncIterable):
             async for data in stream:
-                yield await self._run(partial(watcher.look, data))
+                yield await self._run(partial(watcher.turn, data))
         else:
             for data in stream:
-                yield await self._run(partial(watcher.look, data))
+                yield await self._run(partial(watcher.turn, data))
 
     async def close(self) -> None:
-        """Wait for what is going on, then let go of everything."""
+        """Wait for the running call, then close the client."""
         await self._run(self.client.close)
         self._is_closed = True
         self._thread.shutdown(wait=False)
@@ -109,6 +109,6 @@ class AsyncClient:
         await self.close()
 
     async def _run(self, call: Callable[[], R]) -> R:
-        if self._is_closed:  # there is no thread any more, and nothing that takes time: the client refuses at once
+        if self._is_closed:  # the thread has ended; the closed client raises at once
             return call()
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

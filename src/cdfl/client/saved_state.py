@@ -1,7 +1,7 @@
-"""What a client must not forget when it is switched off: a small file, and the models it names.
+"""What a client keeps on disk to survive a restart: a small JSON file and the models it names.
 
-`state.json` is replaced in one step, after the models it names are on disk; so at any moment a kill leaves the old
-state or the new one. Models are files named by their SHA-256, exactly as they came or will go over the network.
+`state.json` is replaced atomically, after the models it names are on disk. A kill at any moment leaves the old state or
+the new one. Models are files named by their SHA-256; they hold the bytes that were received or will be sent.
 """
 
 import hashlib
@@ -26,123 +26,114 @@ class Blob:
 
     @cached_property
     def digest(self) -> str:
-        """Its name."""
+        """The SHA-256 of the data, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
-    """An upload that has not been answered. It is sent with the same key and the same bytes until it is."""
+class PendingUpload:
+    """An upload that the server has not answered. Every attempt sends the same key and the same bytes."""
 
     key: str
     base_epoch: int
     upload: Blob
-    local_model: Blob  # what was trained: the upload itself may be rounded, or have noise on it
+    local_model: Blob  # the trained model; the upload may be rounded or have noise added
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """All that a client remembers."""
+class SavedState:
+    """Everything a client remembers."""
 
     client_id: str
     epoch: int = 0  # of the last reply: the base epoch of the next upload
     mixture: tuple[float, ...] = ()
     personal_model: Blob | None = None  # None: never joined
-    pending: Pending | None = None
-    uploads: int = 0  # models that were made for upload, whether or not they arrived
-    policy: str = ""  # whose memory it is
+    pending: PendingUpload | None = None
+    uploads: int = 0  # models made for upload, including those that never arrived
+    policy: str = ""  # the policy that `memory` belongs to
     memory: Memory = ()
 
     @property
     def blobs(self) -> list[Blob]:
-        """The models it names."""
-        mine = [self.personal_model] if self.personal_model else []
-        return mine + ([self.pending.upload, self.pending.local_model] if self.pending else [])
+        """All models of this state."""
+        received = [self.personal_model] if self.personal_model else []
+        return received + ([self.pending.upload, self.pending.local_model] if self.pending else [])
 
 
-class Volatile:
-    """A state that ends with the process."""
-
-    def load(self, client_id: str) -> State:
-        """Nothing is known."""
-        return State(client_id)
-
-    def save(self, state: State) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class Folder:
-    """A folder that holds the state of one client; one process at a time may use it."""
+class StateFolder:
+    """A folder that holds the state of one client. Only one process at a time may use it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # a model tells of the data it was trained on
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # a model reveals something about its training data
             self._lock = _lock(path)
         except OSError as error:
             raise StateError(f"the state folder {path} cannot be used: {error}") from error
 
-    def load(self, client_id: str) -> State:
-        """Read the state; a folder without one is a client that never joined."""
+    def load(self, client_id: str) -> SavedState:
+        """Read the state. An empty folder gives the state of a client that never joined."""
         file = self.path / "state.json"
         if not file.exists():
-            return State(client_id)
+            return SavedState(client_id)
         try:
             state = self._read(file)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateError(
-                f"the state in {self.path} cannot be read ({error}); bring it back from a copy, or delete the folder "
-                "to join anew: what was trained and not yet uploaded is then lost"
+                f"the state in {self.path} cannot be read ({error}); restore it from a copy, or delete the folder "
+                "to join again: a model that was trained and not yet uploaded is then lost"
             ) from error
         if state.client_id != client_id:
-            raise StateError(f"{self.path} holds the state of client {state.client_id!r}, not of {client_id!r}")
+            raise StateError(
+                f"{self.path} holds the state of client {state.client_id!r}, not of {client_id!r}; "
+                "name another state_dir"
+            )
         return state
 
-    def save(self, state: State) -> None:
-        """Keep the state; it is on disk when this returns."""
+    def save(self, state: SavedState) -> None:
+        """Write the state. It is on disk when this returns."""
         try:
             for blob in state.blobs:
                 file = self._file(blob.digest)
                 if not file.exists():
                     _write(file, blob.data)
             _write(self.path / "state.json", _to_json(state))
-            self._sweep({self._file(blob.digest) for blob in state.blobs})
+            self._remove_unused({self._file(blob.digest) for blob in state.blobs})
         except OSError as error:
-            raise StateError(f"the state cannot be kept in {self.path}: {error}; make room, then repeat") from error
+            raise StateError(
+                f"the state cannot be written to {self.path}: {error}; free some space, then repeat"
+            ) from error
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Release the folder for other processes."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _sweep(self, named: set[Path]) -> None:
-        """Delete models that nothing names, and what a kill left half-written."""
+    def _remove_unused(self, used: set[Path]) -> None:
+        """Delete models that the state does not name, and files that a kill left half-written."""
         for pattern in ("*.safetensors", "*.new"):
             for file in self.path.glob(pattern):
-                if file not in named:
+                if file not in used:
                     file.unlink()
 
     def _file(self, digest: str) -> Path:
         return self.path / f"{digest}.safetensors"
 
-    def _read(self, file: Path) -> State:
+    def _read(self, file: Path) -> SavedState:
         values = json.loads(file.read_bytes())
         if values.pop("digest") != _digest(values):
             raise ValueError("its checksum is wrong")
         if values["version"] != VERSION:
             raise ValueError(f"it has version {values['version']}, this cdfl reads version {VERSION}")
         pending = values["pending"]
-        return State(
+        return SavedState(
             client_id=values["client_id"],
             epoch=values["epoch"],
             mixture=tuple(values["mixture"]),
             personal_model=None if values["personal_model"] is None else self._blob(values["personal_model"]),
             pending=pending
-            and Pending(
+            and PendingUpload(
                 pending["key"], pending["base_epoch"], self._blob(pending["upload"]), self._blob(pending["local_model"])
             ),
             uploads=values["uploads"],
@@ -157,7 +148,7 @@ class Folder:
         return blob
 
 
-def _to_json(state: State) -> bytes:
+def _to_json(state: SavedState) -> bytes:
     pending = state.pending
     values: dict[str, Any] = {
         "version": VERSION,
@@ -184,14 +175,14 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Replace a file in one step; its bytes and its name are on disk when this returns."""
+    """Replace a file atomically. Its bytes and its name are on disk when this returns."""
     new = file.with_suffix(".new")
     with new.open("wb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
     new.replace(file)
-    if os.name == "posix":  # elsewhere a folder cannot be synced, and need not be
+    if os.name == "posix":  # elsewhere a folder cannot be synced
         folder = os.open(file.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -200,7 +191,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Take the folder for this process, until it ends; where there are no such locks, trust the user."""
+    """Lock the folder for this process and return the handle; None on systems without such locks."""
     try:
         import fcntl
     except ModuleNotFoundError:
@@ -210,5 +201,5 @@ def _lock(path: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise StateError(f"{path} is in use by another client; end that one, or name another state_dir") from None
+        raise StateError(f"{path} is in use by another client; close that one, or name another state_dir") from None
     return handle

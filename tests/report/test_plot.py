@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import cdfl
 from cdfl.cli import app
 from cdfl.record import RunFolder, Uploaded, only
-from cdfl.report import picture
+from cdfl.report import plot_run
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ def test_a_rival_without_uploads_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "young" / "events.jsonl").touch()
     said = CliRunner().invoke(app, ["plot", str(folder), "--against", str(tmp_path / "young")])
     assert said.exit_code == 2
-    assert "no uploads to draw in young" in said.output
+    assert "no uploads to plot in young" in said.output
 
 
 def test_a_run_without_uploads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no uploads to draw"):
-        picture([], tmp_path / "run.png")
+    with pytest.raises(ValueError, match="no uploads to plot"):
+        plot_run([], tmp_path / "run.png")
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import socket
 import ssl
-import threading
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import time
 
 import httpx
@@ -16,61 +14,8 @@ from cdfl.client import Client, Retry, ServerAwayError
 from cdfl.core import flatten
 
 from ..certificate import make_certificate
+from .site import Site
 from .toy import ToyServer, make_data, make_model
-
-
-class Site:
-    """A toy server on a free port of this machine. `spoil` may ruin an answer after the server has done its work."""
-
-    def __init__(self, server: ToyServer, context: ssl.SSLContext | None = None) -> None:
-        self.server, self.spoil, self.is_off = server, [], False
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self):
-                site.serve(self)
-
-            do_POST = do_GET  # noqa: N815
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        scheme = "http"
-        if context is not None:
-            scheme, self.http.socket = "https", context.wrap_socket(self.http.socket, server_side=True)
-        self.url = f"{scheme}://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
-
-    def serve(self, connection: BaseHTTPRequestHandler) -> None:
-        body = connection.rfile.read(int(connection.headers.get("Content-Length", 0)))
-        if self.is_off:
-            connection.close_connection = True
-            return
-        url = f"{self.url}{connection.path}"
-        request = httpx.Request(connection.command, url, headers=dict(connection.headers), content=body)
-        response = self.server.handle(request)
-        body = b"".join(response.stream)
-        spoil = self.spoil.pop(0) if self.spoil else None
-        connection.close_connection = spoil is not None
-        if spoil == "no answer":
-            return
-        connection.send_response(response.status_code)
-        for name, value in response.headers.items():
-            if name != "content-length":
-                connection.send_header(name, value)
-        connection.send_header("Content-Length", str(len(body)))
-        connection.end_headers()
-        connection.wfile.write(body[: len(body) // 2] if spoil == "cut" else body)
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.thread.join()
-        self.http.server_close()
 
 
 @pytest.fixture
@@ -134,7 +79,7 @@ def test_certificates(server, certificate):
     try:
         with (
             connect(site, sleep=waits.append) as client,
-            pytest.raises(ServerAwayError, match=r"CERTIFICATE.*a certificate of your own is named by verify=FILE"),
+            pytest.raises(ServerAwayError, match=r"CERTIFICATE.*name a self-signed certificate with verify=FILE"),
         ):
             client.join()
         assert waits == []  # trying again would not help
@@ -173,21 +118,21 @@ def test_a_server_that_has_answered_before_is_not_doubted(site):
         with pytest.raises(
             ServerAwayError, match=r"does not answer: Server disconnected without sending a response\.$"
         ):
-            client._link.model()
+            client._connection.fetch_model()
 
 
 def test_a_token_that_was_not_given(make_client):
     server = ToyServer(tokens={"word": "car-7"})
-    hint = "; this client has no token: give it one with token=, --token or CDFL_TOKEN"
+    hint = "; this client has no token: pass one with token=, --token or CDFL_TOKEN"
     with pytest.raises(wire.UnauthorizedError, match=f"the token is unknown{hint}"):
-        make_client(httpx.MockTransport(server.handle)).join()
+        make_client(server.transport).join()
     with pytest.raises(wire.UnauthorizedError, match=r"the token is unknown$"):
-        make_client(httpx.MockTransport(server.handle), token="another").join()  # noqa: S106
+        make_client(server.transport, token="another").join()  # noqa: S106
 
 
 def test_white_space_around_a_token_is_not_part_of_it(make_client):
     server = ToyServer(tokens={"word": "car-7"})
-    transport = httpx.MockTransport(server.handle)
+    transport = server.transport
     assert make_client(transport, token=" word\r\n").join().outcome == "joined"  # noqa: S106  as a file may hold it
 
 
@@ -200,7 +145,7 @@ def test_a_token_that_is_none_is_refused_at_once_and_not_shown(make_client, toke
 
 
 def test_a_model_that_is_not_the_servers_is_not_called_an_upload(make_client):
-    words = r"not this client's: the body lacks 'weight', 'bias' and brings .*; give both the same"
+    words = r"not this client's: the body lacks 'weight', 'bias' and brings .*; use the same model on both"
     with pytest.raises(wire.UnfitError, match=words):
         make_client(model=torch.nn.Linear(2, 2)).join()
 
@@ -257,9 +202,12 @@ def test_a_server_that_asks_for_too_much_patience(make_client):
     ("answer", "words"),
     [
         (httpx.Response(302, headers={"Location": "http://hotel/login"}), "answered 302"),
-        (httpx.Response(200, text="<html>log in</html>"), "gave no answer of a cdfl server: the header CDFL-Epoch"),
-        (httpx.Response(200, headers={"CDFL-Epoch": "1", "CDFL-Mixture": "0.5,0.5"}, text="short"), "no answer of a"),
-        (httpx.Response(200, content=bytes(2**21)), "no answer of a cdfl server"),
+        (httpx.Response(200, text="<html>log in</html>"), "did not answer as a cdfl server: the header CDFL-Epoch"),
+        (
+            httpx.Response(200, headers={"CDFL-Epoch": "1", "CDFL-Mixture": "0.5,0.5"}, text="short"),
+            "did not answer as a cdfl server",
+        ),
+        (httpx.Response(200, content=bytes(2**21)), "did not answer as a cdfl server"),
     ],
     ids=["redirect", "page", "short", "long"],
 )

@@ -5,15 +5,16 @@ import os
 import subprocess
 import sys
 
+import httpx
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cdfl.client import ClientError, InProcess, ServerAwayError, StateError
-from cdfl.client import state as state_module
-from cdfl.client.state import Blob, Folder, Pending, State
+from cdfl.client import ClientError, ServerAwayError, StateError
+from cdfl.client import saved_state as state_module
+from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
 from cdfl.core import flatten
 from cdfl.policy import ALWAYS
 
@@ -21,19 +22,26 @@ from .faults import BadNetwork
 from .toy import ToyServer, make_data
 
 
-def same(one: State, other: State) -> bool:
+def same(one: SavedState, other: SavedState) -> bool:
     return state_module._to_json(one) == state_module._to_json(other)
 
 
 def test_what_is_kept_comes_back(tmp_path):
-    state = State(
-        "car-7", 12, (0.25, 0.75), Blob(b"personal"), Pending("key", 11, Blob(b"up"), Blob(b"local")), 3, "p", (1.0,)
+    state = SavedState(
+        "car-7",
+        12,
+        (0.25, 0.75),
+        Blob(b"personal"),
+        PendingUpload("key", 11, Blob(b"up"), Blob(b"local")),
+        3,
+        "p",
+        (1.0,),
     )
-    folder = Folder(tmp_path)
+    folder = StateFolder(tmp_path)
     folder.save(state)
     assert same(folder.load("car-7"), state)
     assert same(state, state)
-    folder.save(State("car-7", 13, personal_model=Blob(b"another")))
+    folder.save(SavedState("car-7", 13, personal_model=Blob(b"another")))
     assert folder.load("car-7").personal_model.data == b"another"
     assert len(list(tmp_path.glob("*.safetensors"))) == 1  # what nothing names is gone
     folder.close()
@@ -113,7 +121,7 @@ def test_the_state_of_another_client_or_model(server, make_client, tmp_path):
     client.close()
     with pytest.raises(StateError, match="holds the state of client 'car-7', not of 'car-8'"):
         make_client(state_dir=tmp_path, client_id="car-8")
-    with pytest.raises(StateError, match="the state of 'car-7' is of another model"):
+    with pytest.raises(StateError, match="the state of 'car-7' belongs to another model"):
         make_client(state_dir=tmp_path, model=nn.Linear(2, 2))
     make_client(state_dir=tmp_path)  # and neither left it locked
 
@@ -149,8 +157,10 @@ def test_a_closed_client_leaves_the_folder_to_its_next_owner(server, make_client
 def kept(tmp_path_factory):
     """The folder of a client with an upload that waits, and a copy of what is in it."""
     folder = tmp_path_factory.mktemp("kept")
-    state = State("car-7", 5, (0.5, 0.5), Blob(b"p" * 40), Pending("k", 5, Blob(b"u" * 40), Blob(b"l" * 40)), 1)
-    store = Folder(folder)
+    state = SavedState(
+        "car-7", 5, (0.5, 0.5), Blob(b"p" * 40), PendingUpload("k", 5, Blob(b"u" * 40), Blob(b"l" * 40)), 1
+    )
+    store = StateFolder(folder)
     store.save(state)
     store.close()
     files = {path: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
@@ -176,7 +186,7 @@ def test_damage_is_never_silent(kept, data):
         path.write_bytes(b"")
     elif path.name != "state.json":  # a folder without it is a new one
         path.unlink()
-    store = Folder(folder)
+    store = StateFolder(folder)
     try:
         read, told = store.load("car-7"), ""
     except StateError as error:
@@ -184,22 +194,22 @@ def test_damage_is_never_silent(kept, data):
     finally:
         store.close()
     # what reads the same all the same: another space, another line end
-    assert same(read, state) if read else "bring it back from a copy, or delete the folder" in told
+    assert same(read, state) if read else "restore it from a copy, or delete the folder" in told
 
 
 def test_a_number_that_changed(kept):
     folder, files, _ = kept
     for path, content in files.items():
         path.write_bytes(content.replace(b'"base_epoch": 5', b'"base_epoch": 4'))
-    store = Folder(folder)
+    store = StateFolder(folder)
     with pytest.raises(StateError, match=r"cannot be read \(its checksum is wrong\)"):
         store.load("car-7")
     store.close()
 
 
 def test_a_state_of_a_later_version(tmp_path):
-    store = Folder(tmp_path)
-    store.save(State("car-7"))
+    store = StateFolder(tmp_path)
+    store.save(SavedState("car-7"))
     values = json.loads((tmp_path / "state.json").read_text())
     del values["digest"]
     values["version"] = 2
@@ -219,7 +229,9 @@ def test_a_full_disk(server, make_client, tmp_path, monkeypatch):
             device.write(data)
 
     monkeypatch.setattr(state_module, "_write", full)
-    with pytest.raises(StateError, match=r"cannot be kept in .*No space left on device; make room, then repeat"):
+    with pytest.raises(
+        StateError, match=r"cannot be written to .*No space left on device; free some space, then repeat"
+    ):
         client.update(make_data())
     assert server.applied == []  # nothing goes out that would be forgotten
     monkeypatch.undo()
@@ -235,7 +247,7 @@ def test_everything_is_synced_before_the_upload_goes_out(server, make_client, tm
         order.append(request.method)
         return server.handle(request)
 
-    client = make_client(InProcess(handle), state_dir=tmp_path)
+    client = make_client(httpx.MockTransport(handle), state_dir=tmp_path)
     client.join()
     order.clear()
     client.update(make_data())
@@ -247,7 +259,7 @@ KILLED = """
 import sys, os, signal
 from tests.client.test_faults import connect
 from tests.client.toy import ToyServer, make_data
-from cdfl.client import InProcess
+import httpx
 
 server, folder = ToyServer(), sys.argv[1]
 
@@ -256,7 +268,7 @@ def handle(request):
         os.kill(os.getpid(), signal.SIGKILL)
     return server.handle(request)
 
-client = connect(InProcess(handle), folder)
+client = connect(httpx.MockTransport(handle), folder)
 client.join()
 client.update(make_data())
 """
@@ -269,6 +281,6 @@ def test_really_killed_in_mid_upload(tmp_path, make_client):
     assert ended.returncode == -9, ended.stderr
     server = ToyServer()
     server.given["car-7"].add(0)
-    client = make_client(InProcess(server.handle), state_dir=tmp_path)
+    client = make_client(server.transport, state_dir=tmp_path)
     assert client.pending
     assert client.join().outcome == "applied"

@@ -4,9 +4,10 @@ import asyncio
 import threading
 import time
 
+import httpx
 import pytest
 
-from cdfl.client import AsyncClient, Client, ClientError, InProcess, ServerAwayError
+from cdfl.client import AsyncClient, Client, ClientError, ServerAwayError
 from cdfl.policy import EverySamples
 
 from .toy import make_data, make_model
@@ -14,7 +15,12 @@ from .toy import make_data, make_model
 
 def connect(handler):
     return AsyncClient(
-        "http://server.test", make_model(), "car-7", transport=InProcess(handler), local_epochs=1, sleep=lambda s: None
+        "http://server.test",
+        make_model(),
+        "car-7",
+        transport=httpx.MockTransport(handler),
+        local_epochs=1,
+        sleep=lambda s: None,
     )
 
 
@@ -46,7 +52,7 @@ def test_what_a_client_knows_need_not_be_awaited(server):
             await client.upload(await client.train(make_data()))
             await client.remember("a policy", (1.0,))
             one, inner = await client.recall("a policy"), client.client
-            assert client.mixture == inner.mixture == tuple(server.mixtures["car-7"].tolist())
+            assert client.mixture == inner.mixture == tuple(server.clients["car-7"].mixture.tolist())
             assert (client.client_id, client.device) == (inner.client_id, inner.device)
             return before, (client.joined, client.pending, client.uploads, client.epoch), one
 
@@ -122,7 +128,7 @@ def test_a_call_that_is_cancelled_ends_before_the_next_begins(server):
 def test_errors_come_through():
     async def live():
         def away(request):
-            raise __import__("httpx").ConnectError("refused")
+            raise httpx.ConnectError("refused")
 
         async with connect(away) as client:
             await client.join()

@@ -1,4 +1,4 @@
-"""A client's data, in the forms people have them: loaders, datasets, lists of batches, one batch."""
+"""A client's data as batches: from a loader, a dataset, a list of batches or one batch."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ Data = Iterable[Any]  # a DataLoader or other iterable of batches, a map-style D
 
 
 def batches_of(data: Data, batch_size: int) -> Iterable[Batch]:
-    """Data as batches that can be gone through again and again.
+    """Return the data as batches that can be iterated several times.
 
     >>> one = (torch.zeros(3, 2), torch.zeros(3))
     >>> [len(targets) for _, targets in batches_of(one, batch_size=8)]
@@ -27,72 +27,74 @@ def batches_of(data: Data, batch_size: int) -> Iterable[Batch]:
         return [data]  # type: ignore[list-item]
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size, shuffle=True)
-    return list(data) if isinstance(data, Iterator) else data  # an iterator can be gone through once
+    return list(data) if isinstance(data, Iterator) else data  # an iterator can be used only once
 
 
 def is_batch(data: Any) -> bool:
-    """Is it one (inputs, targets) pair, rather than several?"""
+    """Return whether this is one (inputs, targets) pair rather than several."""
     return isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list)
 
 
-def filled(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Those batches that have samples: of none the mean loss is NaN, and a training on them is none."""
+def nonempty(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches that have samples. The mean loss of an empty batch would be NaN."""
     return (pair for pair in map(pair_of, batches) if not _is_empty(pair[0]))
 
 
 def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
-    """All batches so many times, on a device."""
+    """Yield all batches `count` times, on a device."""
     for _ in range(count):
         empty = True
-        for inputs, targets in filled(batches):
+        for inputs, targets in nonempty(batches):
             empty = False
-            yield moved(inputs, device), moved(targets, device)
+            yield to_device(inputs, device), to_device(targets, device)
         if empty:
             raise ValueError(
                 "there is no data to train on; expected at least one batch of (inputs, targets) with samples in it"
             )
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """Tensors on a device, whatever they are nested in.
+def to_device(value: Any, device: torch.device) -> Any:
+    """Return a nested value with its tensors on a device.
 
-    >>> moved({"image": torch.zeros(2), "names": ["a", "b"]}, torch.device("cpu"))
+    >>> to_device({"image": torch.zeros(2), "names": ["a", "b"]}, torch.device("cpu"))
     {'image': tensor([0., 0.]), 'names': ['a', 'b']}
     """
-    if hasattr(value, "to"):  # a tensor, or what libraries make of several
+    if hasattr(value, "to"):  # a tensor, or a library's container of tensors
         return value.to(device)
     if isinstance(value, dict):
-        return {name: moved(part, device) for name, part in value.items()}
+        return {name: to_device(part, device) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [moved(part, device) for part in value]
+        parts = [to_device(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
 def count_samples(batches: Iterable[Batch]) -> int:
-    """How many samples filled batches have: as many as targets; a batch without any counts one."""
+    """Return the number of targets in all batches; a batch without targets counts as one sample."""
     return sum(_count(targets) for _, targets in map(pair_of, batches))
 
 
 def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
-    """The loss of a model on filled batches, without training it: their mean, each weighted by its samples."""
+    """Return the model's mean loss on non-empty batches, each weighted by its samples. The model is not trained."""
     was_training = model.training
     model.eval()
     total, samples = 0.0, 0
     with torch.no_grad():
         for inputs, targets in map(pair_of, batches):
-            inputs, targets = moved(inputs, device), moved(targets, device)
+            inputs, targets = to_device(inputs, device), to_device(targets, device)
             total += float(loss(model(inputs), targets)) * _count(targets)
             samples += _count(targets)
     model.train(was_training)
     mean = total / samples
     if not math.isfinite(mean):
-        raise DivergedError(f"the loss on fresh data is {mean}; look at the data, or join again")
+        raise DivergedError(
+            f"the loss on fresh data is {mean}; expected a finite number: check the data, or join again"
+        )
     return mean
 
 
 def _is_empty(inputs: Any) -> bool:
-    """Has it no samples, in none of its parts? What the targets are is the loss's business."""
+    """Return whether no part of the inputs has samples. Targets are not tested: a loss may need none."""
     if isinstance(inputs, dict | tuple | list):
         return all(map(_is_empty, inputs.values() if isinstance(inputs, dict) else inputs))
     return not isinstance(inputs, str) and _length(inputs) == 0

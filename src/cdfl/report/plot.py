@@ -1,4 +1,4 @@
-"""A run in one picture: what clients gain from a reply, and how well the server reads one client's changing data."""
+"""Plot a run: accuracy before and after the reply, and one client's true and estimated mixtures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,14 +8,14 @@ import numpy as np
 
 from cdfl.record import Event, Started, Uploaded, only
 
-WINDOW = 60  # uploads that a point of a curve is the mean of; fewer in short runs
+WINDOW = 60  # uploads averaged in one point of a curve; fewer in short runs
 BEFORE, AFTER = "#7f8fa6", "#c23616"
 OTHERS = ("#40739e", "#44bd32", "#8c7ae6", "#e1b12c")
 STYLES = ("--", ":", "-.")
 
 
-def picture(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[Event]] | None = None) -> None:
-    """Draw a run into a file (PNG, SVG or PDF by its ending); `rivals` are runs of other algorithms to compare with."""
+def plot_run(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[Event]] | None = None) -> None:
+    """Plot a run into a file; its suffix gives the format. `rivals` are other runs to compare with."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -24,18 +24,18 @@ def picture(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[E
     uploads = only(events, Uploaded)
     started = only(events, Started)
     if not uploads or not started:
-        raise ValueError("there are no uploads to draw; the run has not got that far")
-    others = {name: only(told, Uploaded) for name, told in (rivals or {}).items()}
+        raise ValueError("there are no uploads to plot; let the run make some first")
+    others = {name: only(theirs, Uploaded) for name, theirs in (rivals or {}).items()}
     if empty := [name for name, theirs in others.items() if not theirs]:
-        raise ValueError(f"there are no uploads to draw in {', '.join(empty)}; leave out what has not got that far")
+        raise ValueError(f"there are no uploads to plot in {', '.join(empty)}; leave these runs out")
     window = smoothing(min(map(len, (uploads, *others.values()))))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout="constrained")
     after, before = [upload.after for upload in uploads], [upload.before for upload in uploads]
     _curve(left, after, window, f"{started[0].algorithm}: after the reply", color=AFTER, linewidth=2.2)
     _curve(left, before, window, f"{started[0].algorithm}: before it", color=BEFORE, linewidth=1.4)
     for place, (name, theirs) in enumerate(others.items()):
-        look = {"color": OTHERS[place % len(OTHERS)], "linestyle": STYLES[place % len(STYLES)], "linewidth": 1.4}
-        _curve(left, [upload.after for upload in theirs], window, name, **look)
+        style = {"color": OTHERS[place % len(OTHERS)], "linestyle": STYLES[place % len(STYLES)], "linewidth": 1.4}
+        _curve(left, [upload.after for upload in theirs], window, name, **style)
     smoothed = f" (each point: mean of the last {window})" if window > 1 else ""
     left.set(xlabel=f"upload{smoothed}", ylabel="accuracy on held-out data")
     left.set_title(f"{started[0].scenario}: all clients")
@@ -47,7 +47,7 @@ def picture(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[E
 
 
 def smoothing(num_uploads: int) -> int:
-    """How many uploads a point is the mean of, so that a short run still is a curve.
+    """Return how many uploads are averaged in one point, so that a short run still gives a curve.
 
     >>> [smoothing(uploads) for uploads in (1, 12, 60, 600)]
     [1, 3, 15, 60]
@@ -55,14 +55,14 @@ def smoothing(num_uploads: int) -> int:
     return max(1, min(WINDOW, num_uploads // 4))
 
 
-def _curve(axes, values: Sequence[float], window: int, label: str, **look: Any) -> None:  # type: ignore[no-untyped-def]
+def _curve(axes, values: Sequence[float], window: int, label: str, **style: Any) -> None:  # type: ignore[no-untyped-def]
     means = np.convolve(values, np.ones(window) / window, mode="valid")
     marker = "o" if len(means) == 1 else None
-    axes.plot(np.arange(window, len(values) + 1), means, marker=marker, label=label, **look)
+    axes.plot(np.arange(window, len(values) + 1), means, marker=marker, label=label, **style)
 
 
 def _mixtures(axes, uploads: Sequence[Uploaded]) -> None:  # type: ignore[no-untyped-def]
-    """The true and the estimated mixture of the client that uploaded most, side by side at each upload."""
+    """Draw the true and estimated mixtures of the client with most uploads, side by side."""
     counts: dict[int, int] = {}
     for upload in uploads:
         counts[upload.client] = counts.get(upload.client, 0) + 1

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from cdfl import policy as policy_module
 from cdfl import wire
-from cdfl.client import InProcess, Retry, Watcher
+from cdfl.client import Retry, Watcher
 from cdfl.core import Layout, Settings
 from cdfl.policy import ALWAYS, AtFirst, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
 
@@ -49,7 +49,7 @@ def test_nothing_is_uploaded_until_the_data_change(server, make_client):
 def test_it_joins_by_itself_and_measures_only_when_asked(server, make_client):
     client = make_client()
     (event,) = client.watch([make_data()], EverySamples(1000))
-    assert (event.loss, event.decided, event.reply, event.pending, event.trouble) == (None, False, None, False, "")
+    assert (event.loss, event.decided, event.reply, event.pending, event.error) == (None, False, None, False, "")
     assert [request.method for request in server.requests] == ["GET"]
 
 
@@ -117,7 +117,7 @@ def test_time_and_dice(make_client):
     answers = []
     for seconds in (0, 30, 31, 59, 5):
         now[0] += seconds
-        answers.append(watcher.look(make_data()).decided)
+        answers.append(watcher.turn(make_data()).decided)
     assert answers == [False, False, True, False, True]
     decided = [event.decided for event in client.watch(calm(60), Sometimes(0.5))]
     assert 10 < sum(decided) < 50
@@ -127,9 +127,9 @@ def test_never_on_battery(make_client):
     battery = [True]
     client = make_client()
     watcher = Watcher(client, Unless(EverySamples(40), lambda: battery[0]))
-    assert not any(watcher.look(make_data()).decided for _ in range(5))
+    assert not any(watcher.turn(make_data()).decided for _ in range(5))
     battery[0] = False
-    assert watcher.look(make_data()).decided
+    assert watcher.turn(make_data()).decided
 
 
 def test_a_training_that_diverges_is_told_and_ends_nothing(server, make_client):
@@ -139,11 +139,11 @@ def test_a_training_that_diverges_is_told_and_ends_nothing(server, make_client):
     seen = list(client.watch([(inputs, targets), bad, (inputs, targets)], ALWAYS))
     assert [event.decided for event in seen] == [True] * 3
     assert [bool(event.reply) for event in seen] == [True, False, True]
-    assert "nothing was uploaded" in seen[1].trouble
+    assert "nothing was uploaded" in seen[1].error
     broken = list(client.watch([bad, (inputs, targets)], LossRises()))
-    assert "the loss on fresh data is nan" in broken[0].trouble
+    assert "the loss on fresh data is nan" in broken[0].error
     assert not broken[0].decided
-    assert broken[1].trouble == ""
+    assert broken[1].error == ""
 
 
 def test_while_the_server_is_away(server, make_client):
@@ -156,17 +156,17 @@ def test_while_the_server_is_away(server, make_client):
     client.flush = lambda attempts=None: (tries.append(now[0]), flush(attempts))[1]
     watcher = Watcher(client, EverySamples(24))
     network.faults = ["refused"] * 1000
-    first = watcher.look(make_data())
+    first = watcher.turn(make_data())
     assert (first.decided, first.reply, first.pending) == (True, None, True)
     watcher.policy = EverySamples(10**6)
     tries.clear()
     for second in range(100):
         now[0] = float(second)
-        assert watcher.look(make_data()).pending
+        assert watcher.turn(make_data()).pending
     assert 3 <= len(tries) <= 6  # waits of 5 to 10, 10 to 20, 20 to 40 seconds, ...
     network.faults = []
     now[0] = 1000.0
-    back = watcher.look(make_data())
+    back = watcher.turn(make_data())
     assert (back.decided, back.reply.outcome, back.pending) == (False, "applied", False)
     assert len(server.applied) == 1
 
@@ -177,15 +177,15 @@ def test_a_server_that_asks_for_an_hour_is_left_alone_for_an_hour(make_client):
     client.join()
     server.update = lambda *args: (_ for _ in ()).throw(wire.UnavailableError("full", 3600))
     watcher = Watcher(client, EverySamples(24))
-    watcher.look(make_data())
+    watcher.turn(make_data())
     watcher.policy = EverySamples(10**6)
-    watcher.look(make_data())
+    watcher.turn(make_data())
     asked = len(server.requests)
     now[0] = 3599.0
-    watcher.look(make_data())
+    watcher.turn(make_data())
     assert len(server.requests) == asked
     now[0] = 3601.0
-    watcher.look(make_data())
+    watcher.turn(make_data())
     assert len(server.requests) == asked + 1
 
 
@@ -202,7 +202,7 @@ def test_policies_survive_a_restart(make_client, tmp_path, policy):
     stream = calm(5) + calm(8, turned=True)
     decisions = []
     for restarts in (False, True):
-        transport, folder = InProcess(eager().handle), tmp_path / str(restarts)
+        transport, folder = eager().transport, tmp_path / str(restarts)
         client = make_client(transport, state_dir=folder, local_epochs=20)
         client.update(make_data(seed=99))
         decisions.append([])
@@ -227,7 +227,7 @@ def test_what_one_policy_remembers_is_not_another_ones(make_client, tmp_path):
 
 def test_a_policy_of_your_own_is_known_again(make_client, tmp_path):
     class Second:
-        def decide(self, memory, look):
+        def decide(self, memory, observation):
             return ((), True) if memory else ((1.0,), False)
 
     for expected in (False, True, False):
@@ -240,14 +240,14 @@ def test_a_kill_between_the_decision_and_the_upload_decides_again(make_client, t
     client = make_client(state_dir=tmp_path)
     policy = EverySamples(48)
     watcher = Watcher(client, policy)
-    watcher.look(make_data())
+    watcher.turn(make_data())
 
     def killed(data):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "train", killed)
     with pytest.raises(KeyboardInterrupt):
-        watcher.look(make_data())
+        watcher.turn(make_data())
     client.close()
     again = make_client(state_dir=tmp_path)
     assert [event.decided for event in again.watch([make_data()], policy)] == [True]
@@ -259,18 +259,18 @@ class Answers:
     def __init__(self, answer):
         self.answer = answer
 
-    def decide(self, memory, look):
+    def decide(self, memory, observation):
         return self.answer if memory else ((1.0,), False)
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (True, "Answers.decide gave True; expected two things"),
-        (((1.0,), "yes"), "Answers.decide says 'yes'; expected True"),
-        (({"a": 1}, False), r"remembers {'a': 1}; expected a tuple of numbers \(int, float\), to be kept"),
-        (((1, (2, 3)), False), r"remembers \(1, \(2, 3\)\); expected a tuple of numbers"),
-        (((torch.ones(()),), False), r"remembers \(tensor\(1.\),\); expected a tuple of numbers"),
+        (True, "Answers.decide returned True; expected \\(memory, bool"),
+        (((1.0,), "yes"), "Answers.decide returned 'yes' as its decision; expected True"),
+        (({"a": 1}, False), r"memory {'a': 1}; expected a tuple of numbers"),
+        (((1, (2, 3)), False), r"memory \(1, \(2, 3\)\); expected a tuple of numbers"),
+        (((torch.ones(()),), False), r"memory \(tensor\(1.\),\); expected a tuple of numbers"),
     ],
 )
 def test_what_a_policy_says_is_checked_at_every_look(make_client, tmp_path, answer, words):
@@ -283,7 +283,7 @@ def test_what_a_policy_says_is_checked_at_every_look(make_client, tmp_path, answ
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (5, r"policy is 5; expected an object with decide\(memory, look\)"),
+        (5, r"policy is 5; expected an object with decide\(memory, observation\)"),
         ("adwin", "policy is 'adwin'; expected an object"),
         (LossRises, r"policy is the class LossRises; expected an object .*: LossRises\(\.\.\.\)"),
     ],
@@ -294,12 +294,12 @@ def test_what_is_no_policy(make_client, policy, words):
 
 
 def test_nothing_to_train_on(make_client):
-    with pytest.raises(ValueError, match="recent is 0; expected at least 1"):
+    with pytest.raises(ValueError, match="recent is 0; expected a whole number, 1 or more"):
         list(make_client().watch([], ALWAYS, recent=0))
 
 
 def test_the_hyperparams_may_be_given_whole(make_client):
     client = make_client(settings=Settings(local_epochs=2, momentum=0.5, optimizer="sgd"))
-    assert client.settings.local_epochs == 2
-    assert client.settings.learning_rate == 0.01  # keywords win
+    assert client.settings.training.local_epochs == 2
+    assert client.settings.training.learning_rate == 0.01  # keywords win
     assert client.update(make_data()).outcome == "applied"

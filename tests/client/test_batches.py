@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from cdfl.client.data import filled
+from cdfl.client.batches import nonempty
 from cdfl.policy import Always, Either, LossRises
 
 from .toy import make_data
@@ -74,7 +74,7 @@ def test_no_samples_are_no_training(server, make_client, data):
 
 def test_an_empty_batch_among_others_counts_for_nothing(make_client):
     (event,) = make_client().watch([[(INPUTS, TARGETS), NOTHING]], LossRises())
-    assert (event.samples, event.trouble) == (24, "")
+    assert (event.samples, event.error) == (24, "")
     alone, both = make_client(), make_client()
     for client in (alone, both):
         client.join()
@@ -92,4 +92,4 @@ def test_a_loss_that_needs_no_targets(make_client, targets):
 
 def test_no_samples_in_a_dict():
     whole, nothing = ({"picture": INPUTS}, TARGETS), ({"picture": INPUTS[:0]}, TARGETS[:0])
-    assert list(filled([nothing, whole, ({}, ()), ((INPUTS[:0], INPUTS[:0]), ())])) == [whole]
+    assert list(nonempty([nothing, whole, ({}, ()), ((INPUTS[:0], INPUTS[:0]), ())])) == [whole]
