@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.result_files import machine, read, write
 from cdfl.record import Finished
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.runner import RunConfig, compare_events, configure
+from cdfl.sim.time_models import TIME_MODELS
 
 FLAT: dict[str, object] = {"staleness_slope": 0.0}  # no damping of stale uploads
 FORMER: dict[str, object] = {"cluster_step": "towards", "base_rate": 0.3, "rate_floor": "mean", **FLAT}

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from benchmarks.result_files import ROOT, machine, read, write
 from cdfl.algorithms import ALGORITHMS
 from cdfl.record import Event, Finished
-from cdfl.report import picture
+from cdfl.report import plot_run
 from cdfl.sim.runner import compare_events, configure
 
 SEEDS = 5
@@ -42,7 +42,7 @@ def main() -> None:
                 scores[name].setdefault(column, []).append(getattr(event, column))
             print(name, configs[which].seed, f"after {event.after:.3f}", flush=True)
     write("digits-4", {"machine": machine(), "seeds": SEEDS, "scores": scores})
-    picture(drawn["cdfl"], ROOT / "docs" / "pictures" / "digits-4-run.png", {"alone": drawn["local-keep"]})
+    plot_run(drawn["cdfl"], ROOT / "docs" / "pictures" / "digits-4-run.png", {"alone": drawn["local-keep"]})
 
 
 def table() -> str:

@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Settings
+from tests.client.site import Site
 from tests.client.test_flower import Digits
-from tests.client.test_transport import Site
 from tests.client.toy import ToyServer, make_data, make_model
 
 

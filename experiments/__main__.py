@@ -8,7 +8,7 @@ import typer
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
 from cdfl.signals import sigterm_interrupts
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.presets import PRESETS
 from experiments.command import FOLDER, SMOKE_FOLDER, Only, execute
 from experiments.harness.failures import UnfinishedError

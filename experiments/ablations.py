@@ -22,8 +22,8 @@ import numpy as np
 
 from cdfl.data.randomness import generator
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import find_preset
+from cdfl.sim.time_models import TIME_MODELS
 from experiments.harness import Cell, Experiment, Kept, Results, resolve
 from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
 from experiments.harness.rows import COLUMNS

@@ -18,7 +18,7 @@ from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
 from cdfl.record import Event
 from cdfl.sim import progress
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.cells import Cell, resolve
 from experiments.harness.digest import digest

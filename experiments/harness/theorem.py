@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cdfl.core import ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.data.randomness import generator
-from cdfl.sim.clock import FewActive
+from cdfl.sim.time_models import FewActive
 from experiments.harness.regression import Regression, Sample
 
 TIME_MODEL = FewActive()  # with more active clients the printed damping of stale uploads stops the clusters

@@ -45,7 +45,7 @@ def test_three_terminals(tmp_path):
     server, clients = begin(serve, tmp_path, port, "--port", str(port)), []
     try:
         assert any("serving on" in line for line in server.stdout)  # reads no further
-        clients = [begin(join, tmp_path, port, "--looks", str(LOOKS), "--every", "0") for join in (first, second)]
+        clients = [begin(join, tmp_path, port, "--turns", str(LOOKS), "--every", "0") for join in (first, second)]
         said = [client.communicate(timeout=max(1, end - time.monotonic()))[0] for client in clients]
     finally:
         for process in (*clients, server):
@@ -56,9 +56,9 @@ def test_three_terminals(tmp_path):
         text = said[number - 1]
         assert client.returncode == 0, text
         assert f"car-{number}: joined, epoch" in text
-        lines = [line for line in text.splitlines() if ": look " in line]
+        lines = [line for line in text.splitlines() if ": turn " in line]
         assert len(lines) == LOOKS
-        uploads = [int(re.search(r"look (\d+)", line)[1]) for line in lines if "trained and uploaded" in line]
+        uploads = [int(re.search(r"turn (\d+)", line)[1]) for line in lines if "trained and uploaded" in line]
         assert uploads[0] == 1
         assert {11, 12, 13, 21, 22, 23} & set(uploads), text  # it has noticed
         assert len(uploads) < LOOKS / 2, text  # and is quiet when nothing changes
