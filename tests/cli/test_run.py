@@ -93,12 +93,12 @@ def test_options_reach_the_run(small, tmp_path):
         (["--precision", "half"], "precision is 'half'; expected one of"),
         (
             ["--precision", "tf32", "--device", "cpu"],
-            "precision is 'tf32' on cpu; it needs a CUDA GPU, so take float32",
+            "precision is 'tf32' on cpu; it needs a CUDA GPU; use float32",
         ),
         (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
         (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
-        (["--preset", "paper"], "the paper does not run small; take preset 'default'"),
+        (["--preset", "paper"], "the paper does not run small; use preset 'default'"),
         (["--num-uploads", "0"], "num_uploads is 0; expected a whole number, 1 or more"),
         (["--seed", "-1"], "seed is -1; expected a whole number, 0 or more"),
         (["--resume"], "there is no run in runs/small-cdfl-0 to resume"),
@@ -183,7 +183,7 @@ def test_a_signal_and_resume(tmp_path):
     assert "Traceback" not in output
     done = len(only(parts.events(), Uploaded))
     assert 5 < done < 150
-    kept = len(only(parts.events()[: checkpoint.num_told(parts.path)], Uploaded))
+    kept = len(only(parts.events()[: checkpoint.num_events(parts.path)], Uploaded))
     assert f"cdfl: stopped; {kept} of 150 uploads are stored; continue with:\n" in output
     assert f"cdfl run {small} --out {parts.path} --resume\n" in output
 
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_named(small, tmp_path):
         file.write_bytes(damaged)
         code, output = call("run", small, "--out", out, "--resume")
         assert (code, output.startswith(f"cdfl: {file} is damaged (")) == (2, True)
-        assert output.endswith("); restore it, or delete it and the run begins anew")
+        assert output.endswith("); restore it, or delete it to start the run anew")
     file.unlink()
     assert call("run", small, "--out", out, "--resume")[0] == 0
     (out / "events.jsonl").write_text("oops\n")

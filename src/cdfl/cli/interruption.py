@@ -46,7 +46,7 @@ def num_stored(run: RunFolder) -> int | None:
     """Return how many uploads of an interrupted run need not be repeated; None if the run has to start again."""
     events = run.events()
     if checkpoint.exists(run.path):
-        return len(only(events[: checkpoint.num_told(run.path)], Uploaded))
+        return len(only(events[: checkpoint.num_events(run.path)], Uploaded))
     return len(only(events, Uploaded)) if events and isinstance(events[-1], Finished) else None
 
 
