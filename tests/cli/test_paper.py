@@ -10,7 +10,6 @@ import time
 import pytest
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli import paper
 from cdfl.sim.presets import PRESETS
 from experiments.registry import EXPERIMENTS
 
@@ -71,7 +70,9 @@ def test_a_broken_file_is_named(tmp_path):
 
 
 def test_without_a_checkout_one_line_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(paper, "__file__", str(tmp_path / "site-packages" / "cdfl" / "cli" / "paper.py"))
+    monkeypatch.setattr(
+        sys.modules["cdfl.cli.paper"], "__file__", str(tmp_path / "site-packages" / "cdfl" / "cli" / "paper.py")
+    )
     monkeypatch.chdir(tmp_path)
     code, output = call("paper", "list")
     assert code == 2
