@@ -28,7 +28,7 @@ from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.server.run import MAX_HARM
 from cdfl.sim.runner import RunConfig, configure, simulations
-from cdfl.sim.simulation import Simulation, Together
+from cdfl.sim.simulation import Simulation, SimulationGroup
 
 LAST = 5  # scores of the clusters at the end of a run that are averaged: a single upload changes them much
 FIXED = (
@@ -104,7 +104,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
         runs.setdefault((CLEAN, tested), []).append(honest)
         for name in group.attacks:
             runs.setdefault((name, tested), []).append(attacked(honest, ATTACKS[name]))
-    for _ in Together([run for same in runs.values() for run in same]).events():
+    for _ in SimulationGroup([run for same in runs.values() for run in same]).events():
         pass
     return [row(name, tested, same) for (name, tested), same in runs.items()]
 

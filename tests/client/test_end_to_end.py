@@ -1,4 +1,4 @@
-"""Clients and a real server, each in a process of its own, over real sockets."""
+"""Clients and a real server in separate processes, over real sockets."""
 
 import signal
 import ssl
@@ -53,7 +53,7 @@ class BrokenLine(BadNetwork):
 
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "zstd"])
 @pytest.mark.parametrize("dtype", list(wire.DTYPES))
-def test_models_of_all_kinds(server, dtype, compress):
+def test_dtypes_and_compression(server, dtype, compress):
     before = server.status()["epoch"]
     with connect(server, f"kinds-{dtype}-{compress}", dtype=dtype, reply_dtype=dtype, compress=compress) as client:
         assert client.join().epoch == before
@@ -63,7 +63,7 @@ def test_models_of_all_kinds(server, dtype, compress):
     assert server.status()["epoch"] == before + 1
 
 
-def test_the_server_knows_its_clients_again(server):
+def test_the_server_remembers_a_clients_mixture(server):
     with connect(server, "again") as client:
         client.join()
         reply = client.update(make_data())
@@ -72,7 +72,7 @@ def test_the_server_knows_its_clients_again(server):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_update_counts_once(server, fault):
+def test_each_update_is_applied_once(server, fault):
     before = server.status()["epoch"]
     client_id = f"once-{fault.replace(' ', '-')}"
     with connect(server, client_id, transport=BrokenLine("fine", fault, "fine", fault, fault), sleep=nap) as client:
@@ -87,7 +87,7 @@ def test_each_update_counts_once(server, fault):
 
 
 @pytest.mark.parametrize("fault", ["refused", "reply lost", "reply cut"])
-def test_a_client_killed_on_the_way(server, tmp_path, fault):
+def test_a_client_killed_during_an_upload(server, tmp_path, fault):
     before = server.status()["epoch"]
     dying = connect(
         server, f"dies-{fault.replace(' ', '-')}", transport=BrokenLine("fine", fault, kill=True), state_dir=tmp_path
@@ -104,7 +104,7 @@ def test_a_client_killed_on_the_way(server, tmp_path, fault):
     assert server.status()["epoch"] == before + 1
 
 
-def test_many_at_once(server):
+def test_concurrent_clients(server):
     before = server.status()["epoch"]
 
     def live(number):
@@ -117,8 +117,8 @@ def test_many_at_once(server):
     assert sorted(epochs) == list(range(before + 1, before + 33))
 
 
-def test_a_server_that_is_killed_and_comes_back(server, tmp_path):
-    """The client goes on training; every update it was told of has counted, once."""
+def test_a_server_that_is_killed_and_restarted(server, tmp_path):
+    """The client continues to train, and every answered update is applied once."""
     before = server.status()["epoch"]
     with connect(server, "patient", state_dir=tmp_path, local_epochs=1) as client:
         client.join()
@@ -139,8 +139,8 @@ def test_a_server_that_is_killed_and_comes_back(server, tmp_path):
     assert server.status()["epoch"] == before + made
 
 
-def test_noise_needs_a_server_that_takes_it(server, tmp_path):
-    """A server that tests uploads cannot tell it from poison, and says what it may have been."""
+def test_a_server_that_tests_uploads_rejects_noise(server, tmp_path):
+    """It cannot tell noise from poison, and says so."""
     private = Privacy(clip=1.0, noise=50.0)
     with connect(server, "private", privacy=private) as client:  # --accept-all
         assert client.update(make_data()).outcome == "applied"
@@ -156,7 +156,7 @@ def test_noise_needs_a_server_that_takes_it(server, tmp_path):
 
 
 class LosesOneReply(httpx.HTTPTransport):
-    """And takes so long about it that the server no longer keeps it."""
+    """Loses the reply to the first upload until the server has deleted it."""
 
     def __init__(self, cert):
         super().__init__(verify=ssl.create_default_context(cafile=str(cert)))
@@ -172,7 +172,7 @@ class LosesOneReply(httpx.HTTPTransport):
         return response
 
 
-def test_tokens_certificates_and_replies_that_are_gone(tmp_path, certificate):  # noqa: F811
+def test_tokens_certificates_and_expired_replies(tmp_path, certificate):  # noqa: F811
     cert, key = certificate
     server = RealServer(
         tmp_path,

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Settings
-from cdfl.server.journal import Retention
-from cdfl.server.session import Session
+from cdfl.server.engine import Engine
+from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.uploads import Submission
@@ -73,24 +73,24 @@ def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
     return model
 
 
-def open_session(store: Store, setup: Setup, start) -> Session:
+def open_engine(store: Store, setup: Setup, start) -> Engine:
     """As `cdfl serve` does, without what the web needs."""
     recovered = store.recover()
     if recovered is None:
         store.begin(start, setup.layout, setup.settings)
     state = start if recovered is None else recovered.state
-    return Session(state, setup.layout, setup.settings, store, setup.look(), setup.look(), snapshot_every=1000)
+    return Engine(state, setup.layout, setup.settings, store, setup.evaluator(), setup.evaluator(), snapshot_every=1000)
 
 
-def exchange(session: Session, client_id: str, number: int, start) -> wire.ReplyHead:
+def exchange(engine: Engine, client_id: str, number: int, start) -> wire.ReplyHead:
     """Join or refresh, "train", upload."""
-    record = session.store.client(client_id)
-    given = session.join(client_id, record and record.mixture)
+    record = engine.store.client(client_id)
+    given = engine.join(client_id, record and record.mixture)
     model, base_epoch = trained(given.personal_model, start, number), 0 if client_id == OLD else given.head.epoch
     body = wire.encode_model(model, LAYOUT)
-    spool, digest = spooled(session.store, body), hashlib.sha256(body).hexdigest()
-    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, session.store.keep(spool), None)
-    return session.submit(waiting).result(60).head
+    spool, digest = spooled(engine.store, body), hashlib.sha256(body).hexdigest()
+    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, engine.store.keep(spool), None)
+    return engine.submit(waiting).result(60).head
 
 
 def run_twice(folder, device: str, start):
@@ -99,15 +99,15 @@ def run_twice(folder, device: str, start):
     for half in (range(UPLOADS // 2), range(UPLOADS // 2, UPLOADS)):
         setup = small_setup().to(device)
         with Store.open(folder, retention=KEEP_ALL) as store:
-            session = open_session(store, setup, start)
+            engine = open_engine(store, setup, start)
             if ends:
-                assert same_state(session.state, ends[-1])  # what the journal gives, on the CPU
+                assert same_state(engine.state, ends[-1])  # what the journal gives, on the CPU
             for number in half:
                 client_id = OLD if number == UPLOADS - 1 else f"client-{number % 5}"
-                heads.append(exchange(session, client_id, number, start))
-            ends.append(session.state)
-            session.chores.finish = lambda state: None
-            session.close()
+                heads.append(exchange(engine, client_id, number, start))
+            ends.append(engine.state)
+            engine.maintenance.finish = lambda state: None
+            engine.close()
             found = verify(store)
             assert (found.entries, found.findings) == (len(heads), [])
     return heads, ends[-1]
@@ -146,7 +146,7 @@ def test_a_server(tmp_path, device):
     from .live import Live
 
     with Live(tmp_path, small_setup().to(device), retention=KEEP_ALL) as server:
-        start = server.session.state
+        start = server.engine.state
         for number in range(UPLOADS):
             given = server.model(f"client-{number % 5}")
             epoch, model = int(given.headers[wire.EPOCH]), wire.decode_model(given.content, LAYOUT)
@@ -155,10 +155,10 @@ def test_a_server(tmp_path, device):
             assert response.status_code == 200, response.text
             outcome = wire.ReplyHead.from_headers(response.headers).outcome
             assert outcome == ("rejected" if number in POISON else "applied")
-        end = server.session.state
+        end = server.engine.state
         assert verify(server.store).findings == []
-        server.session.chores.finish = lambda state: None
+        server.engine.maintenance.finish = lambda state: None
     with Live(tmp_path, small_setup().to(device)) as server:
-        assert same_state(server.session.state, end)
+        assert same_state(server.engine.state, end)
         again = server.update(body, f"client-{(UPLOADS - 1) % 5}", epoch, key=f"key-{UPLOADS - 1}")
         assert again.content == response.content

@@ -1,4 +1,4 @@
-"""The curl session of docs/protocol.md, command by command, against a live server."""
+"""The curl engine of docs/protocol.md, command by command, against a live server."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def test_the_session(tmp_path):
             said = done.stdout.replace("\r", "").rstrip("\n")
             pattern = expected.rstrip("\n").replace("[", "[[]").replace("...", "*")
             assert fnmatchcase(said, pattern), f"{typed}\nsaid\n{said}\n{done.stderr}\nexpected\n{expected}"
-        assert server.session.state.epoch == 1
+        assert server.engine.state.epoch == 1
 
 
 def test_the_page_names_what_there_is():

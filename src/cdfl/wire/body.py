@@ -1,7 +1,7 @@
-"""A model as the body of a message: safetensors, read strictly and, where it can be, without a copy.
+"""A model as the body of a message: safetensors, parsed strictly and, if possible, without a copy.
 
-A body is 8 bytes (length n of the header), n bytes of JSON, and the tensors. We write the tensors in the order of the
-model's vector, so that a body is the vector with a few words before it; we read them in any order.
+A body is 8 bytes (the length n of the header), n bytes of JSON, and the tensors. Tensors are written in the order of
+the model's vector, so a body is a header and the vector. They are read in any order.
 """
 
 import json
@@ -31,13 +31,13 @@ _CODE_OF = {dtype: code for code, dtype in _CODES.items()}
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
-# A header may be so many times as long as ours is (spaces, metadata), or this long: JSON of strangers costs memory.
+# Limits of a received header, since parsing JSON costs memory: this many times the length of ours, or this many bytes.
 HEADER_SLACK = 4
 SHORT_HEADER = 2**16
 
 
 def encode_model(vector: Tensor, layout: Layout, dtype: DType = "float32") -> bytes:
-    """The body that carries a model (P,).
+    """Return the body for a model (P,).
 
     >>> layout = Layout.of(torch.nn.Linear(2, 1))
     >>> body = encode_model(torch.tensor([1.0, 2.0, 3.0]), layout, "float16")
@@ -48,7 +48,7 @@ def encode_model(vector: Tensor, layout: Layout, dtype: DType = "float32") -> by
 
 
 def body_parts(vector: Tensor, layout: Layout, dtype: DType = "float32") -> tuple[bytes, memoryview]:
-    """The body in two parts, of which the second is the vector's own memory where no conversion is needed."""
+    """Return the header and the data of a body. The data are the vector's memory if no conversion is needed."""
     layout.check(vector)
     if dtype not in DTYPES:
         raise MalformedError(f"dtype is {str(dtype)[:40]!r}; expected one of {', '.join(DTYPES)}")
@@ -59,12 +59,12 @@ def body_parts(vector: Tensor, layout: Layout, dtype: DType = "float32") -> tupl
 
 
 def body_size(layout: Layout, dtype: DType = "float32") -> int:
-    """Bytes of a body as `encode_model` writes it."""
+    """Return the number of bytes that `encode_model` writes."""
     return len(_header(layout, DTYPES[dtype])) + layout.size * DTYPES[dtype].itemsize
 
 
 def decode_file(path: Path, layout: Layout) -> Tensor:
-    """The model (P,) in a file, float32; the file stays mapped as long as the vector lives, and is not changed."""
+    """Return the model (P,) in a file, as float32. The vector maps the file; writing to it does not change the file."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise MalformedError("the body is empty; expected a model as safetensors")
@@ -72,10 +72,11 @@ def decode_file(path: Path, layout: Layout) -> Tensor:
 
 
 def decode_model(body: Buffer, layout: Layout, *, ours: bool = False) -> Tensor:
-    """The model (P,) in a body, float32: every tensor of the layout, nothing else, all of one dtype, all finite.
+    """Return the model (P,) in a body, as float32.
 
-    A writable buffer in our own order is not copied: the vector then lies in it. Numbers of what is `ours`, bit for bit
-    what was looked at before, are not looked at again.
+    The body must hold every tensor of the layout and nothing else, all of one dtype and finite. With `ours`, the
+    values are known to be finite and are not tested again. If the body is writable and in the layout's order, the
+    vector shares its memory.
     """
     data, tensors = _read_header(body, layout)
     dtype = _same_dtype(tensors)
@@ -102,7 +103,7 @@ def _header(layout: Layout, dtype: torch.dtype) -> bytes:
 
 
 def _read_header(body: Buffer, layout: Layout) -> tuple[int, dict[str, Any]]:
-    """Where the data begin, and what the header says of each tensor of the layout."""
+    """Return where the data begin, and the header's entry for each tensor."""
     if len(body) < 8:
         raise MalformedError(f"the body has {len(body)} bytes; expected a model as safetensors")
     (length,) = struct.unpack("<Q", body[:8])
@@ -114,9 +115,9 @@ def _read_header(body: Buffer, layout: Layout) -> tuple[int, dict[str, Any]]:
     try:
         tensors = json.loads(bytes(body[8 : 8 + length]), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"the safetensors header is no valid JSON: {str(error)[:80]}") from None
+        raise MalformedError(f"the safetensors header is not valid JSON: {str(error)[:80]}") from None
     if not isinstance(tensors, dict):
-        raise MalformedError("the safetensors header is no JSON object; expected one entry a tensor")
+        raise MalformedError("the safetensors header is not a JSON object; expected one entry for each tensor")
     tensors.pop("__metadata__", None)
     _check_names(tensors, layout)
     return 8 + length, tensors
@@ -125,7 +126,7 @@ def _read_header(body: Buffer, layout: Layout) -> tuple[int, dict[str, Any]]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -134,15 +135,15 @@ def _check_names(tensors: dict[str, Any], layout: Layout) -> None:
     unknown = sorted(set(tensors) - set(layout.names))
     if missing or unknown:
         lacks = f"lacks {_some(missing)}" if missing else ""
-        brings = f"brings {_some(unknown)}, which the model does not have" if unknown else ""
-        raise UnfitError(f"the body {' and '.join(filter(None, (lacks, brings)))}; expected the names of /v1/status")
+        extra = f"has {_some(unknown)}, which the model does not have" if unknown else ""
+        raise UnfitError(f"the body {' and '.join(filter(None, (lacks, extra)))}; expected the names of /v1/status")
     for name, entry in tensors.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise MalformedError(f"the entry of tensor {name!r} is not a dtype, a shape and data_offsets")
 
 
 def _same_dtype(tensors: dict[str, Any]) -> torch.dtype:
-    """The dtype of all tensors."""
+    """Return the dtype, which all tensors must share."""
     names = {str(entry["dtype"])[:40] for entry in tensors.values()}
     if len(names) != 1 or names - set(_CODES):
         raise UnfitError(f"the tensors are {_some(sorted(names))}; expected all of them in one of {', '.join(_CODES)}")
@@ -150,7 +151,7 @@ def _same_dtype(tensors: dict[str, Any]) -> torch.dtype:
 
 
 def _spans(tensors: dict[str, Any], layout: Layout, dtype: torch.dtype, length: int) -> list[tuple[int, int]]:
-    """Where each tensor of the layout lies in the data; together they must fill it without gap or overlap."""
+    """Return the span of each tensor in the data. Together they must fill it without gap or overlap."""
     spans: list[tuple[int, int]] = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         entry = tensors[name]
@@ -175,7 +176,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def _tensor(body: Buffer, start: int, count: int, dtype: torch.dtype) -> Tensor:
-    """The values in a buffer: its own memory where torch can take it (writable, aligned), else a copy."""
+    """Return the values in a buffer: without a copy if it is writable and aligned."""
     if not memoryview(body).readonly and start % dtype.itemsize == 0:
         return torch.frombuffer(body, dtype=dtype, count=count, offset=start)
     values = torch.empty(count, dtype=dtype)

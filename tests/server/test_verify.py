@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cdfl.server.replay import replay
 
 from cdfl.core import Measures, Settings, usual_after
-from cdfl.server.journal import Retention, StoreDamaged, StoreError
-from cdfl.server.replay import replay
-from cdfl.server.schema import journal, snapshots
+from cdfl.server.records import Retention, StoreDamaged, StoreError
 from cdfl.server.store import Store
+from cdfl.server.tables import journal, snapshots
 from cdfl.server.verify import verify
 
-from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, stored_blobs
+from .toy import LAYOUT, SETTINGS, Toy, first_state, same_state, some_entry, stored_blobs
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 PICKY = Settings(max_staleness=6, max_harm=1.2)
@@ -60,7 +60,7 @@ def test_each_entry_leads_from_one_state_to_the_next(store, settings):
         assert torch.equal(again.mixture, reply.mixture)
         assert torch.equal(again.personal_model, reply.personal_model)
     assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
-    assert bool(toy.state.usual_measures.any()) == (settings is RELATIVE)
+    assert bool(toy.state.memory.any()) == (settings is RELATIVE)
 
 
 def test_recovery_measures_nothing_again(store):
@@ -73,36 +73,36 @@ def test_recovery_measures_nothing_again(store):
     after, _ = replay(before, told, *models, base_model=store.read_base(entry, LAYOUT))
     losses, distances = (torch.tensor(values).double() for values in (told.losses, told.distances))
     measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
-    assert torch.equal(after.usual_measures, usual_after(before.usual_measures, measures, epoch=1))
+    assert torch.equal(after.memory, usual_after(before.memory, measures, epoch=1))
     assert torch.equal(after.cluster_models, toy.state.cluster_models)
 
 
 def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
-    state = first_state().replace(recent_harms=torch.tensor([1.0], dtype=torch.float64))
+    state = first_state().replace(defence_memory=torch.tensor([1.0], dtype=torch.float64))
     entry = some_entry(epoch=1, mixture=(0.25, 0.5, 0.25), harm=2.0)
-    after, reply = replay(state, entry, None, HYPERPARAMS, entry.mixture)
+    after, reply = replay(state, entry, None, SETTINGS, entry.mixture)
     assert after.epoch == 1
     assert torch.equal(after.cluster_models, state.cluster_models)
-    assert after.recent_harms.tolist() == [1.0, 2.0]
+    assert after.defence_memory.tolist() == [1.0, 2.0]
     assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
 
 
 def test_a_refused_upload_was_answered_with_its_own_mixture(store):
     entry = some_entry(epoch=1, outcome="rejected", mixture=(0.25, 0.5, 0.25), harm=2.0)
-    _, reply = replay(first_state(), entry, None, HYPERPARAMS, (1.0, 0.0, 0.0))
+    _, reply = replay(first_state(), entry, None, SETTINGS, (1.0, 0.0, 0.0))
     assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
     forgotten = some_entry(epoch=1, outcome="rejected", mixture=(), client_id="", harm=2.0)
-    assert replay(first_state(), forgotten, None, HYPERPARAMS)[1].mixture.tolist() == pytest.approx([1 / 3] * 3)
+    assert replay(first_state(), forgotten, None, SETTINGS)[1].mixture.tolist() == pytest.approx([1 / 3] * 3)
 
 
 def test_what_cannot_be_replayed(store):
     with pytest.raises(StoreDamaged, match="entry 1 is missing, the next one is 2"):
-        replay(first_state(), some_entry(epoch=2), None, HYPERPARAMS)
+        replay(first_state(), some_entry(epoch=2), None, SETTINGS)
     with pytest.raises(StoreDamaged, match="the upload of entry 1 is missing"):
-        replay(first_state(), some_entry(epoch=1, outcome="applied"), None, HYPERPARAMS)
+        replay(first_state(), some_entry(epoch=1, outcome="applied"), None, SETTINGS)
     model = torch.zeros(LAYOUT.size)
     with pytest.raises(StoreDamaged, match="the model that the upload of entry 1 was trained from is missing"):
-        replay(first_state(), some_entry(epoch=1, outcome="applied"), model, HYPERPARAMS)
+        replay(first_state(), some_entry(epoch=1, outcome="applied"), model, SETTINGS)
     for anew in (False, True):
         measured = some_entry(epoch=1, outcome="applied", losses=(1.0, 2.0, 3.0))
         with pytest.raises(StoreDamaged, match="the distances of entry 1 are missing; restore a backup"):
@@ -141,11 +141,11 @@ def test_hyperparameters_that_changed(store, settings):
     toy = lively(store, settings)
     slow = Settings(base_rate=0.05)
     for changed in (slow, slow.replace(measures="relative"), PICKY, slow.replace(measures="relative")):
-        usual, toy.settings = toy.state.usual_measures, changed
+        usual, toy.settings = toy.state.memory, changed
         store.snapshot(toy.state, changed)
         toy.upload("car-1", "car-2")
         toy.upload("car-1")
-        assert torch.equal(toy.state.usual_measures, usual) == (changed.measures == "plain")
+        assert torch.equal(toy.state.memory, usual) == (changed.estimate.measures == "plain")
         assert same_state(store.recover().state, toy.state)
     assert verify(store).findings == []
 
@@ -207,8 +207,8 @@ def test_a_changed_snapshot_is_found(store):
     lively(store, RELATIVE)
     with store.writing() as connection:
         changed = snapshots.update().where(snapshots.c.epoch == 12)
-        connection.execute(changed.values(usual_measures=(1.0,) * 9))
-    assert "snapshot 12: usual_measures are not what a replay gives" in verify(store).findings
+        connection.execute(changed.values(memory=(1.0,) * 9))
+    assert "snapshot 12: memory are not what a replay gives" in verify(store).findings
 
 
 def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
