@@ -17,8 +17,8 @@ from pathlib import Path
 from machine import machine
 
 from cdfl.record import Finished
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.runner import RunConfig, compare_events, configure
+from cdfl.sim.time_models import TIME_MODELS
 
 RESULTS = Path(__file__).resolve().parent / "results" / "default.json"
 FLAT: dict[str, object] = {"staleness_slope": 0.0}  # no upload is too old

@@ -13,7 +13,7 @@ from machine import machine
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.record import Finished
-from cdfl.report import picture
+from cdfl.report import plot_run
 from cdfl.sim.runner import compare_events, configure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ def measure() -> None:
                 scores[name].setdefault(column, []).append(getattr(event, column))
             print(name, configs[which].seed, f"after {event.after:.3f}", flush=True)
     RESULTS.write_text(json.dumps({"machine": machine(), "seeds": SEEDS, "scores": scores}, indent=1) + "\n")
-    picture(drawn["cdfl"], ROOT / "docs" / "pictures" / "digits-4-run.png", {"alone": drawn["local"]})
+    plot_run(drawn["cdfl"], ROOT / "docs" / "pictures" / "digits-4-run.png", {"alone": drawn["local"]})
 
 
 def table(results: dict) -> str:

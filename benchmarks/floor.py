@@ -19,10 +19,10 @@ from kernels import microseconds
 from machine import commit, machine
 from torch import Tensor, nn
 
-from cdfl.sim.clock import Uniform
-from cdfl.sim.cuda import tensor_cores
+from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.runner import configure
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import Uniform
 
 DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16}
 

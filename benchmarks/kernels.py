@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cdfl.core import Layout
 from cdfl.models.cnn import cnn
 from cdfl.sim import kernels
-from cdfl.sim.chain import Chain
+from cdfl.sim.kernel_network import KernelNetwork
 from cdfl.sim.kernels import conv, loss
 
 BATCH, CLASSES, LR, RHO = 128, 10, 1e-3, 0.1
@@ -78,7 +78,7 @@ class Stack:
         self.steps = torch.zeros(width, dtype=torch.int64, device="cuda")
         self.active = torch.ones(width, dtype=torch.bool, device="cuda")
         channels, height, side = shape
-        self.chains = {p: Chain.of(models[0], Layout.of(models[0]), p) for p in PRECISIONS}
+        self.chains = {p: KernelNetwork.of(models[0], Layout.of(models[0]), p) for p in PRECISIONS}
         kept = self.chains["tf32"].channels(channels)  # type: ignore[union-attr]  # the paper's CNN is a chain
         self.images = torch.zeros(width, BATCH, height, side, kept, device="cuda")
         self.images[..., :channels] = torch.rand(width, BATCH, height, side, channels, device="cuda")

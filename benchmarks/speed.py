@@ -26,14 +26,14 @@ from machine import commit, machine
 from cdfl.algorithms import make_algorithm
 from cdfl.cli.options import parse_settings
 from cdfl.record import Clusters, Event, Finished, Uploaded
-from cdfl.sim.clock import TIME_MODELS
-from cdfl.sim.cuda import tensor_cores
-from cdfl.sim.engines import make_engines, make_fast
+from cdfl.sim.cuda_stack import tensor_cores
+from cdfl.sim.engine_choice import make_engines, make_fast
 from cdfl.sim.reference import simulate
 from cdfl.sim.runner import configure
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.stack import Rows
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import TIME_MODELS
 
 HERE = Path(__file__).resolve().parent
 

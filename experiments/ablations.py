@@ -29,8 +29,8 @@ from cdfl.paper.rows import COLUMNS
 from cdfl.paper.staleness import histogram, limits, staleness
 from cdfl.paper.tables import number, provenance, span, spread, table
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import TIME_MODELS
 from cdfl.sim.presets import find_preset
+from cdfl.sim.time_models import TIME_MODELS
 
 NUMBER, TRIALS = 5, 3
 SMOKE_ROWS = ("fashion-mnist-4-ablation", "fashion-mnist-1")

@@ -110,8 +110,8 @@ def moment(text, zone="Europe/Berlin"):
 
 def test_once_a_day():
     policy = Daily("03:30", zone="Europe/Berlin")
-    looks = ["2026-05-01 03:29", "2026-05-01 03:31", "2026-05-01 23:00", "2026-05-02 03:29", "2026-05-02 12:00"]
-    assert at(policy, map(moment, looks)) == [False, True, False, False, True]
+    times = ["2026-05-01 03:29", "2026-05-01 03:31", "2026-05-01 23:00", "2026-05-02 03:29", "2026-05-02 12:00"]
+    assert at(policy, map(moment, times)) == [False, True, False, False, True]
     after = ["2026-05-01 03:31", "2026-05-01 03:32", "2026-05-05 02:00", "2026-05-05 04:00"]
     assert at(policy, map(moment, after)) == [False, False, True, True]  # days were missed, then the day itself
 
@@ -234,7 +234,7 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
         (lambda: Daily("03:30", "Mars/X"), "zone is 'Mars/X'; expected None or a name such as 'Europe/Berlin'"),
         (lambda: AtFirst(None), r"policy is None; expected an object with decide\(memory, observation\)"),
         (lambda: Unless(LossRises, bool), "policy is the class LossRises; expected an object with decide"),
-        (lambda: Unless(ALWAYS, True), "veto is True; expected a function that says whether"),
+        (lambda: Unless(ALWAYS, True), "veto is True; expected a function that returns True to postpone"),
         (lambda: Either(ALWAYS, 5), "second is 5; expected an object with decide"),
         (lambda: DriftDetected("Adwin"), "river.drift has no detector 'Adwin'; try ADWIN, KSWIN, PageHinkley"),
         (lambda: DriftDetected(None), "river.drift has no detector None; try ADWIN"),
@@ -261,7 +261,7 @@ def test_a_machine_without_time_zones(monkeypatch):
     ZoneInfo.clear_cache()
     reset_tzpath(to=())
     try:
-        with pytest.raises(ValueError, match=r"zone is 'Europe/Berlin'; .* knows no time zones; pip install tzdata"):
+        with pytest.raises(ValueError, match=r"zone is 'Europe/Berlin'; .* has no time zone data: pip install tzdata"):
             Daily("03:30", "Europe/Berlin")
     finally:
         reset_tzpath()
@@ -290,9 +290,9 @@ class Answers:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (((), "no"), r"Answers.decide says 'no'; expected True \(upload\) or False"),
-        ((("a",), False), r"Answers.decide remembers \('a',\); expected a tuple of numbers"),
-        ((True,), r"Answers.decide gave \(True,\); expected two things"),
+        (((), "no"), r"Answers.decide returned 'no' as its decision; expected True \(upload\) or False"),
+        ((("a",), False), r"Answers.decide returned the memory \('a',\); expected a tuple of numbers"),
+        ((True,), r"Answers.decide returned \(True,\); expected \(memory, bool\)"),
     ],
 )
 def test_a_policy_in_another_is_checked_as_one_alone(around, answer, words):

@@ -21,7 +21,7 @@ def test_the_papers_rows_have_their_run_sizes():
             each = 25 if name.startswith("fashion") else 20
             assert scenario.num_clients == 20 * scenario.num_clusters == 20 * int(name[-1])
             assert scenario.num_uploads == each * scenario.num_clients
-            assert PAPER[name].max_staleness == scenario.num_clients
+            assert PAPER[name].rates.max_staleness == scenario.num_clients
     digits = rows["digit-recognition"]
     assert (digits.num_clusters, digits.num_clients, digits.num_uploads) == (3, 100, 4000)
 

@@ -3,20 +3,37 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdfl.client import Client
+    from cdfl.client import AsyncClient, Client
+    from cdfl.core import Settings
     from cdfl.sim import Run, run
 
-__all__ = ["Client", "Run", "run"]
+    __version__: str
+
+_MODULES = {  # imported on first use: a client device has no simulator, and torch takes seconds
+    "AsyncClient": "cdfl.client",
+    "Client": "cdfl.client",
+    "Run": "cdfl.sim",
+    "Settings": "cdfl.core",
+    "run": "cdfl.sim",
+}
+__all__ = ["AsyncClient", "Client", "Run", "Settings", "__version__", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import client or simulator when it is first asked for: a client device does without the latter."""
-    if name == "Client":
-        import cdfl.client
+    """Import a public name when it is first used."""
+    if name == "__version__":
+        from importlib.metadata import version
 
-        return cdfl.client.Client
-    if name in __all__:
-        import cdfl.sim
+        value: Any = version("cdfl")
+    elif name in _MODULES:
+        from importlib import import_module
 
-        return getattr(cdfl.sim, name)
-    raise AttributeError(f"module 'cdfl' has no attribute {name!r}")
+        value = getattr(import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module 'cdfl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

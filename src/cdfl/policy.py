@@ -1,8 +1,8 @@
-"""When to upload: the client's own decision, made each time fresh data arrive.
+"""Upload policies: a client decides at each turn, when fresh data arrive, whether to train and upload.
 
-A policy is a setting; what it remembers of one client is a short list of numbers that the caller keeps and passes in
-again, so a policy serves a simulated client, ten thousand of them, or a real one that survives its own restart.
-Whoever asks a policy does so through `ask`: it may be somebody's own.
+A policy has no state. Its memory of a client is a short tuple of numbers that the caller keeps and passes back. So one
+policy serves many simulated clients, and a real client that restarts. Callers use `decide_upload`, which checks what a
+user's policy returns.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,60 +18,60 @@ import numpy as np
 from cdfl.checks import check_method, check_number
 
 DECIDES = "an object with decide(memory, observation) -> (memory, bool)"
-Memory = tuple[float, ...]  # what a policy remembers of one client; () at first, and whenever it starts over
+Memory = tuple[float, ...]  # a policy's memory of one client; () at the start and after a reset
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a client knows when fresh data arrive."""
+    """What a policy may use to decide."""
 
-    samples: int  # how many arrived
+    samples: int  # number that arrived
     measure: Callable[[], float]  # the loss of its personal model on them; costs a pass over the data
-    chance: float = 0.0  # a uniform random number from 0 to 1, the client's own
-    time: float = 0.0  # seconds since 1970, by the client's clock
+    chance: float = 0.0  # a uniform random number from 0 to 1
+    time: float = 0.0  # the client's clock, in seconds since 1970
 
     @property
     def loss(self) -> float:
-        """The loss of the personal model on the fresh data, measured when asked for."""
+        """The loss of the personal model on the fresh data; computed when read."""
         return self.measure()
 
 
 class Policy(Protocol):
-    """Anything that decides."""
+    """Decides when a client uploads."""
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Is it time to train and upload? Also returns what to remember."""
+        """Return the new memory, and whether to train and upload now."""
         ...
 
 
 def check_policy(policy: Policy, name: str = "policy", expected: str = DECIDES) -> None:
-    """Refuse what cannot be asked."""
+    """Raise `ValueError` if this is not a policy."""
     check_method(name, policy, "decide", 2, expected)
 
 
-def ask(policy: Policy, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-    """What a policy decides, if it is something that a decision can be and that a file can keep.
+def decide_upload(policy: Policy, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+    """Return what a policy decides; raise `ValueError` if it returns anything but (memory, bool).
 
-    >>> ask(Always(), (), Observation(60, lambda: 0.1))
+    >>> decide_upload(Always(), (), Observation(60, lambda: 0.1))
     ((), True)
     """
     answer, name = policy.decide(memory, observation), type(policy).__name__
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise ValueError(f"{name}.decide gave {answer!r}; expected two things: (memory, bool)")
+        raise ValueError(f"{name}.decide returned {answer!r}; expected (memory, bool)")
     memory, upload = answer
     if not isinstance(memory, tuple) or not all(isinstance(part, int | float) for part in memory):
-        raise ValueError(f"{name}.decide remembers {memory!r}; expected a tuple of numbers (int, float), to be kept")
+        raise ValueError(f"{name}.decide returned the memory {memory!r}; expected a tuple of numbers")
     if not isinstance(upload, bool | np.bool_):
-        raise ValueError(f"{name}.decide says {upload!r}; expected True (upload) or False")
+        raise ValueError(f"{name}.decide returned {upload!r} as its decision; expected True (upload) or False")
     return memory, bool(upload)
 
 
 @dataclass(frozen=True)
 class Always:
-    """Upload whenever there are fresh data, as in the paper's experiments."""
+    """Upload at every turn, as in the paper's experiments."""
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Yes."""
+        """Return True."""
         return memory, True
 
 
@@ -93,7 +93,7 @@ class EverySamples:
         check_number("count", self.count, 1, whole=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Count what has arrived."""
+        """Count the samples since the last upload."""
         seen = (memory[0] if memory else 0.0) + observation.samples
         return ((0.0,), True) if seen >= self.count else ((seen,), False)
 
@@ -108,7 +108,7 @@ class Sometimes:
         check_number("probability", self.probability, 0, 1)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Throw the dice that came with the observation."""
+        """Compare the observation's random number with the probability."""
         return memory, observation.chance < self.probability
 
 
@@ -131,7 +131,7 @@ class LossRises:
         check_number("window", self.window, 1, whole=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Compare with the mean of the last losses; after an upload the past no longer counts."""
+        """Compare with the mean of the last losses; forget them after an upload."""
         loss = observation.loss
         if memory and loss > self.factor * sum(memory) / len(memory):
             return (), True
@@ -140,9 +140,10 @@ class LossRises:
 
 @dataclass(frozen=True)
 class PageHinkley:
-    """Upload when a Page-Hinkley test says that the loss on fresh data has drifted upwards (Page, 1954).
+    """Upload when a Page-Hinkley test detects that the loss on fresh data has risen (Page, 1954).
 
-    Sums how far losses lie above their mean so far, less a tolerance, and fires when the sum has risen by `threshold`.
+    It sums the differences between losses and their running mean, less a tolerance, and detects drift when the sum is
+    `threshold` above its minimum.
     """
 
     threshold: float = 1.0
@@ -153,7 +154,7 @@ class PageHinkley:
         check_number("tolerance", self.tolerance, 0, finite=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Update mean and sum; start over after an upload."""
+        """Update mean and sum; reset them after an upload."""
         count, mean, total, lowest = memory or (0.0, 0.0, 0.0, 0.0)
         loss = observation.loss
         count += 1
@@ -167,7 +168,7 @@ class PageHinkley:
 
 @dataclass(frozen=True)
 class EverySeconds:
-    """Upload at the first observation after so many seconds; the first observation of all starts the clock.
+    """Upload when this many seconds have passed since the last upload or the first observation.
 
     >>> policy = EverySeconds(3600)
     >>> memory, first = policy.decide((), Observation(10, lambda: 0.1, time=1000))
@@ -181,14 +182,14 @@ class EverySeconds:
         check_number("seconds", self.seconds, 0)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Compare clocks; one that was set back starts anew."""
+        """Compare with the time of the last upload; start again if the clock was set back."""
         last = min(memory[0], observation.time) if memory else observation.time
         return ((observation.time,), True) if memory and observation.time - last >= self.seconds else ((last,), False)
 
 
 @dataclass(frozen=True)
 class Daily:
-    """Upload once a day, at the first observation after a time of day.
+    """Upload at the first observation after a time of day, at most once a day.
 
     >>> policy = Daily("03:30", zone="Europe/Berlin")
     >>> memory, first = policy.decide((), Observation(10, lambda: 0.1, time=1767225600))   # 1 January 2026, 1:00
@@ -197,7 +198,7 @@ class Daily:
     """
 
     at: str = "03:00"
-    zone: str | None = None  # a name such as Europe/Berlin; None or empty: the device's own
+    zone: str | None = None  # a name such as Europe/Berlin; None or empty: the device's time zone
 
     def __post_init__(self) -> None:
         try:
@@ -207,18 +208,18 @@ class Daily:
         try:
             self._zone()
         except (TypeError, ValueError, KeyError, OSError):
-            remedy = "" if available_timezones() else "; this machine knows no time zones; pip install tzdata"
+            remedy = "" if available_timezones() else "; this machine has no time zone data: pip install tzdata"
             raise ValueError(
                 f"zone is {self.zone!r}; expected None or a name such as 'Europe/Berlin'{remedy}"
             ) from None
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Has the time of day passed since the last upload (or the first observation)?"""
+        """Upload if the time of day has passed since the last upload or the first observation."""
         last = min(memory[0], observation.time) if memory else observation.time
         return ((observation.time,), True) if last < self._latest(observation.time) else ((last,), False)
 
     def _latest(self, now: float) -> float:
-        """When it was last that time of day."""
+        """Return the last moment at which it was that time of day."""
         here = datetime.fromtimestamp(now, self._zone())
         moment = datetime.combine(here.date(), TimeOfDay.fromisoformat(self.at), here.tzinfo)
         return (moment if moment <= here else moment - timedelta(days=1)).timestamp()
@@ -229,7 +230,7 @@ class Daily:
 
 @dataclass(frozen=True)
 class Unless:
-    """Another policy with a veto: never on battery, never on a metered line. What is vetoed happens later.
+    """Another policy with a veto, such as "on battery". A vetoed upload happens at the first turn without veto.
 
     >>> battery = [True, False]
     >>> policy = Unless(EverySamples(50), lambda: battery.pop(0))
@@ -239,17 +240,17 @@ class Unless:
     """
 
     policy: Policy
-    veto: Callable[[], bool] = field(repr=False)  # asked only when an upload is due
+    veto: Callable[[], bool] = field(repr=False)  # called only when an upload is due
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
         if not callable(self.veto):
-            raise ValueError(f"veto is {self.veto!r}; expected a function that says whether it is a bad moment")
+            raise ValueError(f"veto is {self.veto!r}; expected a function that returns True to postpone an upload")
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Let the other decide; remember a yes as long as it is vetoed."""
+        """Let the other policy decide; remember a decision to upload until it is not vetoed."""
         due = bool(memory and memory[0])
-        inner, yes = ask(self.policy, memory[1:], observation)
+        inner, yes = decide_upload(self.policy, memory[1:], observation)
         due = due or yes
         upload = due and not self.veto()
         return (float(due and not upload), *inner), upload
@@ -257,7 +258,7 @@ class Unless:
 
 @dataclass(frozen=True)
 class AtFirst:
-    """Another policy, after an upload at the very first observation: its first model fits nobody in particular.
+    """Upload at the first observation, then follow another policy. A newcomer's model is the average of all clusters.
 
     >>> policy = AtFirst(EverySamples(100))
     >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
@@ -271,16 +272,16 @@ class AtFirst:
         check_policy(self.policy)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Say yes once, then let the other decide."""
+        """Return True once, then let the other policy decide."""
         if not memory:
             return (1.0,), True
-        inner, upload = ask(self.policy, memory[1:], observation)
+        inner, upload = decide_upload(self.policy, memory[1:], observation)
         return (1.0, *inner), upload
 
 
 @dataclass(frozen=True)
 class Either:
-    """Upload when one of two policies says so; both then start over.
+    """Upload when one of two policies says so; both are then reset.
 
     >>> policy = Either(LossRises(), EverySamples(100))
     >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
@@ -296,23 +297,22 @@ class Either:
         check_policy(self.second, "second")
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Ask both: each must see every observation."""
+        """Let both decide; each sees every observation."""
         split = 1 + int(memory[0]) if memory else 0
-        mine, yes = ask(self.first, memory[1:split], observation)
-        yours, also = ask(self.second, memory[split:], observation)
+        mine, yes = decide_upload(self.first, memory[1:split], observation)
+        yours, also = decide_upload(self.second, memory[split:], observation)
         return ((), True) if yes or also else ((float(len(mine)), *mine, *yours), False)
 
 
 @dataclass(frozen=True)
 class DriftDetected:
-    """Upload when a drift detector of the package `river` says that the loss on fresh data has risen.
+    """Upload when a drift detector of the package `river` detects that the loss on fresh data has risen.
 
-    `detector` is a name in `river.drift` (ADWIN, KSWIN, PageHinkley), `settings` are its own; it is fed one number a
-    observation. A loss that has fallen starts over and uploads nothing.
+    `detector` is a name in `river.drift` (ADWIN, KSWIN, PageHinkley) and `settings` are its arguments. It gets one loss
+    at each observation. If the loss has fallen, the detector is reset without an upload.
 
-    No few numbers say all about a detector, so what is remembered are the losses since it last started over, the last
-    `window` of them; after a restart a new detector is fed with those. That gives the very same detector as long as no
-    loss had to be forgotten (give KSWIN a seed), and one that knows less of the past after that.
+    The memory is the last `window` losses since the detector was reset. After a restart, a new detector is fed with
+    them. It is equal to the old one unless older losses were dropped. KSWIN needs a seed for that.
     """
 
     detector: str = "ADWIN"
@@ -321,13 +321,11 @@ class DriftDetected:
 
     def __post_init__(self) -> None:
         check_number("window", self.window, 1, whole=True)
-        if (
-            self.detector not in DETECTORS
-        ):  # else river, which takes a while to import, is not needed before the first turn
+        if self.detector not in DETECTORS:  # importing river is slow, so known names wait for the first turn
             _river_detector(self.detector)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Feed the loss; after a drift the past no longer counts."""
+        """Feed the loss to the detector; forget all losses after a drift."""
         detector, loss = self._fed(memory), observation.loss
         detector.update(loss)
         if detector.drift_detected:
@@ -339,7 +337,7 @@ class DriftDetected:
         return memory, False
 
     def _fed(self, memory: Memory) -> Any:
-        """The detector that has seen these losses: the one that just did, or a new one."""
+        """Return a detector that has seen these losses: a cached one, or a new one fed with them."""
         detector = _FED.pop(self._key(memory), None)
         if detector is None:
             detector = _river_detector(self.detector)(**self.settings)
@@ -352,7 +350,7 @@ class DriftDetected:
 
 
 DETECTORS = ("ADWIN", "KSWIN", "PageHinkley")
-# Detectors that need not be fed again: it takes milliseconds a loss with some. Only a saving of time.
+# Detectors by the losses they have seen. Only a cache: feeding a new one can take milliseconds for each loss.
 _FED: dict[tuple[str, Memory], Any] = {}
 MOST_FED = 256
 

@@ -10,36 +10,36 @@ from types import ModuleType
 
 OURS = Path(__file__).parent
 READABLE = "a Python file that runs without an error"
-LONGEST = 300  # characters of another library's words
-FILE = "<run_path>"  # a file's name as a module, as runpy has it: it stands in the settings of every run there is
-_BEFORE: dict[str, frozenset[str]] = {}  # folders put on sys.path here, and the modules there were before
+LONGEST = 300  # characters of an error message that are repeated
+FILE = "<run_path>"  # module name of a loaded file; part of stored run settings, so it must not change
+_BEFORE: dict[str, frozenset[str]] = {}  # folder put on sys.path here -> modules loaded before that
 
 
 class SetupError(ValueError):
-    """A file of a user's own that cannot be used; the message says what to change."""
+    """A user's file cannot be used; the message says what to change."""
 
 
 def load_python(place: str, remedy: str) -> ModuleType:
-    """Run a file, or import a module by its dotted name; either may import what lies beside it.
+    """Run a file, or import a module by its dotted name. Either may import modules from its own folder.
 
-    `remedy` is for those who name one that is not there.
+    `remedy` completes the error message if it does not exist.
     """
     path = Path(place)
     is_file = path.suffix == ".py" or path.is_file()
     if is_file and not path.is_file():
         raise SetupError(f"there is no file {place}; {remedy}")
-    _look_first_in(str(path.absolute().parent if is_file else Path.cwd()))
-    with mistakes_in(place, "reading it", READABLE):
+    _put_first(str(path.absolute().parent if is_file else Path.cwd()))
+    with report_errors(place, "reading it", READABLE):
         module = _run(path) if is_file else _import(place)
     if module is None:
         raise SetupError(f"there is no file or module {place}; {remedy}")
     return module
 
 
-def _look_first_in(folder: str) -> None:
-    """As for a script that Python runs; the folder stays, for what is imported later.
+def _put_first(folder: str) -> None:
+    """Put a folder first on `sys.path`, as Python does for a script; it stays there for later imports.
 
-    What files before this one imported from beside them is forgotten: this one may have neighbours of the same names.
+    Modules that earlier files imported from their folders are unloaded: this folder may have modules of the same names.
     """
     for earlier, before in _BEFORE.items():
         for name, module in list(sys.modules.items()):
@@ -54,14 +54,14 @@ def _look_first_in(folder: str) -> None:
 
 
 def _lies_in(folder: str, name: str, module: ModuleType) -> bool:
-    """Was it found through that folder? Libraries of an environment below it were not."""
+    """Return whether a module was imported from this folder, not from an environment below it."""
     spec = getattr(module, "__spec__", None)
     path = str(Path(folder, *name.split(".")))
     return spec is not None and (spec.origin == f"{path}.py" or path in (spec.submodule_search_locations or ()))
 
 
 def _import(name: str) -> ModuleType | None:
-    """A module by its name; None where there is none, or only a folder."""
+    """Import a module by name; return None if there is none, or only a folder."""
     if not all(part.isidentifier() for part in name.split(".")):
         return None
     try:
@@ -74,20 +74,20 @@ def _import(name: str) -> ModuleType | None:
 
 
 def _run(path: Path) -> ModuleType:
-    """As an import does it, but for bytecode: that of a file changed within a second would be taken for today's."""
+    """Run a file as a module, without cached bytecode: that could be stale if the file changed within a second."""
     module = ModuleType(FILE)
     module.__file__ = str(path.absolute())
-    sys.modules[FILE] = module  # classes in it want to find their module
+    sys.modules[FILE] = module  # its classes need their module
     exec(compile(path.read_bytes(), str(path), "exec"), vars(module))  # noqa: S102  the user's own
     return module
 
 
 @contextmanager
-def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
-    """Make whatever goes wrong while the code of a file is at work a `SetupError`.
+def report_errors(place: str, doing: str, expected: str) -> Iterator[None]:
+    """Turn any error of the user's code into a one-line `SetupError` that names the file and line.
 
-    `doing` says what was tried, `expected` what should have come of it. Packages that cdfl itself
-    misses are told apart: they are no mistake in the file.
+    `doing` says what was tried, `expected` what it should have given. If cdfl itself misses a package,
+    `ModuleNotFoundError` passes through: that is no error in the file.
     """
     try:
         yield
@@ -95,10 +95,10 @@ def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
         raise
     except SyntaxError as error:
         where = f"{_shown(Path(error.filename))}, line {error.lineno}" if error.filename else place
-        raise SetupError(f"{where}: no valid Python: {error.msg}") from error
+        raise SetupError(f"{where}: invalid Python: {error.msg}") from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
-            if is_missed_by_us(error):
+            if is_missed_by_cdfl(error):
                 raise
             if error.name is not None:
                 remedy = f"install it, or put {error.name.partition('.')[0]}.py beside the file"
@@ -108,14 +108,14 @@ def mistakes_in(place: str, doing: str, expected: str) -> Iterator[None]:
         raise SetupError(f"{_where(place, error)}: {doing} failed with {words}; expected {expected}") from error
 
 
-def is_missed_by_us(error: ModuleNotFoundError) -> bool:
-    """Is it our code that asked for the module, rather than a user's?"""
-    asking = [step.filename for step in traceback.extract_tb(error.__traceback__) if step.filename[0] != "<"]
-    return Path(asking[-1]).is_relative_to(OURS)
+def is_missed_by_cdfl(error: ModuleNotFoundError) -> bool:
+    """Return whether cdfl's code imported the missing module, rather than a user's."""
+    importers = [step.filename for step in traceback.extract_tb(error.__traceback__) if step.filename[0] != "<"]
+    return Path(importers[-1]).is_relative_to(OURS)
 
 
 def _where(place: str, error: Exception) -> str:
-    """The line of the file, or of one beside it, that the error came through last."""
+    """Return the last line of the error's traceback that is in the file or in its folder."""
     folder = Path(place).absolute().parent
     steps = traceback.extract_tb(error.__traceback__)
     own = [step for step in steps if _is_own(step.filename, folder)]

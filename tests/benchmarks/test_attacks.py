@@ -18,10 +18,10 @@ from benchmarks.attacks import (
 )
 from cdfl.algorithms import make_algorithm
 from cdfl.record import Uploaded, only
-from cdfl.sim.clock import Uniform
-from cdfl.sim.engines import make_engines
+from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference import simulate
 from cdfl.sim.simulation import Simulation
+from cdfl.sim.time_models import Uniform
 from tests.sim.world import Result, assert_same, assert_same_events, make_task, run_fast
 
 TASK = make_task(num_uploads=60)

@@ -21,13 +21,13 @@ def small(tmp_path, monkeypatch):
 
 
 def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
-    code, output = call("compare", small, "--algorithms", "local, cdfl,cdfl", "--seeds", 2)
+    code, output = call("compare", small, "--algorithms", "local-keep, cdfl,cdfl", "--seeds", 2)
     assert code == 0
     assert "small, 2 seeds: mean and deviation of held-out accuracy" in output
-    assert "kept in runs/small-compare/: summary.json and a folder for each run" in output
+    assert "results in runs/small-compare/: summary.json and a folder for each run" in output
     parent = tmp_path / "runs" / "small-compare"
     assert sorted(path.name for path in parent.iterdir()) == [
-        "cdfl-0", "cdfl-1", "config.json", "local-0", "local-1", "summary.json", "versions.json",
+        "cdfl-0", "cdfl-1", "config.json", "local-keep-0", "local-keep-1", "summary.json", "versions.json",
     ]  # fmt: skip
     summary = json.loads((parent / "summary.json").read_text())
     assert list(summary) == ["local-keep", "cdfl"]
@@ -55,7 +55,7 @@ def test_numbers_are_in_the_order_of_the_seeds_whatever_run_was_over_first(small
 
 
 def test_one_seed_has_no_deviation(small):
-    code, output = call("compare", small, "--algorithms", "oracle", "--seeds", 1, "--uploads", 4)
+    code, output = call("compare", small, "--algorithms", "oracle", "--seeds", 1, "--num-uploads", 4)
     assert code == 0
     assert "±" not in output
 
@@ -88,23 +88,13 @@ def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
 
 
 def test_a_folder_of_runs_is_left_alone(small, tmp_path):
-    assert call("compare", small, "--algorithms", "local-keep", "--seeds", 1, "--out", tmp_path / "here")[0] == 0
-    before = (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes()
-    code, output = call(
-        "compare",
-        small,
-        "--algorithms",
-        "local-keep",
-        "--seeds",
-        1,
-        "--out",
-        tmp_path / "here",
-        "--set",
-        "batch_size=4",
-    )
+    given = ["compare", small, "--algorithms", "local-keep", "--seeds", 1, "--out", tmp_path / "here"]
+    assert call(*given)[0] == 0
+    before = (tmp_path / "here" / "local-keep-0" / "events.jsonl").read_bytes()
+    code, output = call(*given, "--set", "batch_size=4")
     assert code == 2
     assert "already holds a run" in output
-    assert (tmp_path / "here" / "local-0" / "events.jsonl").read_bytes() == before
+    assert (tmp_path / "here" / "local-keep-0" / "events.jsonl").read_bytes() == before
 
 
 def test_data_that_are_not_there_leave_no_folders(tmp_path, monkeypatch):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cdfl.cli.join import line
-from cdfl.client import Reply, Retry, Seen
+from cdfl.cli.join import turn_text
+from cdfl.client import Reply, Retry, Turn
 from tests.cli.small import call
-from tests.client.test_transport import Site
+from tests.client.site import Site
 from tests.client.toy import ToyServer
 
 SETUP = """
@@ -22,8 +22,8 @@ policy = EverySamples(48)
 
 
 def stream(client_id):
-    for look in range(6):
-        yield make_data(turned=look >= 3, seed=look)
+    for turn in range(6):
+        yield make_data(turned=turn >= 3, seed=turn)
 """
 
 
@@ -48,14 +48,14 @@ def test_join(site, setup):
 
 def test_watch(site, setup, tmp_path):
     command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--every", 0)
-    code, said = call(*command, "--looks", 3, "--state", tmp_path / "state")
+    code, said = call(*command, "--turns", 3, "--state-dir", tmp_path / "state")
     assert code == 0
-    assert "look 1: 24 samples car-7: look 2: 24 samples; time to learn: trained and uploaded; applied, epoch 1" in said
-    assert "look 4" not in said
-    code, said = call(*command, "--state", tmp_path / "state")
+    assert "turn 1: 24 samples car-7: turn 2: 24 samples; trained and uploaded; applied, epoch 1" in said
+    assert "turn 4" not in said
+    code, said = call(*command, "--state-dir", tmp_path / "state")
     assert code == 0
     assert "joined, epoch 1" in said
-    assert "look 1: 24 samples; time to learn: trained and uploaded; applied, epoch 2" in said  # 24 were left over
+    assert "turn 1: 24 samples; trained and uploaded; applied, epoch 2" in said  # 24 were left over
     assert len(site.server.applied) == 4
 
 
@@ -76,8 +76,8 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
         (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
-        (["--token", ""], "the token is empty; where the server needs none, leave it out"),
-        (["--ca", "missing.pem"], "missing.pem is no certificate that can be read; expected a PEM file"),
+        (["--token", ""], "the token is empty; omit it if the server needs none"),
+        (["--verify", "missing.pem"], "missing.pem is not a readable certificate; expected a PEM file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
@@ -87,18 +87,18 @@ def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
 
 
 NET = "from tests.client.toy import make_data, make_model as model\n"
-DECIDE = "class Mine:\n    def decide(self, memory, look): return True\npolicy = Mine()\n"
+DECIDE = "class Mine:\n    def decide(self, memory, observation): return True\npolicy = Mine()\n"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "`model` is of type NoneType; expected a torch.nn.Module, or a function that makes one"),
+        ("", "`model` is of type NoneType; expected a torch.nn.Module, or a function that returns one"),
         ("model = 3", "`model` is of type int; expected a torch.nn.Module"),
         (NET + "settings = {'momentum': 1}", "`settings` is of type dict; expected cdfl.core.Settings"),
         (NET + "loss = 5", "`loss` is of type int; expected a function of (outputs, targets)"),
-        (NET + "stream = [1]", "`stream` is a list of 1; expected a function: client_id -> data"),
-        (NET + "policy = 5", "`policy` is 5; expected an object with decide(memory, look) -> (memory, bool)"),
+        (NET + "stream = [1]", "`stream` is a list of 1; expected a function: client_id -> iterable of fresh data"),
+        (NET + "policy = 5", "`policy` is 5; expected an object with decide(memory, observation) -> (memory, bool)"),
         (NET + "policy = 'adwin'", "`policy` is 'adwin'; expected an object with decide"),
         (NET + "from cdfl.policy import LossRises as policy", "`policy` is the class LossRises; expected an object"),
     ],
@@ -116,27 +116,27 @@ def test_watching_needs_a_stream_and_a_policy_that_decides(site, tmp_path):
     command = ("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
     path.write_text(NET)
     code, said = call(*command)
-    assert (code, "the set-up file names no `stream`" in said) == (2, True)
+    assert (code, "defines no `stream`" in said) == (2, True)
     path.write_text(NET + DECIDE + "def stream(client_id): return [make_data()]")
     code, said = call(*command)
-    assert (code, said.endswith("cdfl: Mine.decide gave True; expected two things: (memory, bool)")) == (2, True)
+    assert (code, said.endswith("cdfl: Mine.decide returned True; expected (memory, bool)")) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model = (", "line 1: no valid Python: '(' was never closed"),
+        ("model = (", "line 1: invalid Python: '(' was never closed"),
         (
             "model = lambda: 1 / 0",
             "line 1: `model()` failed with ZeroDivisionError: division by zero; expected a torch",
         ),
         (
             "from tests.client.toy import make_model as model\ndef stream(client_id):\n    yield [][0]",
-            "line 3: `stream('car-7')` failed with IndexError: list index out of range; expected fresh data",
+            "line 3: `stream('car-7')` failed with IndexError: list index out of range; expected an iterable",
         ),
     ],
 )
-def test_mistakes_in_set_up_files_are_one_line(site, tmp_path, text, words):
+def test_report_errors_set_up_files_are_one_line(site, tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
@@ -151,15 +151,21 @@ def test_a_set_up_file_may_import_what_lies_beside_it(site, setup, monkeypatch):
     assert call("join", site.url, "--client-id", "car-7", "--setup", setup)[0] == 0
 
 
-def test_what_is_told_of_a_look():
+def test_a_turn_as_text():
     reply = Reply(7, (0.25, 0.75), "applied")
     refreshed = Reply(9, (1.0,), "refreshed", detail="never given")
-    assert line(Seen(1, 40, None, decided=False)) == "look 1: 40 samples"
-    assert line(Seen(2, 40, 0.5, decided=False, pending=True)).endswith("0.500; an upload waits for the server")
-    assert line(Seen(3, 40, 0.5, decided=True, pending=True)).endswith("the server is away, uploading later")
-    assert line(Seen(4, 40, 0.5, decided=False, reply=reply)).endswith("went out; applied, epoch 7, mixture 0.25 0.75")
-    assert line(Seen(5, 40, 0.5, decided=True, reply=refreshed)).endswith("uploaded; refreshed, epoch 9, mixture 1.00")
-    assert line(Seen(6, 40, 0.5, decided=True, trouble="nothing was uploaded")).endswith("; nothing was uploaded")
+    assert turn_text(Turn(1, 40, None, decided=False)) == "turn 1: 40 samples"
+    assert turn_text(Turn(2, 40, 0.5, decided=False, pending=True)).endswith("0.500; an upload waits for the server")
+    assert turn_text(Turn(3, 40, 0.5, decided=True, pending=True)).endswith(
+        "the server is away, the upload is sent later"
+    )
+    assert turn_text(Turn(4, 40, 0.5, decided=False, reply=reply)).endswith(
+        "was sent; applied, epoch 7, mixture 0.25 0.75"
+    )
+    assert turn_text(Turn(5, 40, 0.5, decided=True, reply=refreshed)).endswith(
+        "uploaded; refreshed, epoch 9, mixture 1.00"
+    )
+    assert turn_text(Turn(6, 40, 0.5, decided=True, error="nothing was uploaded")).endswith("; nothing was uploaded")
 
 
 def test_a_server_that_is_away(setup, monkeypatch, caplog):

@@ -107,7 +107,7 @@ def test_what_a_server_needs_may_not_be_installed(toy, place, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     code, output = call("verify", "--store", place)
     assert code == 2
-    assert "what a server needs comes with: pip install 'cdfl[server]'" in output
+    assert "a server needs: pip install 'cdfl[server]'" in output
 
 
 # -- token

@@ -1,6 +1,6 @@
 import pytest
 
-from cdfl.client import Client, InProcess
+from cdfl.client import Client
 
 from .toy import ToyServer, make_model
 
@@ -21,7 +21,7 @@ def make_client(server):
             "http://server.test",
             model=make_model() if model is None else model,
             client_id=client_id,
-            transport=transport or InProcess(server.handle),
+            transport=transport or server.transport,
             **settings,
         )
         made.append(client)

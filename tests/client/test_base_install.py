@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from .real import ROOT
-from .test_transport import Site
+from .site import Site
 from .toy import ToyServer
 
 SIM = {"sklearn", "scipy", "PIL", "matplotlib", "pooch", "tqdm"}
@@ -16,11 +16,11 @@ import sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # an import of these now fails
 
 import cdfl
-from cdfl.client import AsyncClient, FlowerClient, InProcess, Privacy
+from cdfl.client import AsyncClient, FlowerClient, Privacy
 from cdfl.policy import LossRises
 from tests.client.toy import ToyServer, make_data, make_model
 
-client = cdfl.Client("http://server.test", make_model(), "car-7", transport=InProcess(ToyServer().handle))
+client = cdfl.Client("http://server.test", make_model(), "car-7", transport=ToyServer().transport)
 print(client.update(make_data()).outcome, [seen.decided for seen in client.watch([make_data()], LossRises())])
 
 from cdfl.cli import app

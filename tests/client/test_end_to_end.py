@@ -16,7 +16,7 @@ from cdfl.core import flatten
 
 from .faults import FAULTS, BadNetwork, Killed
 from .real import RealServer
-from .test_transport import certificate  # noqa: F401  a fixture
+from .test_connection import certificate  # noqa: F401  a fixture
 from .toy import make_data, make_model
 
 

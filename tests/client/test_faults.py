@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdfl import wire
-from cdfl.client import Client, InProcess, ServerAwayError
-from cdfl.client import state as state_module
+from cdfl.client import Client, ServerAwayError
+from cdfl.client import saved_state as state_module
 from cdfl.core import flatten
 
 from .faults import FAULTS, BadNetwork, Killed
@@ -37,8 +37,7 @@ def live(client):
 
 
 def holds_the_last_reply(client, server):
-    body = b"".join(server.last["car-7"][2].stream)
-    return torch.equal(flatten(client.model), wire.decode_model(body, server.layout))
+    return torch.equal(flatten(client.model), server.last["car-7"][2].personal_model)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -108,7 +107,7 @@ def test_killed_at_every_request(tmp_path, fault, at):
         live(client)
     made = client.uploads
     client.close()  # as the system does for a process that ends
-    again = connect(InProcess(server.handle), tmp_path)
+    again = connect(server.transport, tmp_path)
     assert again.pending == (made > 0)
     again.join()
     assert again.uploads == made == len(server.applied) == len(set(server.applied))
@@ -138,13 +137,13 @@ def killing(write, at, when):
 @pytest.mark.parametrize("at", range(10))
 def test_killed_at_every_write(tmp_path, monkeypatch, at, when):
     server = ToyServer()
-    client = connect(InProcess(server.handle), tmp_path)
+    client = connect(server.transport, tmp_path)
     monkeypatch.setattr(state_module, "_write", killing(state_module._write, at, when))
     with pytest.raises(Killed):
         live(client)
     monkeypatch.undo()
     client.close()
-    again = connect(InProcess(server.handle), tmp_path)
+    again = connect(server.transport, tmp_path)
     again.join()
     assert again.uploads == len(server.applied) == len(set(server.applied))
     assert not server.applied or holds_the_last_reply(again, server)
@@ -157,7 +156,7 @@ def test_the_writes_that_are_tried_are_all_there_are(tmp_path, monkeypatch):
     written = []
     write = state_module._write
     monkeypatch.setattr(state_module, "_write", lambda file, data: (written.append(file), write(file, data)))
-    client = connect(InProcess(ToyServer().handle), tmp_path)
+    client = connect(ToyServer().transport, tmp_path)
     live(client)
     client.close()
     # model and state of the join; then, for each update, local model and state, personal model and state

@@ -131,7 +131,9 @@ def test_arrays_that_do_not_fit(make_client):
     held = flatten(client.model)
     fit = flower.numpy_client.fit
     flower.numpy_client.fit = lambda *args: (fit(*args)[0][:-1], 1, {})
-    with pytest.raises(ValueError, match=r"fit returned 8 arrays; expected 9, .* let get_parameters return all"):
+    with pytest.raises(
+        ValueError, match=r"fit returned 8 arrays; expected 9, .* return all of them from get_parameters"
+    ):
         flower.update()
     flower.numpy_client.fit = lambda *args: ([array[:1] if array.ndim else array for array in fit(*args)[0]], 1, {})
     with pytest.raises(ValueError, match=r"fit returned \(1, 2\) for 0.weight; expected \(4, 2\)"):

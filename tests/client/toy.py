@@ -1,4 +1,4 @@
-"""A server in a few lines that keeps the protocol: the same core and codec, no network, no disk."""
+"""A small server that follows the protocol: the same core and codec, no network, no disk."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cdfl import wire
-from cdfl.core import Layout, Settings, Upload, flatten, initial_state, join, server_update
+from cdfl.core import NEWCOMER, Layout, Settings, Upload, flatten, initial_state, join, server_update
 
 CLUSTERS = 2
 
@@ -30,7 +30,7 @@ def make_data(turned: bool = False, count: int = 24, seed: int = 0):
 
 
 class ToyServer:
-    """`handle` is its whole interface."""
+    """Pass `transport` to a client."""
 
     def __init__(self, settings: Settings | None = None, tokens: dict[str, str] | None = None) -> None:
         self.settings = settings or Settings()
@@ -40,10 +40,12 @@ class ToyServer:
         start = flatten(model)
         self.state = initial_state(torch.stack([start, start * 0.9]), self.evaluate, self.layout.num_parameters)
         self.given = defaultdict(set)
-        self.mixtures, self.last = {}, {}
+        self.clients = defaultdict(lambda: NEWCOMER)  # client_id -> ClientMemory
+        self.last = {}  # client_id -> (key, digest, reply) of the last upload
         self.applied: list[tuple[str, str]] = []  # (client_id, key), one entry each time an upload moved the server
         self.requests: list[httpx.Request] = []
         self.keeps_replies = True
+        self.transport = httpx.MockTransport(self.handle)
 
     def evaluate(self, models, clusters):
         return (models.mean(dim=1) - clusters).abs()
@@ -59,9 +61,9 @@ class ToyServer:
     def answer(self, request: httpx.Request) -> httpx.Response:
         client_id = self.who(request)
         if (request.method, request.url.path) == ("GET", "/v1/model"):
-            reply = join(self.state, self.settings, self.mixtures.get(client_id))
+            reply = join(self.state, self.settings, self.clients[client_id])
             self.given[client_id].add(reply.epoch)
-            return self.respond(request, reply)
+            return self.respond(request, reply, is_upload=False)
         if (request.method, request.url.path) == ("POST", "/v1/updates"):
             return self.update(request, client_id)
         raise wire.NotFoundError(f"there is no {request.url.path}")
@@ -88,27 +90,23 @@ class ToyServer:
                 raise wire.UnfitError("the key came with another body")
             if not self.keeps_replies:
                 raise wire.GoneError("the reply is no longer kept; ask for the model.")
-            return last_reply
+            return self.respond(request, last_reply)
         assert (client_id, key) not in self.applied, "a key that was answered and superseded came back"
         base_epoch = wire.parse_base_epoch(request.headers.get(wire.BASE_EPOCH))
         if base_epoch not in self.given[client_id]:
             raise wire.ConflictError("this epoch was never given to this client; ask for the model.")
         upload = Upload(wire.decode_model(body, self.layout), base_epoch)
-        last_mixture = self.mixtures.get(client_id)
-        self.state, reply = server_update(self.state, upload, self.settings, self.evaluate, last_mixture)
+        self.state, reply = server_update(self.state, upload, self.settings, self.evaluate, self.clients[client_id])
         self.applied.append((client_id, key))
         self.given[client_id].add(reply.epoch)
-        self.mixtures[client_id] = reply.mixture
-        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
-        response = self.respond(request, reply, outcome)
-        self.last[client_id] = key, digest, response
-        return response
+        self.clients[client_id] = reply.client
+        self.last[client_id] = key, digest, reply
+        return self.respond(request, reply)
 
-    def respond(self, request, reply, outcome=None) -> httpx.Response:
+    def respond(self, request, reply, is_upload=True) -> httpx.Response:
         head = wire.ReplyHead(reply.epoch, tuple(reply.mixture.tolist()))
-        if outcome:
-            detail = f"it does a harm of {reply.harm:g}" if reply.rejected else ""
-            done = tuple(reply.rates.tolist()), reply.staleness, outcome, detail
+        if is_upload:
+            done = tuple(reply.rates.tolist()), reply.staleness, reply.outcome, reply.verdict.reason
             head = wire.ReplyHead(head.epoch, head.mixture, *done)
         headers = head.to_headers()
         body = wire.encode_model(reply.personal_model, self.layout, request.url.params.get("dtype", "float32"))

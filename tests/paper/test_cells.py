@@ -6,7 +6,7 @@ from cdfl.core import paper, reading
 from cdfl.data import PaperDrift, Rotations, Static, Sudden
 from cdfl.paper import Cell, resolve
 from cdfl.scenarios import load_scenario
-from cdfl.sim.clock import FewActive, Sessions, Uniform
+from cdfl.sim.time_models import FewActive, Sessions, Uniform
 
 
 def test_a_cell_without_changes_is_its_preset():

@@ -121,7 +121,7 @@ class TestMistakes:
 
     def test_no_python(self, place):
         place.write_text("model = 1\nloss = (\n")
-        assert said_by(lambda: load_setup(str(place))) == f"{place}, line 2: no valid Python: '(' was never closed"
+        assert said_by(lambda: load_setup(str(place))) == f"{place}, line 2: invalid Python: '(' was never closed"
 
     def test_code_that_fails(self, place):
         place.write_text("import torch\n\nmodel = torch.nn.Linear(2)\n")

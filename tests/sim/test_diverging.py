@@ -10,7 +10,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.record import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference
 from cdfl.sim.engine import Engines
-from cdfl.sim.engines import make_engines
+from cdfl.sim.engine_choice import make_engines
 
 from .world import SETTINGS, assert_same, make_task, run_fast, run_plain
 

@@ -11,8 +11,8 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import flatten
 from cdfl.record import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
-from cdfl.sim.clock import Devices, Span, Tick
 from cdfl.sim.metrics import divergence, shortfall, staleness_histogram, summarize
+from cdfl.sim.time_models import Devices, Span, Tick
 from cdfl.wire import encode_model
 
 from .world import SETTINGS, SIZES, assert_same_events, make_task, run_fast, run_plain

@@ -18,9 +18,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
 OWN = re.search(r"title=\"mine.py\"\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL).group(1)
 QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 SHORT = [
-    "--uploads",
+    "--num-uploads",
     9,
-    "--clients",
+    "--num-clients",
     4,
     *(word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")),
 ]

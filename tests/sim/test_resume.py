@@ -11,11 +11,11 @@ from cdfl.algorithms import make_algorithm
 from cdfl.policy import POLICIES, PageHinkley
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
-from cdfl.sim.clock import TIME_MODELS, Devices, Span
-from cdfl.sim.engines import make_engines
+from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.runner import compare_events, configure, run, run_events
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.stack import Stack
+from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
 from .world import SETTINGS, UNIFORM, assert_same_events, make_scenario, make_task
 

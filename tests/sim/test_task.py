@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cdfl.core import flatten
-from cdfl.sim.clock import Uniform
+from cdfl.sim.time_models import Uniform
 
 from .world import SETTINGS, make_task, run_fast
 

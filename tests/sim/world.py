@@ -14,12 +14,12 @@ from cdfl.models import MODELS
 from cdfl.policy import ALWAYS, Policy
 from cdfl.record import Event
 from cdfl.scenarios import Scenario, load_scenario
-from cdfl.sim.clock import TimeModel, Uniform
 from cdfl.sim.engine import Engines
-from cdfl.sim.engines import make_engines
+from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import TimeModel, Uniform
 
 
 def tiny(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView, MixtureFromClient
 from cdfl.algorithms.cdfl import CDFL
-from cdfl.algorithms.check import A_NAME, check_algorithm, is_name
+from cdfl.algorithms.conformance import A_NAME, check_algorithm, is_name
 from cdfl.algorithms.fedasync import FedAsync
 from cdfl.algorithms.fedbuff import FedBuff
 from cdfl.algorithms.fedsoft import FedSoft

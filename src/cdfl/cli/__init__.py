@@ -1,10 +1,10 @@
 """The command line: `cdfl --help`."""
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from cdfl import __version__
 from cdfl.cli import data, token
 from cdfl.cli.compare import compare
 from cdfl.cli.export import export
@@ -36,9 +36,9 @@ app.command()(rollback)
 app.command()(export)
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"cdfl {version('cdfl')}")
+        typer.echo(f"cdfl {__version__}")
         raise typer.Exit
 
 
@@ -46,7 +46,9 @@ def _tell_version(asked: bool) -> None:
 def main(
     _: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.", metavar=""),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit.", metavar=""
+        ),
     ] = False,
 ) -> None:
     """Client-Driven Federated Learning: models that follow their users' changing data without collecting it."""

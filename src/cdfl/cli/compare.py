@@ -1,4 +1,4 @@
-"""`cdfl compare`: several algorithms and seeds over one scenario."""
+"""`cdfl compare`: run several algorithms with several seeds on one scenario."""
 
 import json
 from contextlib import closing
@@ -16,9 +16,10 @@ from rich.table import Table
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.keeping import keeping
 from cdfl.cli.options import (
-    Clients,
     DataDir,
     DeviceName,
+    NumClients,
+    NumUploads,
     Out,
     PolicyName,
     PrecisionName,
@@ -27,14 +28,13 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
-    Uploads,
     open_folder,
     parse_settings,
     refuse,
 )
-from cdfl.cli.progress import lines
+from cdfl.cli.progress import log_progress
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
 COLUMNS = ("before", "after", "cluster", "divergence")
@@ -43,22 +43,22 @@ COLUMNS = ("before", "after", "cluster", "divergence")
 def compare(
     scenario: ScenarioName,
     algorithms: Annotated[
-        str, typer.Option(help=f"Names with commas between them: {', '.join(ALGORITHMS)}; or all.")
+        str, typer.Option(help=f"Comma-separated names, or all: {', '.join(ALGORITHMS)}.")
     ] = "cdfl,local,fedasync",
-    seeds: Annotated[int, typer.Option(min=1, help="How many trials, with seeds 0, 1, 2, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, ...")] = 3,
     device: DeviceName = "auto",
     out: Out = None,
     preset: PresetName = "default",
     time_model: TimeModelName = None,
     policy: PolicyName = "always",
     precision: PrecisionName = "auto",
-    clients: Clients = None,
-    uploads: Uploads = None,
+    num_clients: NumClients = None,
+    num_uploads: NumUploads = None,
     setting: SetOption = None,
     resume: Resume = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Compare algorithms over several seeds: live table, mean and standard deviation, a folder for each run."""
+    """Compare algorithms: show mean and standard deviation over several seeds, and write a folder for each run."""
     console = Console()
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     names = list(dict.fromkeys(names))  # each once
@@ -73,8 +73,8 @@ def compare(
                 seed=seed,
                 device=device,
                 precision=cast("Precision", precision),
-                num_uploads=uploads,
-                num_clients=clients,
+                num_uploads=num_uploads,
+                num_clients=num_clients,
                 **parse_settings(setting or []),
             )
             for seed in range(seeds)
@@ -86,11 +86,11 @@ def compare(
         results: dict[int, Finished] = {}
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of held-out accuracy"
         bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
-        num_uploads = sum(config.scenario.num_uploads for config in configs)
-        uploads_done = bar.add_task("", total=num_uploads)
+        total = sum(config.scenario.num_uploads for config in configs)
+        uploads_done = bar.add_task("", total=total)
         with (
-            keeping(folder, folders, num_uploads),
-            lines(console, num_uploads) as count,
+            keeping(folder, folders, total),
+            log_progress(console, total) as count,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
@@ -105,15 +105,15 @@ def compare(
     console.print(table(title, names, configs, results))
     for which, end in sorted(results.items()):
         if end.shortfall:
-            told = f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
-            console.print(told, highlight=False, soft_wrap=True)
+            line = f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
+            console.print(line, highlight=False, soft_wrap=True)
     summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    console.print(f"kept in {folder.path}/: summary.json and a folder for each run", highlight=False, markup=False)
+    console.print(f"results in {folder.path}/: summary.json and a folder for each run", highlight=False, markup=False)
 
 
 def table(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> Table:
-    """What is known so far, a row an algorithm."""
+    """Return a table with one row for each algorithm, from the runs finished so far."""
     shown = Table(title=escape(title), title_justify="left")
     shown.add_column("algorithm")
     for column in ("before", "after", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP"):
@@ -130,7 +130,7 @@ def table(title: str, names: list[str], configs: list[RunConfig], results: dict[
 
 
 def _values(name: str, column: str, configs: list[RunConfig], results: dict[int, Finished]) -> list[float]:
-    """One number a seed, in the order of the seeds whatever run was over first."""
+    """Return one number for each seed, in the order of the seeds."""
     found = [getattr(results[which], column) for which in sorted(results) if configs[which].algorithm == name]
     return [value for value in found if value is not None]
 

@@ -1,4 +1,4 @@
-"""`cdfl data`: which datasets there are, fetch them, check them, look at them."""
+"""`cdfl data`: list, download, check and view datasets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,14 @@ from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
 
-MOST_COLUMNS = 100  # as many as any dataset here has classes
+MOST_COLUMNS = 100  # the largest number of classes of a dataset
 
-app = typer.Typer(help="List, fetch, check and look at datasets.", no_args_is_help=True)
+app = typer.Typer(help="List, download, check and view datasets.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """List the datasets, whether their files are here, and where each one comes from."""
+    """List the datasets, whether their files are on this machine, and where they come from."""
     root = data_folder(data_dir)
     table = Table("name", "what", "train", "test", "here", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
@@ -36,7 +36,7 @@ def list_(data_dir: DataDir = None) -> None:
 
 @app.command("fetch")
 def fetch_(name: str, data_dir: DataDir = None) -> None:
-    """Download a dataset, with its published checksum, into the data folder."""
+    """Download a dataset into the data folder and check its published checksum."""
     with refuse(DataError):
         folder = fetch(name, data_dir, progress=True)
     Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
@@ -44,9 +44,9 @@ def fetch_(name: str, data_dir: DataDir = None) -> None:
 
 @app.command("check")
 def check_(name: str, data_dir: DataDir = None) -> None:
-    """Read a dataset; compare its checksums and numbers of images with the published ones.
+    """Compare a dataset's checksums and number of images with the published ones.
 
-    It is ok, or differs from what was published, or is not here; exit code 1 where it is not ok.
+    The exit code is 1 if the dataset is missing or differs.
     """
     with refuse(DataError):
         report = check(name, data_dir)
@@ -65,8 +65,8 @@ def sheet(
     columns: Annotated[int, typer.Option(min=1, max=MOST_COLUMNS, help="Images of each cluster.")] = 10,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw a contact sheet of each scenario, some images of every cluster, and say what is notable about its data."""
-    from cdfl.data.sheet import save_sheet
+    """Draw a contact sheet of each scenario, with images of every cluster, and print notes on its data."""
+    from cdfl.data.contact_sheet import save_sheet
 
     console = Console()
     for name in names:

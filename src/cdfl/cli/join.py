@@ -1,4 +1,4 @@
-"""`cdfl join`: a client on the command line, for trying things out."""
+"""`cdfl join`: run a client on the command line."""
 
 import logging
 import time
@@ -13,47 +13,49 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.cli.options import SetOption, flag, parse_settings, refuse
-from cdfl.client import Client, ClientError, Reply, Retry, Seen
+from cdfl.client import Client, ClientError, Reply, Retry, Turn
 from cdfl.core import Loss, Settings
 from cdfl.core.batches import described
 from cdfl.policy import POLICIES, Policy, check_policy
-from cdfl.userfile import SetupError, load_python, mistakes_in
+from cdfl.userfile import SetupError, load_python, report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
-PATIENCE = Retry(attempts=7)  # half a minute: somebody may just be starting the server
+PATIENCE = Retry(attempts=7)  # half a minute: the server may be starting
 
 
 class Setup(NamedTuple):
-    """What a client uses of a set-up file: the server's, or one that has only these names."""
+    """The names that a client reads from a set-up file. The server's file has them, too."""
 
     model: nn.Module
     loss: Loss = cross_entropy
     settings: Settings = Settings()
     policy: Policy = POLICIES["loss-rises"]
-    stream: Callable[[str], Iterable[Any]] | None = None  # fresh data of the client that is named
+    stream: Callable[[str], Iterable[Any]] | None = None  # client_id -> fresh data, turn by turn
 
 
 def join(
-    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
+    url: Annotated[str, typer.Argument(help="Address of the server, such as http://127.0.0.1:8000.")],
     client_id: Annotated[str, typer.Option(help="The client's name.")],
-    setup: Annotated[Path, typer.Option(help="A Python file that names model, and may name loss, policy and stream.")],
+    setup: Annotated[
+        Path, typer.Option(help="Python file that defines model and, optionally, loss, settings, policy and stream.")
+    ],
     token: Annotated[str | None, typer.Option(envvar="CDFL_TOKEN", help="The client's token.")] = None,
-    watch: Annotated[bool, flag("--watch", "Follow the file's stream; upload when the policy says.")] = False,
+    watch: Annotated[bool, flag("--watch", "Follow the stream; upload when the policy says so.")] = False,
     policy: Annotated[
-        str | None, typer.Option(help=f"When to upload: {', '.join(POLICIES)}. Default: what the file says.")
+        str | None, typer.Option(help=f"When to upload: {', '.join(POLICIES)}. Default: the policy of the file.")
     ] = None,
-    every: Annotated[float, typer.Option(min=0, help="Seconds between two looks at the stream.")] = 1.0,
-    looks: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder in which the client survives its restart.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificate of the server, if it signed its own.")] = None,
-    dtype: Annotated[str, typer.Option(help=f"Of models on their way: {', '.join(DTYPES)}.")] = "float32",
-    compress: Annotated[bool, flag("--compress", "Compress models on their way (zstd).")] = False,
+    every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 1.0,
+    turns: Annotated[int | None, typer.Option(min=1, help="Number of turns; default: until the stream ends.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder for the client's state, to survive a restart.")] = None,
+    verify: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM), if it is self-signed.")] = None,
+    dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
+    compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
     setting: SetOption = None,
 ) -> None:
-    """Join a server as one client: fetch its model and, with --watch, follow a stream of data and upload by itself."""
+    """Join a server as one client: fetch a model; with --watch, follow a stream of data and upload updates."""
     console = Console(highlight=False)
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
-    logging.getLogger("cdfl.client").setLevel(logging.INFO)  # that a server does not answer, and is asked again
+    logging.getLogger("cdfl.client").setLevel(logging.INFO)  # shows retries
     with refuse(ValueError, OSError, ClientError, WireError):
         mine = read_setup(setup)
         if policy is not None and policy not in POLICIES:
@@ -66,37 +68,36 @@ def join(
             token,
             loss=mine.loss,
             settings=mine.settings.replace(**parse_settings(setting or [])),
-            state_dir=state,
+            state_dir=state_dir,
             dtype=cast("DType", dtype),
             reply_dtype=cast("DType", dtype),
             compress=compress,
-            verify=ca or True,
+            verify=verify or True,
             retry=PATIENCE,
         )
         with client:
             reply = client.join()
-            console.print(
-                f"{client_id}: {_told(reply) if reply else 'the server is away; going on with the last model'}"
-            )
+            state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
+            console.print(f"{client_id}: {state}")
             if watch:
-                for seen in client.watch(islice(_paced(setup, mine.stream, client_id, every), looks), chosen):
-                    console.print(f"{client_id}: {line(seen)}", soft_wrap=True)
+                for turn in client.watch(islice(_paced(setup, mine.stream, client_id, every), turns), chosen):
+                    console.print(f"{client_id}: {turn_text(turn)}", soft_wrap=True)
 
 
 def read_setup(path: Path) -> Setup:
-    """Read what a client needs from a Python file; `model` may be a network or a function that makes one."""
+    """Read a client's set-up from a Python file; `model` may be a network or a function that returns one."""
     module = load_python(str(path), "`cdfl init` writes one")
     names = {name: value for name in Setup._fields if (value := getattr(module, name, None)) is not None}
     model = names.get("model")
     if callable(model) and not isinstance(model, nn.Module):
-        with mistakes_in(str(path), "`model()`", "a torch.nn.Module"):
+        with report_errors(str(path), "`model()`", "a torch.nn.Module"):
             names["model"] = model()
     setup = Setup(**{"model": None, **names})
     for name, expected, is_fine in (
-        ("model", "a torch.nn.Module, or a function that makes one", isinstance(setup.model, nn.Module)),
+        ("model", "a torch.nn.Module, or a function that returns one", isinstance(setup.model, nn.Module)),
         ("loss", "a function of (outputs, targets)", callable(setup.loss)),
         ("settings", "cdfl.core.Settings", isinstance(setup.settings, Settings)),
-        ("stream", "a function: client_id -> data, again and again", setup.stream is None or callable(setup.stream)),
+        ("stream", "a function: client_id -> iterable of fresh data", setup.stream is None or callable(setup.stream)),
     ):
         if not is_fine:
             raise SetupError(f"{path}: `{name}` is {described(getattr(setup, name))}; expected {expected}")
@@ -104,32 +105,32 @@ def read_setup(path: Path) -> Setup:
     return setup
 
 
-def line(seen: Seen) -> str:
-    """One look in words."""
-    loss = "" if seen.loss is None else f", loss {seen.loss:.3f}"
-    words = f"look {seen.number}: {seen.samples} samples{loss}"
-    if seen.trouble:
-        return f"{words}; {seen.trouble}"
-    if seen.decided and seen.pending:
-        return f"{words}; time to learn: trained, the server is away, uploading later"
-    if seen.decided and seen.reply:
-        return f"{words}; time to learn: trained and uploaded; {_told(seen.reply)}"
-    if seen.reply:
-        return f"{words}; the upload that waited went out; {_told(seen.reply)}"
-    return f"{words}{'; an upload waits for the server' if seen.pending else ''}"
+def turn_text(turn: Turn) -> str:
+    """Return one turn as a line of text."""
+    loss = "" if turn.loss is None else f", loss {turn.loss:.3f}"
+    text = f"turn {turn.number}: {turn.samples} samples{loss}"
+    if turn.error:
+        return f"{text}; {turn.error}"
+    if turn.decided and turn.pending:
+        return f"{text}; trained; the server is away, the upload is sent later"
+    if turn.decided and turn.reply:
+        return f"{text}; trained and uploaded; {_reply_text(turn.reply)}"
+    if turn.reply:
+        return f"{text}; the waiting upload was sent; {_reply_text(turn.reply)}"
+    return f"{text}{'; an upload waits for the server' if turn.pending else ''}"
 
 
-def _told(reply: Reply) -> str:
-    """The outcome; why it is what it is was logged by the client just before."""
+def _reply_text(reply: Reply) -> str:
+    """Return outcome, epoch and mixture. The client has logged `detail` already."""
     shares = " ".join(f"{share:.2f}" for share in reply.mixture)
     return f"{reply.outcome}, epoch {reply.epoch}, mixture {shares}"
 
 
 def _paced(path: Path, stream: Callable[[str], Iterable[Any]] | None, client_id: str, seconds: float) -> Iterable[Any]:
-    """A stream that takes its time."""
+    """Yield the stream's data with pauses between them."""
     if stream is None:
-        raise ValueError("the set-up file names no `stream`; expected a function: client_id -> data, again and again")
-    with mistakes_in(str(path), f"`stream({client_id!r})`", "fresh data, again and again"):
+        raise SetupError(f"{path} defines no `stream`; expected a function: client_id -> iterable of fresh data")
+    with report_errors(str(path), f"`stream({client_id!r})`", "an iterable of fresh data"):
         for number, data in enumerate(stream(client_id)):
             time.sleep(seconds if number else 0)
             yield data

@@ -10,7 +10,7 @@ from cdfl.paper.command import HELP, Only, names, obey
 from cdfl.paper.failure import UnfinishedError
 from cdfl.paper.run import How
 from cdfl.signals import sigterm_interrupts
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 
 
 def paper(

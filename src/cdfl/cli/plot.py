@@ -1,4 +1,4 @@
-"""`cdfl plot`: a run folder as a picture."""
+"""`cdfl plot`: plot a run folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,39 +8,39 @@ import typer
 
 from cdfl.cli.options import refuse
 from cdfl.record import RunFolder
-from cdfl.report import picture
+from cdfl.report import plot_run
 
 
 def plot(
-    run: Annotated[Path, typer.Argument(help="A folder that `cdfl run` or `cdfl compare` has filled.")],
-    out: Annotated[Path, typer.Option(help="The picture: .png, .svg, .pdf or another that matplotlib writes.")] = Path(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of `cdfl compare`.")],
+    out: Annotated[Path, typer.Option(help="File to write: .png, .svg, .pdf or another format of matplotlib.")] = Path(
         "run.png"
     ),
     against: Annotated[
-        list[Path] | None, typer.Option(help="Another run, or folder of runs, to compare with; may be repeated.")
+        list[Path] | None, typer.Option(help="Another run, or folder of runs, to compare with; repeatable.")
     ] = None,
 ) -> None:
-    """Draw a run: accuracy before and after the reply, and one client's true and estimated mixtures.
+    """Plot a run: accuracy before and after the reply, and one client's true and estimated mixtures.
 
-    Of what `cdfl compare` has filled, the first run is drawn like this and the others beside it.
+    In a folder of `cdfl compare`, the first run is plotted and the others are compared with it.
     """
     with refuse(ValueError, OSError):
         first, *others = [path for folder in (run, *(against or [])) for path in runs_in(folder)]
         rivals = {_label(path, others): RunFolder(path).events() for path in others}
-        picture(RunFolder(first).events(), out, rivals)
+        plot_run(RunFolder(first).events(), out, rivals)
     typer.echo(f"wrote {out}")
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder itself if it holds a run, else the runs in it, as `cdfl compare` keeps them."""
+    """Return the folder itself if it holds a run, else the run folders in it."""
     if (folder / "events.jsonl").exists():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/events.jsonl"))
     if not found:
-        raise ValueError(f"{folder} holds no run; expected a folder with events.jsonl in it, or a folder of such ones")
+        raise ValueError(f"{folder} holds no run; expected a folder with events.jsonl, or a folder of such folders")
     return found
 
 
 def _label(path: Path, others: Sequence[Path]) -> str:
-    """Its name; with its folder, where two are called the same."""
+    """Return the folder's name, or its path if two have the same name."""
     return path.name if sum(other.name == path.name for other in others) == 1 else str(path)

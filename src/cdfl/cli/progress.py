@@ -1,4 +1,4 @@
-"""How far a run is, live or in plain lines: readers of its events."""
+"""Show the progress of runs: a live bar in a terminal, plain lines elsewhere."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,36 +9,36 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from cdfl.record import Clusters, Event, Started, Uploaded
-from cdfl.sim import progress
+from cdfl.sim import progress as plain
 
 
 @contextmanager
-def lines(console: Console, num_uploads: int) -> Iterator[Callable[[Event], None]]:
-    """Take events, and print a plain line on stderr now and then, where there is no terminal for a live one.
+def log_progress(console: Console, num_uploads: int) -> Iterator[Callable[[Event], None]]:
+    """Print notes on the data once, and progress lines if the console is no terminal. Pass events to the result.
 
-    What is notable about the data is printed at the start, once for all runs.
+    All lines go to stderr.
     """
-    told = False
+    is_started = False
 
     def note(event: Event) -> None:
-        nonlocal told
-        if isinstance(event, Started) and not told:
+        nonlocal is_started
+        if isinstance(event, Started) and not is_started:
             for line in event.notes.splitlines():
-                _say(line)
-        told = True
+                _print(line)
+        is_started = True
         if count is not None:
             count(event)
 
-    with nullcontext() if console.is_terminal else progress.lines(_say, num_uploads) as count:
+    with nullcontext() if console.is_terminal else plain.lines(_print, num_uploads) as count:
         yield note
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def watch(events: Iterable[Event], console: Console) -> Iterator[Event]:
-    """Show how far a run is: uploads done, accuracy before and after the reply, time left."""
+def show_progress(events: Iterable[Event], console: Console) -> Iterator[Event]:
+    """Pass events through, and show uploads done, accuracy before and after the reply, and time left."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

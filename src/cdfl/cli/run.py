@@ -1,4 +1,4 @@
-"""`cdfl run`: one scenario, one algorithm, one seed."""
+"""`cdfl run`: run one scenario with one algorithm and one seed."""
 
 from contextlib import closing
 from typing import Annotated, cast
@@ -11,9 +11,10 @@ from rich.table import Table
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.keeping import keeping
 from cdfl.cli.options import (
-    Clients,
     DataDir,
     DeviceName,
+    NumClients,
+    NumUploads,
     Out,
     PolicyName,
     PrecisionName,
@@ -22,34 +23,35 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
-    Uploads,
     open_folder,
     parse_settings,
     refuse,
 )
-from cdfl.cli.progress import lines, watch
+from cdfl.cli.progress import log_progress, show_progress
 from cdfl.record import Clusters, Finished
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
 
 def run(
     scenario: ScenarioName,
     algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(ALGORITHMS)}.")] = "cdfl",
-    seed: Annotated[int, typer.Option(help="Decides data, weights and order; same seed, same result.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of data, weights and order. The same seed gives the same result.")
+    ] = 0,
     device: DeviceName = "auto",
     out: Out = None,
     preset: PresetName = "default",
     time_model: TimeModelName = None,
     policy: PolicyName = "always",
     precision: PrecisionName = "auto",
-    clients: Clients = None,
-    uploads: Uploads = None,
+    num_clients: NumClients = None,
+    num_uploads: NumUploads = None,
     setting: SetOption = None,
     resume: Resume = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a scenario: live progress, a short table, and a folder that holds everything."""
+    """Run a scenario; show progress and a summary, and write all events to a folder."""
     console = Console()
     with refuse(ValueError, OSError):
         config = configure(
@@ -61,19 +63,19 @@ def run(
             seed=seed,
             device=device,
             precision=cast("Precision", precision),
-            num_uploads=uploads,
-            num_clients=clients,
+            num_uploads=num_uploads,
+            num_clients=num_clients,
             **parse_settings(setting or []),
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
         starts, ends = [], []
-        num_uploads = config.scenario.num_uploads
+        total = config.scenario.num_uploads
         with (
-            keeping(folder, [folder], num_uploads),
-            lines(console, num_uploads) as count,
+            keeping(folder, [folder], total),
+            log_progress(console, total) as count,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):
-            for event in watch(events, console):
+            for event in show_progress(events, console):
                 count(event)
                 if isinstance(event, Clusters) and event.epoch == 0:
                     starts.append(event)
@@ -82,11 +84,11 @@ def run(
     console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
     if ends[0].shortfall:
         console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
-    console.print(f"kept in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
+    console.print(f"results in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
 
 
 def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finished) -> Table:
-    title = escape(f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads")  # a name may have brackets
+    title = escape(f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads")  # rich reads brackets as markup
     table = Table(title=title, title_justify="left")
     table.add_column("held-out accuracy", justify="left")
     table.add_column("", justify="right")
@@ -96,6 +98,6 @@ def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finis
     table.add_row("clusters, at the end", f"{end.cluster:.3f}", end_section=True)
     if end.divergence is not None:
         table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
-    table.add_row("uploads too stale to count", f"{end.deprecated_share:.1%}")
+    table.add_row("uploads that were too stale", f"{end.deprecated_share:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table

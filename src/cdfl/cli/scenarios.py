@@ -1,4 +1,4 @@
-"""`cdfl scenarios`: the experiments that have a name."""
+"""`cdfl scenarios`: list the built-in scenarios."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from cdfl.scenarios import list_scenarios
 
 
 def scenarios(data_dir: DataDir = None) -> None:
-    """List the scenarios: name, clusters (K), clients, uploads, and whether their data are here."""
+    """List the scenarios: name, clusters (K), clients, uploads, and whether their data are on this machine."""
     root = data_folder(data_dir)
     table = Table("name", "K", "clients", "uploads", "data", "what", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
@@ -28,7 +28,7 @@ def scenarios(data_dir: DataDir = None) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("Data not here: `cdfl data list`. A .toml or .py file of your own is a scenario, too: docs/data.md.")
+    console.print("Missing data: see `cdfl data list`. You can also run your own .toml or .py file.")
 
 
 def _is_here(name: str, root: Path) -> bool:

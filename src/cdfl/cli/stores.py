@@ -35,7 +35,7 @@ DEFAULT_STORE = "cdfl-store"
 
 def refuse_store() -> AbstractContextManager[None]:
     """Turn what can be wrong with a store, or with what was asked of it, into one line."""
-    return refuse(StoreError, WireError, ValueError, OSError, needs="what a server needs", extra="server")
+    return refuse(StoreError, WireError, ValueError, OSError, needs="a server", extra="server")
 
 
 def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":

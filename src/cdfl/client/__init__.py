@@ -1,12 +1,12 @@
-"""The client of the service: trains where the data are, decides when, loses nothing on a bad network."""
+"""The client of a CDFL server: trains on local data, decides when to upload, and works offline."""
 
-from cdfl.client.aio import AsyncClient
+from cdfl.client.async_client import AsyncClient
 from cdfl.client.client import Client, Reply
+from cdfl.client.connection import Retry
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
 from cdfl.client.flower import FlowerClient
 from cdfl.client.privacy import Privacy
-from cdfl.client.transport import InProcess, Retry
-from cdfl.client.watch import Seen, Watcher
+from cdfl.client.watcher import Turn, Watcher
 
 __all__ = [
     "AsyncClient",
@@ -14,12 +14,11 @@ __all__ = [
     "ClientError",
     "DivergedError",
     "FlowerClient",
-    "InProcess",
     "Privacy",
     "Reply",
     "Retry",
-    "Seen",
     "ServerAwayError",
     "StateError",
+    "Turn",
     "Watcher",
 ]

@@ -1,16 +1,16 @@
-"""What can go wrong on a client.
+"""Errors of a client.
 
 ClientError
-  ServerAwayError   no answer, or none that can be used, after all attempts: nothing is lost, try again later
-  DivergedError     a training gave NaN or infinity: nothing was uploaded, the model is what it was
-  StateError        the state folder cannot be read or written, belongs to somebody else, or is in use
+  ServerAwayError   the server gave no usable answer after all attempts; nothing is lost, try again later
+  DivergedError     training gave NaN or infinity; nothing was uploaded and the model is unchanged
+  StateError        the state folder cannot be read or written, belongs to another client, or is in use
 
-What the server refuses is a `cdfl.wire.WireError`: `status` is its HTTP status, its text the server's own sentence.
+A refusal by the server is a `cdfl.wire.WireError`: `status` is its HTTP status, its text is the server's message.
 """
 
 
 class ClientError(Exception):
-    """Something that a client cannot do."""
+    """Base class of a client's errors."""
 
 
 class ServerAwayError(ClientError):
@@ -18,11 +18,11 @@ class ServerAwayError(ClientError):
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after  # seconds; what the server asked for, if it said anything
+        self.retry_after = retry_after  # seconds; None: the server did not say
 
 
 class DivergedError(ClientError):
-    """A training gave no finite model."""
+    """Training gave a model that is not finite."""
 
 
 class StateError(ClientError):

@@ -1,6 +1,6 @@
-"""A Flower `NumPyClient` as a client of a CDFL server, unchanged: its `fit` is the local training.
+"""Use an unchanged Flower `NumPyClient` as a client of a CDFL server: its `fit` does the local training.
 
-Flower itself is not needed, and not imported.
+Flower itself is neither needed nor imported.
 """
 
 import copy
@@ -19,22 +19,22 @@ Config = Mapping[str, Any]
 
 
 class NumPyClient(Protocol):
-    """What is used of Flower's class."""
+    """The methods of Flower's class that are used."""
 
     def fit(self, parameters: Any, config: Any) -> tuple[Any, int, Any]:
-        """Train from parameters; returns the new ones, how many samples there were, and metrics."""
+        """Train from these parameters; return the new ones, the number of samples, and metrics."""
         ...
 
     def evaluate(self, parameters: Any, config: Any) -> tuple[float, int, Any]:
-        """The loss of parameters, how many samples there were, and metrics."""
+        """Return the loss of these parameters, the number of samples, and metrics."""
         ...
 
 
 class FlowerClient:
-    """Lets a `NumPyClient` take part.
+    """Connects a `NumPyClient` to a CDFL server.
 
-    `client.model` says what the arrays mean: one for each entry of its `state_dict`, in that order, as Flower's
-    examples have it. Integer entries (batch-norm counters) do not travel in CDFL; each client keeps its own.
+    The arrays are the entries of `client.model.state_dict()`, in that order, as in Flower's examples. Integer entries
+    (batch-norm counters) are not uploaded; each client keeps its own.
     """
 
     def __init__(self, numpy_client: NumPyClient, client: Client) -> None:
@@ -45,7 +45,7 @@ class FlowerClient:
         return self.client.join()
 
     def update(self, config: Config | None = None) -> Reply | None:
-        """Let `fit` train from the model last received, upload, receive the personal model; as `Client.update`."""
+        """As `Client.update`, with the training done by `fit`."""
         client = self.client
         client.prepare()
         scratch = copy.deepcopy(client.model)
@@ -57,22 +57,22 @@ class FlowerClient:
         return reply
 
     def evaluate(self, config: Config | None = None) -> tuple[float, int, Any]:
-        """Let `evaluate` judge the model that the client holds."""
+        """Run `evaluate` on the client's model."""
         return self.numpy_client.evaluate(to_arrays(self.client.model), dict(config or {}))
 
 
 def to_arrays(model: nn.Module) -> list[np.ndarray]:
-    """A model as Flower's examples send it: every entry of its `state_dict`, in order."""
+    """Return every entry of a model's `state_dict`, in order, as Flower's examples do."""
     return [value.detach().cpu().numpy().copy() for value in model.state_dict().values()]
 
 
 def put_arrays(model: nn.Module, arrays: Arrays) -> None:
-    """Put arrays into a model."""
+    """Copy arrays into a model."""
     state = model.state_dict()
     if len(arrays) != len(state):
         raise ValueError(
-            f"fit returned {len(arrays)} arrays; expected {len(state)}, one for each entry of the model's state_dict: "
-            "let get_parameters return all of them"
+            f"fit returned {len(arrays)} arrays; expected {len(state)}, one for each entry of the model's state_dict; "
+            "return all of them from get_parameters"
         )
     for (name, tensor), array in zip(state.items(), arrays, strict=True):
         if tuple(np.shape(array)) != tuple(tensor.shape):
@@ -82,7 +82,7 @@ def put_arrays(model: nn.Module, arrays: Arrays) -> None:
 
 
 def _keep_integers(model: nn.Module, trained: nn.Module) -> None:
-    """Copy what does not travel, counters among it."""
+    """Copy the integer entries, which are not uploaded."""
     mine = model.state_dict()
     for name, tensor in trained.state_dict().items():
         if not tensor.is_floating_point():

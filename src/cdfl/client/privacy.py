@@ -1,7 +1,6 @@
-"""Differential privacy of single uploads: clip how far a training went, add Gaussian noise.
+"""Differential privacy of uploads: clip the change of the model and add Gaussian noise.
 
-What it gives: whoever sees the uploads (the server among them) can hardly tell whether a client trained on its data or
-on any other. docs/client.md says what it does not give.
+An observer of the uploads, such as the server, can hardly tell which data a client trained on.
 """
 
 import math
@@ -22,7 +21,7 @@ class Privacy:
     0.93
     """
 
-    clip: float  # the longest way (L2 norm) a training may go from the model it received
+    clip: float  # the largest change (L2 norm) of the received model
     noise: float  # standard deviation of the noise on each parameter, as a multiple of `clip`
 
     def __post_init__(self) -> None:
@@ -34,33 +33,33 @@ class Privacy:
     def apply(
         self, local_model: Tensor, personal_model: Tensor, num_parameters: int, rng: np.random.Generator | None = None
     ) -> Tensor:
-        """The model to upload (P,).
+        """Return the model to upload (P,).
 
-        Buffers (batch-norm statistics) come after the parameters and go back as they were received: they tell of the
-        data too, and noise could make a variance negative. Noise is drawn anew from the system's randomness unless
-        `rng` is given; whoever uploads again must send the same bytes again, not draw again.
+        Buffers (batch-norm statistics) come after the parameters and are sent back as received: they reveal data too,
+        and noise could make a variance negative. Without `rng`, the noise is seeded by the system. A retry must send
+        the same bytes again; new noise would spend more privacy.
         """
         rng = np.random.default_rng() if rng is None else rng
         private = personal_model.detach().to("cpu", torch.float64).clone()
-        way = local_model.detach().to("cpu", torch.float64)[:num_parameters] - private[:num_parameters]
-        way *= min(1.0, self.clip / max(float(way.norm()), 1e-300))
-        way += torch.from_numpy(rng.normal(0.0, self.noise * self.clip, num_parameters))
-        private[:num_parameters] += way
+        change = local_model.detach().to("cpu", torch.float64)[:num_parameters] - private[:num_parameters]
+        change *= min(1.0, self.clip / max(float(change.norm()), 1e-300))
+        change += torch.from_numpy(rng.normal(0.0, self.noise * self.clip, num_parameters))
+        private[:num_parameters] += change
         return private.float()
 
     def epsilon(self, delta: float, uploads: int = 1) -> float:
-        """The smallest epsilon for which so many uploads together are (epsilon, delta)-differentially private.
+        """Return the smallest epsilon for which these uploads together are (epsilon, delta)-differentially private.
 
-        Neighbours are any two data sets of this client: two clipped ways are at most 2 `clip` apart. Exact for the
-        Gaussian mechanism (Balle and Wang, 2018), and exact under composition: n releases are one with 1/sqrt(n) of
-        the noise (Dong, Roth and Su, 2022), also when each is chosen in the light of the ones before.
+        Any two datasets of this client are neighbours: two clipped changes are at most 2 `clip` apart. The value is
+        exact for the Gaussian mechanism (Balle and Wang, 2018) and under adaptive composition: n releases equal one
+        with 1/sqrt(n) of the noise (Dong, Roth and Su, 2022).
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta!r}; expected a number between 0 and 1, far below 1")
         check_number("uploads", uploads, 0, whole=True)
         if uploads == 0:
             return 0.0
-        shift = 2.0 * math.sqrt(uploads) / self.noise  # sensitivity by deviation
+        shift = 2.0 * math.sqrt(uploads) / self.noise  # sensitivity / standard deviation
         if _delta(0.0, shift) <= delta:
             return 0.0
         low, high = 0.0, 1.0
@@ -73,7 +72,7 @@ class Privacy:
 
 
 def _delta(epsilon: float, shift: float) -> float:
-    """Equation 6 of Balle and Wang: the smallest delta for epsilon, where means lie `shift` deviations apart."""
+    """Return the smallest delta for epsilon if the means are `shift` deviations apart (Balle and Wang, equation 6)."""
     ends = torch.tensor([shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift], dtype=torch.float64)
     first, second = torch.special.log_ndtr(ends).tolist()
     return math.exp(first) - math.exp(min(0.0, epsilon + second))

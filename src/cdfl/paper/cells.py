@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from cdfl.data import DRIFTS, Drift, Rotations, Sizes, Sudden
 from cdfl.scenarios import Scenario, load_scenario
-from cdfl.sim.clock import TIME_MODELS, TimeModel
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, configure
+from cdfl.sim.time_models import TIME_MODELS, TimeModel
 
 # A smoke run has one client where the study has this many; never more than the other number.
 CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12

@@ -24,7 +24,7 @@ from cdfl.paper.results import Results
 from cdfl.paper.tables import counted
 from cdfl.record import Event
 from cdfl.sim import progress
-from cdfl.sim.engines import Precision
+from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
 
 Tell = Callable[[str], None]

@@ -12,7 +12,7 @@ from torch import Tensor
 from cdfl.core import ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.data.randomness import generator
 from cdfl.paper.convex import Regression, Sample
-from cdfl.sim.clock import FewActive
+from cdfl.sim.time_models import FewActive
 
 TIME_MODEL = FewActive()  # four at a time: few enough for the printed damping of stale uploads to let clusters move
 POINTS = 40  # of a curve

@@ -1,5 +1,5 @@
-"""Pictures and tables from the events of runs."""
+"""Plots from the events of runs."""
 
-from cdfl.report.picture import picture
+from cdfl.report.plot import plot_run
 
-__all__ = ["picture"]
+__all__ = ["plot_run"]

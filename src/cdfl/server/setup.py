@@ -12,7 +12,7 @@ from cdfl.core import DEFAULT, Layout, Loss, ProxySets, ServerState, Settings, i
 from cdfl.core.batches import described, pair_of
 from cdfl.core.evaluate import outputs
 from cdfl.core.flat import flatten
-from cdfl.userfile import SetupError, load_python, mistakes_in
+from cdfl.userfile import SetupError, load_python, report_errors
 
 Progress = Callable[[str], Any]
 ONE_NUMBER = "one number, a tensor of shape []"
@@ -81,10 +81,10 @@ class Setup:
         model, vector = copy.deepcopy(self.model), flatten(self.model)
         for number, (inputs, targets) in enumerate(self.proxy_sets):
             name = f"proxy_sets[{number}]"
-            with mistakes_in(self.place, f"`model(inputs)` on {name} with {described(inputs)}", "outputs for `loss`"):
+            with report_errors(self.place, f"`model(inputs)` on {name} with {described(inputs)}", "outputs for `loss`"):
                 guesses = outputs(model, self.layout, vector, inputs)
             given = f"`loss(outputs, targets)` on {name} with {described(guesses)} and {described(targets)}"
-            with mistakes_in(self.place, given, ONE_NUMBER), torch.no_grad():
+            with report_errors(self.place, given, ONE_NUMBER), torch.no_grad():
                 loss = self.loss(guesses, targets)
             if not isinstance(loss, Tensor) or loss.shape != ():
                 raise self._mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
@@ -103,7 +103,7 @@ class Setup:
             clusters = flatten(self.model).repeat(self.num_clusters, 1)
         else:
             shuffle = torch.Generator().manual_seed(0)
-            with mistakes_in(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
+            with report_errors(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
                 clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.settings, shuffle, progress)
         return initial_state(clusters.cpu(), self.look(), self.layout.num_parameters)
 
@@ -138,7 +138,7 @@ def load_setup(place: str) -> Setup:
         raise SetupError(f"{place} does not name {', '.join(missing)}; `cdfl init` writes an example")
     values = {name: getattr(module, name) for name in NAMES if getattr(module, name, None) is not None}
     if callable(values["model"]) and not isinstance(values["model"], nn.Module):
-        with mistakes_in(place, "`model()`", "a torch.nn.Module"):
+        with report_errors(place, "`model()`", "a torch.nn.Module"):
             values["model"] = values["model"]()
     return Setup(**values, place=place)
 

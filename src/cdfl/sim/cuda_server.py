@@ -27,7 +27,7 @@ from cdfl.core import (
     reply_weights,
     take_step,
 )
-from cdfl.sim.cuda import Eager, GraphStack, ProxyLosses, captured
+from cdfl.sim.cuda_stack import Eager, GraphStack, ProxyLosses, captured
 from cdfl.sim.engine import DataSet
 
 

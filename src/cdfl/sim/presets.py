@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cdfl.core import DEFAULT, Settings, paper, reading
 from cdfl.scenarios import Scenario
-from cdfl.sim.clock import FewActive, TimeModel, Uniform
+from cdfl.sim.time_models import FewActive, TimeModel, Uniform
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
-from cdfl.policy import ALWAYS, Memory, Policy, ask
+from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.clock import TimeModel
 from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import TimeModel
 
 
 @dataclass
@@ -59,7 +59,9 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
         assignment = algorithm.assign(mine.state, mine.reply, task.view(draw))
-        mine.memory, upload_now = ask(policy, mine.memory, task.observe(assignment.personal_model, draw, client, turn))
+        mine.memory, upload_now = decide_upload(
+            policy, mine.memory, task.observe(assignment.personal_model, draw, client, turn)
+        )
         if not upload_now:
             continue
 

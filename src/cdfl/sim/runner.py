@@ -14,15 +14,15 @@ from cdfl.checks import check_number
 from cdfl.core import Settings
 from cdfl.device import find_device
 from cdfl.jsonable import jsonable
-from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, ask, check_policy
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
-from cdfl.sim.clock import TIME_MODELS, TimeModel, check_time_model, make_time_model
-from cdfl.sim.engines import Precision, check_precision, make_engines, make_fast
+from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, Together
 from cdfl.sim.task import Task
+from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -84,9 +84,9 @@ def configure(
 ) -> RunConfig:
     """Turn names into settings; everything that can be wrong is found here, before anything is computed.
 
-    `algorithm` is a name, or a class of one's own. `time_model` is a name, a trace file of waiting times (see
-    `cdfl.sim.clock.Span`), or any object with `ticks`; None takes the preset's. `policy` is a name, or any object with
-    `decide`. docs/extend.md shows one of each.
+    `algorithm` is a name or a class. `time_model` is a name, a trace file of waiting times (see
+    `cdfl.sim.time_models.Span`) or an object with `ticks`; None takes the preset's. `policy` is a name or an object
+    with `decide`.
 
     >>> configure("digits-4", base_rate=0.2).settings.rates.base_rate
     0.2
@@ -106,7 +106,7 @@ def configure(
         policy = POLICIES[policy]
     check_time_model(clock, chosen.num_clients)
     check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
-    ask(policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
+    decide_upload(policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
     check_number("seed", seed, 0, whole=True)
     device = find_device(device)
     if precision == "auto":

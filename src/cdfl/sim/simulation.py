@@ -18,12 +18,12 @@ from cdfl.algorithms import Algorithm, Assignment, ClientView
 from cdfl.core import NotFiniteError, Reply, Upload, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Draw, Samples
-from cdfl.policy import ALWAYS, Memory, Policy, ask
+from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.clock import Tick, TimeModel
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
 from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
 from cdfl.sim.task import Drawn, Task
+from cdfl.sim.time_models import Tick, TimeModel
 
 MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
 
@@ -220,7 +220,7 @@ class Simulation:
             client.uploads = True
             return
         turn = task.observe(client.assignment.personal_model, draw, number, client.turns)
-        client.memory, client.uploads = ask(self.policy, client.memory, turn)
+        client.memory, client.uploads = decide_upload(self.policy, client.memory, turn)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cdfl.core import Layout, Loss, TrainingSettings
 from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
 from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
-from cdfl.sim.layers import StackedNetwork
+from cdfl.sim.stacked_network import StackedNetwork
 
 
 class Rows:

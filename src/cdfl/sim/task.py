@@ -20,8 +20,8 @@ from cdfl.data.randomness import generator
 from cdfl.models import build
 from cdfl.policy import Observation
 from cdfl.scenarios import Scenario
-from cdfl.sim.clock import Tick, TimeModel, checked_ticks
 from cdfl.sim.flops import Flops, count_flops
+from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 
 # A run of a policy that hardly ever says upload ends after so many turns for every upload that was planned.
 TURNS_PER_UPLOAD = 50

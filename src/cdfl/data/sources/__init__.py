@@ -5,7 +5,7 @@ variable `CDFL_DATA`, else `~/.cache/cdfl`. Nothing is downloaded unless `fetch`
 """
 
 from cdfl.data.sources.catalogue import SOURCES
-from cdfl.data.sources.library import Report, check, check_is_here, data_folder, fetch, find_folder, load_source
+from cdfl.data.sources.on_disk import Report, check, check_is_here, data_folder, fetch, find_folder, load_source
 from cdfl.data.sources.source import RemoteFile, Source
 
 __all__ = [

@@ -7,10 +7,10 @@ https://github.com/pytorch/vision. Those of CIFAR: https://www.cs.toronto.edu/~k
 from pathlib import Path
 
 from cdfl.data.dataset import Dataset
-from cdfl.data.sources import cifar, idx
+from cdfl.data.sources import cifar, mnist
 from cdfl.data.sources.ccpd import ccpd
 from cdfl.data.sources.digits import read_digits
-from cdfl.data.sources.folders import mini_imagenet
+from cdfl.data.sources.image_folders import mini_imagenet
 from cdfl.data.sources.source import RemoteFile, Source
 from cdfl.data.sources.svhn import svhn
 from cdfl.data.sources.usps import usps
@@ -35,7 +35,7 @@ _ALL = [
         published="https://archive.ics.uci.edu/dataset/80", bundled=True,
     ),
     Source(
-        "mnist", "handwritten digits, 28x28 grey", 60_000, 10_000, 10, idx.mnist, TORCHVISION,
+        "mnist", "handwritten digits, 28x28 grey", 60_000, 10_000, 10, mnist.mnist, TORCHVISION,
         _files(MNIST_HOSTS, {
             "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
             "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -44,7 +44,7 @@ _ALL = [
         }),
     ),
     Source(
-        "fashion-mnist", "clothing, 28x28 grey", 60_000, 10_000, 10, idx.fashion_mnist, TORCHVISION,
+        "fashion-mnist", "clothing, 28x28 grey", 60_000, 10_000, 10, mnist.fashion_mnist, TORCHVISION,
         _files(FASHION_HOSTS, {
             "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",

@@ -5,8 +5,8 @@ chooses anything by timing, so all can be captured in a CUDA graph after one cal
 """
 
 from cdfl.sim.kernels.conv import Precision, conv_grad_input, conv_grad_weight, conv_relu_pool
-from cdfl.sim.kernels.device import aligned, runs_triton
 from cdfl.sim.kernels.gather import take_batch, take_columns
+from cdfl.sim.kernels.launch import aligned, runs_triton
 from cdfl.sim.kernels.linear import bias_relu, bias_relu_grad, product
 from cdfl.sim.kernels.loss import cross_entropy, cross_entropy_grad
 from cdfl.sim.kernels.optim import adam_step_, adam_step_torch_, sgd_step_, sgd_step_torch_

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cdfl.sim.kernels.device import power_of_two, runs_triton
+from cdfl.sim.kernels.launch import power_of_two, runs_triton
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

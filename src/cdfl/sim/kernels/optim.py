@@ -4,7 +4,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdfl.sim.kernels.device import ceil_div, runs_triton
+from cdfl.sim.kernels.launch import ceil_div, runs_triton
 
 _BLOCK = 1024  # parameters of a program: 8 for each of 128 threads, read as 16 bytes at once
 

@@ -1,0 +1,261 @@
+"""A client's connection to its server: requests, retries, and checks of the answers.
+
+Tests replace the network with an `httpx.BaseTransport`, such as `httpx.MockTransport(handler)`.
+"""
+
+import json
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+from torch import Tensor
+
+from cdfl import wire
+from cdfl.checks import check_number
+from cdfl.client.errors import ServerAwayError
+from cdfl.core import Layout
+from cdfl.core.batches import described
+
+logger = logging.getLogger("cdfl.client")
+
+Verify = bool | str | Path | ssl.SSLContext
+HEADER_ROOM = 2**20  # bytes by which a body may be longer than the one we would write: metadata
+ERROR_ROOM = 2**16  # bytes of the longest error message that is read
+NO_TLS = ("wrong version number", "record layer failure")  # OpenSSL's words when the server does not speak TLS
+HUNG_UP = ("without sending a response", "reset by peer")  # httpx's words when a TLS server is sent plain HTTP
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a request is repeated. Waits double; they are random, so that many clients spread out."""
+
+    attempts: int = 5
+    first_wait: float = 0.5  # seconds
+    longest_wait: float = 60.0  # seconds; if the server asks for more, the call fails at once
+
+    def __post_init__(self) -> None:
+        check_number("attempts", self.attempts, 1, whole=True)
+        check_number("first_wait", self.first_wait, 0)
+        check_number("longest_wait", self.longest_wait, 0)
+
+    def wait(self, failures: int, chance: float) -> float:
+        """Return the seconds to wait after this many failures; `chance` is a random number from 0 to 1.
+
+        >>> [Retry().wait(failures, chance=1.0) for failures in (1, 2, 3, 20)]
+        [0.5, 1.0, 2.0, 60.0]
+        """
+        full = min(self.longest_wait, self.first_wait * 2.0 ** min(failures - 1, 60))
+        return full * (1 + chance) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A reply: its headers, its decompressed body, and the model in it."""
+
+    head: wire.ReplyHead
+    body: bytes
+    personal_model: Tensor  # (P,) float32
+
+
+class Connection:
+    """Sends the requests of one client."""
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str,
+        token: str | None,
+        layout: Layout,
+        *,
+        reply_dtype: wire.DType = "float32",
+        compress: bool = False,
+        verify: Verify = True,
+        timeout: float = 60.0,
+        retry: Retry = Retry(),  # noqa: B008  frozen
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url, self.layout, self.retry = _checked(url), layout, retry
+        self._compress, self._sleep = compress, sleep
+        self._has_answered = False  # True: the address is right, so errors need no hint
+        self._limit = wire.body_size(layout) + HEADER_ROOM
+        headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{version('cdfl')}"}
+        headers["Accept-Encoding"] = "zstd" if compress else "identity"
+        if token is not None:
+            headers["Authorization"] = _authorization(token)
+            if self.url.scheme == "http" and self.url.host not in ("localhost", "127.0.0.1", "::1"):
+                logger.warning("the token is sent to %s over plain http, where others can read it; use https", url)
+        if not isinstance(compress, bool):
+            raise ValueError(f"compress is {compress!r}; expected True (zstd) or False")
+        if compress:
+            wire.compress(b"")  # raises now, not at the first upload, if the package is missing
+        if reply_dtype not in wire.DTYPES:
+            raise ValueError(f"reply_dtype is {reply_dtype!r}; expected one of {', '.join(wire.DTYPES)}")
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            params={"dtype": reply_dtype},
+            verify=_tls(verify),
+            timeout=timeout,
+            transport=transport,
+        )
+
+    def fetch_model(self) -> Answer:
+        """Fetch the client's personal model."""
+        return self._request("GET", "/v1/model", {}, None, None)
+
+    def upload(self, model: bytes, base_epoch: int, key: str, attempts: int | None = None) -> Answer:
+        """Upload a model. The server applies uploads with the same key once."""
+        headers = {wire.BASE_EPOCH: str(base_epoch), wire.KEY: key, "Content-Type": wire.CONTENT_TYPE}
+        if self._compress:
+            headers["Content-Encoding"] = "zstd"
+            model = wire.compress(model)
+        return self._request("POST", "/v1/updates", headers, model, attempts)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def _request(
+        self, method: str, path: str, headers: dict[str, str], content: bytes | None, attempts: int | None
+    ) -> Answer:
+        """Send a request, several times if the server is away."""
+        attempts = attempts or self.retry.attempts
+        for failures in range(1, attempts + 1):
+            try:
+                return self._request_once(method, path, headers, content)
+            except ServerAwayError as away:
+                asked = away.retry_after or 0.0
+                is_untrusted = isinstance(away.__cause__, httpx.ConnectError) and "CERTIFICATE" in str(away)
+                if failures == attempts or is_untrusted or asked > self.retry.longest_wait:
+                    raise
+                wait = max(asked, self.retry.wait(failures, random.random()))  # noqa: S311
+                logger.info("%s; trying again in %.1f s", away, wait)
+                self._sleep(wait)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _request_once(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> Answer:
+        """Send a request once. A `ServerAwayError` may be retried, a `WireError` may not."""
+        try:
+            with self._http.stream(method, path, headers=headers, content=content) as response:
+                body = _read(response, self._limit if response.is_success else ERROR_ROOM)
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            reason = str(error) or type(error).__name__
+            hint = _hint(self.url, reason, has_answered=self._has_answered)
+            raise ServerAwayError(f"{self.url} does not answer: {reason}{hint}") from error
+        self._has_answered = True
+        if response.status_code != httpx.codes.OK:
+            raise self._error(response, body)
+        return self._answer(response, body)
+
+    def _error(self, response: httpx.Response, body: bytes) -> Exception:
+        status, retry_after = response.status_code, _seconds(response.headers.get("Retry-After"))
+        detail = _detail(body) or response.reason_phrase
+        in_progress = status == 409 and retry_after is not None  # the server still works on the first attempt
+        if status >= 500 or status in (408, 429) or response.is_redirect or in_progress:
+            return ServerAwayError(f"{self.url} answered {status}: {detail}", retry_after)
+        if status == wire.UnauthorizedError.status and "Authorization" not in self._http.headers:
+            detail += "; this client has no token: pass one with token=, --token or CDFL_TOKEN"
+        return wire.error_of(status, detail, retry_after)
+
+    def _answer(self, response: httpx.Response, body: bytes) -> Answer:
+        try:
+            head = wire.ReplyHead.from_headers(response.headers)
+            if response.headers.get("Content-Encoding") == "zstd":
+                body = wire.decompress_bytes(body, self._limit)
+            return Answer(head, body, wire.decode_model(body, self.layout))
+        except wire.UnfitError as error:
+            raise wire.UnfitError(
+                f"the server's model is not this client's: {error.detail}; use the same model on both"
+            ) from None
+        except wire.WireError as error:  # a login page or a proxy's page, or a body cut off by a proxy
+            raise ServerAwayError(f"{self.url} did not answer as a cdfl server: {error.detail}") from error
+
+
+def _checked(url: str) -> httpx.URL:
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"the server is {url!r}; expected an address such as https://server:8443")
+    return parsed
+
+
+def _authorization(token: str) -> str:
+    """Return the header for a token, without surrounding white space. Errors do not repeat the token."""
+    if not isinstance(token, str):
+        raise ValueError(f"the token is {described(token)}; expected a str, as `cdfl token create` prints it")
+    header = f"Bearer {token.strip()}"
+    if header == "Bearer ":
+        raise ValueError("the token is empty; omit it if the server needs none")
+    try:
+        wire.bearer_token(header)
+    except wire.UnauthorizedError:
+        raise ValueError(
+            "the token is too long or has invalid characters; expected it as `cdfl token create` prints it"
+        ) from None
+    return header
+
+
+def _hint(url: httpx.URL, reason: str, *, has_answered: bool) -> str:
+    """Guess why no answer came and what to do; empty if there is no guess."""
+    if "CERTIFICATE" in reason:
+        return "; name a self-signed certificate with verify=FILE or --verify FILE"
+    if has_answered:
+        return ""
+    if url.scheme == "https" and any(words in reason.lower() for words in NO_TLS):
+        return f"; it seems to speak plain http: try {url.copy_with(scheme='http')}"
+    if url.scheme == "http" and any(words in reason.lower() for words in HUNG_UP):
+        return f"; if it speaks TLS, try {url.copy_with(scheme='https')}"
+    return ""
+
+
+def _tls(verify: Verify) -> ssl.SSLContext | bool:
+    if isinstance(verify, str | Path):
+        try:
+            return ssl.create_default_context(cafile=str(verify))
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"{verify} is not a readable certificate; expected a PEM file ({error})") from None
+    return verify
+
+
+def _read(response: httpx.Response, limit: int) -> bytes:
+    """Return the body without decoding it; refuse one that is longer than any answer can be."""
+    if response.is_stream_consumed:  # a mock transport's answer, already in memory
+        return response.content
+    body = bytearray()
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > limit:
+            raise httpx.DecodingError(f"the answer is longer than {limit} bytes", request=response.request)
+    return bytes(body)
+
+
+def _detail(body: bytes) -> str:
+    try:
+        found: Any = json.loads(body)
+        return str(found["detail"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return the seconds in a `Retry-After` header, which holds a number or a date.
+
+    >>> _seconds("120"), _seconds("Wed, 21 Oct 2015 07:28:00 GMT"), _seconds("soon")
+    (120.0, 0.0, None)
+    """
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,133 @@
+"""Find, read, fetch and check datasets in the data folder."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from cdfl.data.dataset import Dataset
+from cdfl.data.errors import DataError
+from cdfl.data.sources.catalogue import SOURCES
+from cdfl.data.sources.download import download, md5_of
+from cdfl.data.sources.image_folders import read_folder
+from cdfl.data.sources.npz import is_packed, read_npz, read_packed
+from cdfl.data.sources.source import Source
+
+Verdict = Literal["ok", "differs from what was published", "not here"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found about one dataset."""
+
+    name: str
+    folder: Path | None
+    verdict: Verdict
+    lines: tuple[str, ...]
+
+
+def data_folder(data_dir: Path | str | None = None) -> Path:
+    """Where datasets live: `data_dir`, else `CDFL_DATA`, else the user's cache folder."""
+    if data_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+        data_dir = os.environ.get("CDFL_DATA") or cache / "cdfl"
+    return Path(data_dir).expanduser()
+
+
+def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
+    """Read a dataset: a name of `SOURCES`, the path of an `.npz` file, or of a folder of class folders.
+
+    >>> load_source("digits").num_classes
+    10
+    """
+    if source in SOURCES:
+        return _read(SOURCES[source], data_folder(data_dir))
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise DataError(
+            f"there is no dataset {source!r}; expected one of {', '.join(SOURCES)}, "
+            "an .npz file or a folder of class folders"
+        )
+    return read_folder(path.name, path) if path.is_dir() else read_npz(path.stem, path)
+
+
+def check_is_here(name: str, data_dir: Path | str | None = None) -> None:
+    """Refuse a published dataset that is not in the data folder; nothing is read."""
+    source = _named(name)
+    if not source.bundled:
+        _folder(source, data_folder(data_dir))
+
+
+def fetch(name: str, data_dir: Path | str | None = None, progress: bool = False) -> Path | None:
+    """Download a dataset and give its folder (none for one that comes with a library)."""
+    source = _named(name)
+    if source.bundled:
+        return None
+    folder = data_folder(data_dir) / name
+    list(download(source, folder, progress))
+    return folder
+
+
+def check(name: str, data_dir: Path | str | None = None) -> Report:
+    """Read a dataset, and compare checksums, number of images and classes with what is published."""
+    source = _named(name)
+    folder = None if source.bundled else find_folder(source, data_folder(data_dir))
+    try:
+        dataset = _read(source, data_folder(data_dir))
+    except DataError as error:
+        here = source.bundled or folder is not None
+        return Report(name, folder, "differs from what was published" if here else "not here", (str(error),))
+    problems = [] if folder is None else _wrong_checksums(source, folder)
+    lines = []
+    for half, expected in (("train", source.num_train), ("test", source.num_test)):
+        labels = dataset.train_labels if half == "train" else dataset.test_labels
+        sizes = torch.bincount(labels, minlength=dataset.num_classes)
+        lines.append(f"{len(labels):,} {half} images, {int(sizes.min()):,} to {int(sizes.max()):,} in a class")
+        if len(labels) != expected:
+            problems.append(f"{expected:,} {half} images were published, {len(labels):,} are here")
+        if not sizes.min():
+            problems.append(f"class {int(sizes.argmin())} has no {half} image")
+    return Report(name, folder, "differs from what was published" if problems else "ok", (*lines, *problems))
+
+
+def find_folder(source: Source, root: Path) -> Path | None:
+    """The folder of a dataset, under one of its names, with something in it."""
+    folders = (root / name for name in (source.name, *source.other_folders))
+    return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
+
+
+def _named(name: str) -> Source:
+    if name not in SOURCES:
+        raise DataError(f"there is no dataset {name!r}; expected one of {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def _read(source: Source, root: Path) -> Dataset:
+    if source.bundled:
+        return source.read(root)
+    folder = _folder(source, root)
+    if is_packed(folder):
+        return read_packed(source.name, folder, source.num_classes)
+    return source.read(folder)
+
+
+def _folder(source: Source, root: Path) -> Path:
+    folder = find_folder(source, root)
+    if folder is None:
+        where = "" if root == data_folder() else f" --data-dir {root}"
+        fetch_it = f"run `cdfl data fetch {source.name}{where}`, or fill"
+        how = f"put {source.by_hand} into" if source.by_hand else fetch_it
+        gone = "" if root.is_dir() else ", and there is no such folder"
+        raise DataError(f"{source.name} is not in {root}{gone}; {how} {root / source.name}")
+    return folder
+
+
+def _wrong_checksums(source: Source, folder: Path) -> list[str]:
+    """Readable, but not the published file: packed anew, or changed. Packed folders have nothing to compare."""
+    return [
+        f"{file.name} is readable, but its MD5 is not the published {file.md5}; fetch it again to be sure"
+        for file in source.files
+        if (folder / file.name).is_file() and md5_of(folder / file.name) != file.md5
+    ]

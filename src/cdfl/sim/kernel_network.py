@@ -1,0 +1,310 @@
+"""Plain chains of layers, forward and backward written out for stacks of clients.
+
+A small stack takes its time from the number of kernels, not from their work. Autograd needs some fifty of them for a
+step of the paper's CNN; here there are about twenty: weights are brought into the kernels' order and type in one go,
+ReLU, biases and the loss are part of their neighbours, and every gradient is written to its place in one flat tensor.
+Row b of every tensor belongs to client b. Images are (B, N, H, W, C), channels last.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from cdfl.core import Layout
+from cdfl.sim.kernels import (
+    Precision,
+    aligned,
+    bias_relu,
+    bias_relu_grad,
+    conv_grad_input,
+    conv_grad_weight,
+    conv_relu_pool,
+    cross_entropy_grad,
+    product,
+    take_columns,
+)
+
+Views = dict[str, Tensor]
+
+
+class Layer(Protocol):
+    """A part of a chain."""
+
+    def operands(self, places: Views, channels: int) -> Views:
+        """Weights to copy before they are multiplied: of each number, its place in the model, or -1 for a zero.
+
+        `places` holds the places by name of parameter, `channels` is the number of the images' channels.
+        """
+        ...
+
+    def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Outputs, and what the way back needs."""
+        ...
+
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: "Gradients") -> Tensor | None:
+        """Write the gradients of the layer's own weights; the result is that of its inputs, if anyone wants it."""
+        ...
+
+
+class Gradients:
+    """Where gradients go by name, and a second stream for those of weights, for which nobody waits until the end.
+
+    A small stack leaves much of a GPU idle: there is room for the two ways on from a layer's gradient side by side.
+    """
+
+    def __init__(self, flat: Tensor, layout: Layout, stream: torch.cuda.Stream | None) -> None:
+        self.views = layout.views(flat)
+        self.stream = stream
+        self._used: list[Tensor] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.views[name]
+
+    @contextmanager
+    def aside(self, *used: Tensor) -> Iterator[None]:
+        """Work in the second stream that reads these tensors and writes into this gradient."""
+        if self.stream is None:
+            yield
+            return
+        self._used += used  # or their memory would be given to what the first stream computes next
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Wait for all that was done aside."""
+        if self.stream is not None and self._used:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self._used.clear()
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolution, ReLU and pooling."""
+
+    name: str
+    precision: Precision
+    first: bool  # nothing before it learns
+
+    def operands(self, places: Views, channels: int) -> Views:
+        """The filters in the order of the way forward, and of the way back."""
+        weight = places[f"{self.name}.weight"]  # (OC, C, kh, kw)
+        if not self.first:
+            return {
+                f"{self.name}.forward": weight.permute(0, 2, 3, 1),
+                f"{self.name}.backward": weight.permute(2, 3, 1, 0),
+            }
+        filled = pad(weight, (0, 0, 0, 0, 0, channels - weight.shape[1]), value=-1)
+        return {f"{self.name}.forward": filled.permute(0, 2, 3, 1)}
+
+    def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Pooled images."""
+        filters, bias = weights[f"{self.name}.forward"], weights[f"{self.name}.bias"]
+        out, corner = conv_relu_pool(inputs, filters, bias, self.precision, active)
+        return out, (inputs, corner)
+
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
+        """The gradient of the images."""
+        images, corner = kept
+        own = grads[f"{self.name}.weight"], grads[f"{self.name}.bias"]
+        if self.first:
+            conv_grad_weight(images, grad, corner, *own, self.precision)
+            return None
+        with grads.aside(images, grad, corner):
+            conv_grad_weight(images, grad, corner, *own, self.precision)
+        return conv_grad_input(images, grad, corner, weights[f"{self.name}.backward"], self.precision)
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Images as vectors, in PyTorch's order."""
+
+    def operands(self, places: Views, channels: int) -> Views:
+        """None."""
+        return {}
+
+    def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Vectors (B, N, C * H * W)."""
+        return inputs.permute(0, 1, 4, 2, 3).flatten(2), inputs
+
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor:
+        """The gradient as images."""
+        B, N, H, W, C = kept.shape
+        return torch.empty_like(kept).copy_(grad.view(B, N, C, H, W).permute(0, 1, 3, 4, 2))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer and ReLU; or, at the end of a chain, a linear layer and cross-entropy."""
+
+    name: str
+    precision: Precision
+    first: bool
+
+    def operands(self, places: Views, channels: int) -> Views:
+        """In "bf16" the weights themselves, which are kept in float32."""
+        name = f"{self.name}.weight"
+        return {name: places[name]} if self.precision == "bf16" else {}
+
+    def sums(self, weights: Views, inputs: Tensor) -> Tensor:
+        """What the layer says, (B, N, F), without the bias."""
+        return product(inputs, weights[f"{self.name}.weight"].mT)
+
+    def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+        """ReLU of it."""
+        inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
+        out = bias_relu(self.sums(weights, inputs), weights[f"{self.name}.bias"], inputs.dtype)
+        return out, (inputs, out)
+
+    def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
+        """The gradient of the inputs."""
+        inputs, out = kept
+        grad = bias_relu_grad(grad, out, grads[f"{self.name}.bias"], inputs.dtype)
+        return self._spread(weights, inputs, grad, grads)
+
+    def logits(self, weights: Views, inputs: Tensor) -> Tensor:
+        """What a network says whose last layer this is."""
+        inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
+        return self.sums(weights, inputs) + weights[f"{self.name}.bias"][:, None]
+
+    def learn(self, weights: Views, inputs: Tensor, targets: Tensor, grads: Gradients) -> Tensor | None:
+        """The same way back from the loss of such a network; the loss itself nobody asks for."""
+        inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
+        bias, grad_bias = weights[f"{self.name}.bias"], grads[f"{self.name}.bias"]
+        grad = cross_entropy_grad(self.sums(weights, inputs), bias, targets, grad_bias, inputs.dtype)
+        return self._spread(weights, inputs, grad, grads)
+
+    def _spread(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
+        name = f"{self.name}.weight"
+        with grads.aside(grad, inputs):
+            product(grad.mT, inputs, out=grads[name])
+        return None if self.first else product(grad, weights[name])
+
+
+class KernelNetwork:
+    """Convolutions, each with ReLU and 2x2 pooling; flattening; linear layers with ReLU between them; cross-entropy."""
+
+    def __init__(self, layers: Sequence[Layer], last: Linear, layout: Layout, precision: Precision) -> None:
+        self.layers = layers
+        self.last = last
+        self.layout = layout
+        self.precision = precision
+        self._operands: dict[tuple[int, torch.device], Operands] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, layout: Layout, precision: Precision) -> "KernelNetwork | None":
+        """A network as a chain, if it is one.
+
+        >>> net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1152, 10))
+        >>> chain = KernelNetwork.of(net, Layout.of(net), "tf32")
+        >>> [type(layer).__name__ for layer in chain.layers], chain.last.name
+        (['Convolution', 'Flatten'], '4')
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.Tanh())
+        >>> KernelNetwork.of(net, Layout.of(net), "tf32") is None
+        True
+        """
+        parts = list(model.named_children()) if isinstance(model, nn.Sequential) else []
+        layers: list[Layer] = []
+        while len(parts) > 2 and _is_convolution(*(part for _, part in parts[:3])):
+            layers.append(Convolution(parts[0][0], precision, first=not layers))
+            parts = parts[3:]
+        if not parts or not _is_flatten(parts[0][1]):
+            return None
+        first = not layers
+        layers.append(Flatten())
+        parts = parts[1:]
+        while len(parts) > 1 and _is_linear(parts[0][1]) and isinstance(parts[1][1], nn.ReLU):
+            layers.append(Linear(parts[0][0], precision, first))
+            first, parts = False, parts[2:]
+        if len(parts) != 1 or not _is_linear(parts[0][1]):
+            return None
+        return cls(layers, Linear(parts[0][0], precision, first), layout, precision)
+
+    def channels(self, channels: int) -> int:
+        """How many channels images should be kept with: kernels read four of them faster than three."""
+        return 4 if channels == 3 and isinstance(self.layers[0], Convolution) else channels
+
+    def predict(self, models: Tensor, images: Tensor, active: Tensor | None = None) -> Tensor:
+        """What models (B, P) say of images (B, N, H, W, C); anything where `active` (B,) is false."""
+        weights, hidden = self._weights(models, images), images
+        for layer in self.layers:
+            hidden, _ = layer.forward(weights, hidden, active)
+        return self.last.logits(weights, hidden)
+
+    def gradients(self, models: Tensor, images: Tensor, targets: Tensor) -> Tensor:
+        """The gradient (B, P) of every client's cross-entropy."""
+        flat = models.new_empty(len(models), aligned(self.layout.size))[:, : self.layout.size]
+        weights, grads = self._weights(models, images), Gradients(flat, self.layout, self._second_stream(models.device))
+        hidden, tape = images, []
+        for layer in self.layers:
+            hidden, kept = layer.forward(weights, hidden)
+            tape.append(kept)
+        grad = self.last.learn(weights, hidden, targets, grads)
+        for layer in reversed(self.layers):
+            if grad is None:
+                break
+            grad = layer.backward(weights, tape.pop(), grad, grads)
+        grads.join()
+        return flat
+
+    def _second_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        if self._stream is None and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+        return self._stream
+
+    def _weights(self, models: Tensor, images: Tensor) -> Views:
+        """Parameters by name, and beside or instead of them their copies for the kernels."""
+        key = images.shape[4], models.device
+        if key not in self._operands:
+            places = self.layout.views(torch.arange(self.layout.size, dtype=torch.int32, device=models.device))
+            found = [layer.operands(places, images.shape[4]) for layer in (*self.layers, self.last)]
+            self._operands[key] = Operands({name: place for views in found for name, place in views.items()})
+        dtype = torch.bfloat16 if self.precision == "bf16" else models.dtype
+        return self.layout.views(models) | self._operands[key].of(models, dtype)
+
+
+class Operands:
+    """Copies of weights in the order and type in which kernels multiply them, made all at once."""
+
+    def __init__(self, places: Views) -> None:
+        self.shapes = {name: place.shape for name, place in places.items()}
+        # Each begins on 128 bytes, whatever its type.
+        padded = [pad(place.flatten(), (0, -place.numel() % 64), value=-1) for place in places.values()]
+        self.sizes = [len(place) for place in padded]
+        self.source = torch.cat(padded) if padded else None  # (Q,)
+
+    def of(self, models: Tensor, dtype: torch.dtype) -> Views:
+        """The copies by name, each (B, *shape)."""
+        if self.source is None:
+            return {}
+        pieces = take_columns(models, self.source, dtype).split(self.sizes, dim=1)
+        return {
+            name: piece[:, : shape.numel()].view(len(models), *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+def _is_convolution(layer: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
+    """Is this a plain convolution, ReLU and 2x2 pooling?"""
+    if not (isinstance(layer, nn.Conv2d) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.MaxPool2d)):
+        return False
+    sides = {tuple(side) if isinstance(side, tuple) else (side, side) for side in (pool.kernel_size, pool.stride)}
+    return (
+        layer.bias is not None
+        and (layer.stride, layer.padding, layer.dilation, layer.groups) == ((1, 1), (0, 0), (1, 1), 1)
+        and (sides, pool.padding, pool.dilation, pool.ceil_mode) == ({(2, 2)}, 0, 1, False)
+    )
+
+
+def _is_flatten(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and layer.bias is not None

@@ -1,0 +1,137 @@
+"""The client in a service with an event loop."""
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+
+from cdfl.client import AsyncClient, Client, ClientError, ServerAwayError
+from cdfl.policy import EverySamples
+
+from .toy import make_data, make_model
+
+
+def connect(handler):
+    return AsyncClient(
+        "http://server.test",
+        make_model(),
+        "car-7",
+        transport=httpx.MockTransport(handler),
+        local_epochs=1,
+        sleep=lambda s: None,
+    )
+
+
+def test_the_same_methods(server):
+    async def live():
+        async with connect(server.handle) as client:
+            joined = await client.join()
+            reply = await client.update(make_data())
+            model = await client.start_model()
+            other = await client.upload(model)
+            return joined.outcome, reply.outcome, other.epoch, await client.flush()
+
+    assert asyncio.run(live()) == ("joined", "applied", 2, None)
+    assert AsyncClient.update.__doc__.startswith("Train on `data`")
+
+
+def test_nothing_of_a_client_is_lacking():
+    def public(kind):
+        return {name: isinstance(value, property) for name, value in vars(kind).items() if not name.startswith("_")}
+
+    assert public(AsyncClient) == public(Client)
+
+
+def test_what_a_client_knows_need_not_be_awaited(server):
+    async def live():
+        async with connect(server.handle) as client:
+            before = client.joined, client.pending, client.uploads, client.epoch, client.mixture
+            await client.prepare()
+            await client.upload(await client.train(make_data()))
+            await client.remember("a policy", (1.0,))
+            one, inner = await client.recall("a policy"), client.client
+            assert client.mixture == inner.mixture == tuple(server.clients["car-7"].mixture.tolist())
+            assert (client.client_id, client.device) == (inner.client_id, inner.device)
+            return before, (client.joined, client.pending, client.uploads, client.epoch), one
+
+    assert asyncio.run(live()) == ((False, False, 0, 0, ()), (True, False, 1, 1), (1.0,))
+
+
+def test_closed_once_or_twice(server):
+    async def live():
+        async with connect(server.handle) as client:
+            await client.close()
+            with pytest.raises(ClientError, match="client 'car-7' is closed"):
+                await client.join()
+
+    asyncio.run(live())
+
+
+def test_streams_of_both_kinds(server):
+    async def fresh():
+        for seed in range(3):
+            await asyncio.sleep(0)
+            yield make_data(seed=seed)
+
+    async def live():
+        async with connect(server.handle) as client:
+            first = [event.decided async for event in client.watch(fresh(), EverySamples(48))]
+            stream = [make_data(seed=seed) for seed in range(3)]
+            return first, [event.decided async for event in client.watch(stream, EverySamples(48))]
+
+    assert asyncio.run(live()) == ([False, True, False], [True, False, True])  # 24 samples were left over
+
+
+def test_the_loop_goes_on_while_the_server_takes_its_time(server):
+    threads = set()
+
+    def slow(request):
+        threads.add(threading.current_thread().name)
+        time.sleep(0.2)
+        return server.handle(request)
+
+    async def live():
+        async with connect(slow) as client:
+            ticks, work = 0, asyncio.create_task(client.update(make_data()))
+            while not work.done():
+                ticks += 1
+                await asyncio.sleep(0.01)
+            return ticks, (await work).outcome
+
+    ticks, outcome = asyncio.run(live())
+    assert outcome == "applied"
+    assert ticks > 10
+    assert {name.rsplit("_", 1)[0] for name in threads} == {"cdfl-car-7"}
+
+
+def test_a_call_that_is_cancelled_ends_before_the_next_begins(server):
+    order = []
+
+    def slow(request):
+        order.append(("begin", request.method))
+        time.sleep(0.1)
+        order.append(("end", request.method))
+        return server.handle(request)
+
+    async def live():
+        async with connect(slow) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.join(), 0.02)
+            await client.update(make_data())
+
+    asyncio.run(live())
+    assert order == [(what, method) for method in ("GET", "POST") for what in ("begin", "end")]
+
+
+def test_errors_come_through():
+    async def live():
+        def away(request):
+            raise httpx.ConnectError("refused")
+
+        async with connect(away) as client:
+            await client.join()
+
+    with pytest.raises(ServerAwayError, match="refused"):
+        asyncio.run(live())

@@ -1,0 +1,189 @@
+"""The fast simulation is the plain one: for every algorithm, whatever the stacks."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
+from cdfl.record import Uploaded, only
+from cdfl.sim.engine import Engines
+from cdfl.sim.engine_choice import make_engines
+from cdfl.sim.time_models import TIME_MODELS, Devices, Span
+from cdfl.sim.workers import Workers
+
+from .world import SETTINGS, assert_same, make_task, run_fast, run_plain
+
+# Uploads that are looked at, too old ones and fading rates: every branch of the server is taken.
+BUSY = SETTINGS.replace(max_staleness=25, staleness_slope=0.1)
+
+
+@cache
+def busy_task(model="tiny", optimizer="adam", momentum=0.0):
+    settings = BUSY.replace(optimizer=optimizer, momentum=momentum)
+    return make_task(settings, model=model, num_uploads=200)
+
+
+@cache
+def plain_run(name, **network):
+    return run_plain(busy_task(**network), name)
+
+
+def workers(task, count):
+    made = [
+        Workers(task.model, task.loss, replace(task.settings.training, proximal_strength=rho), task.dtype, count=count)
+        for rho in (task.settings.training.proximal_strength, 0.0)
+    ]
+    return Engines(*made, made[0])
+
+
+def test_the_reference_run_has_everything_in_it():
+    uploads = only(plain_run("cdfl").events, Uploaded)
+    assert len(uploads) == 200
+    assert any(upload.outcome == "deprecated" for upload in uploads)
+    assert any(one.client == other.client for one, other in pairwise(uploads))  # twice in a row
+    assert len({upload.samples for upload in uploads}) == 9
+    assert len({sum(rate > 0 for rate in upload.rates) for upload in uploads}) > 2
+
+
+@pytest.mark.parametrize("width", [1, 3, 64])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stacks_of_any_width(name, width):
+    assert_same(run_fast(busy_task(), name, width=width), plain_run(name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_steps_towards_the_upload(name):
+    task = make_task(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
+    assert_same(run_fast(task, name), run_plain(task, name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_workers(name):
+    task = busy_task()
+    assert_same(run_fast(task, name, engines=workers(task, 2)), plain_run(name))
+
+
+@pytest.mark.parametrize("model", ["normed", "frozen"])
+@pytest.mark.parametrize(("optimizer", "momentum"), [("adam", 0.0), ("sgd", 0.9)])
+def test_other_networks_and_optimizers(model, optimizer, momentum):
+    task = make_task(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
+    expected = run_plain(task)
+    assert_same(run_fast(task, width=5), expected)
+    assert_same(run_fast(task, engines=workers(task, 1)), expected)
+
+
+def test_a_client_that_never_uploads():
+    task = make_task(num_clients=12, num_uploads=10)
+    result = run_fast(task)
+    assert len({upload.client for upload in only(result.events, Uploaded)}) < 12
+    assert_same(result, run_plain(task))
+
+
+@pytest.mark.parametrize("name", TIME_MODELS)
+def test_every_time_model(name):
+    task = make_task()
+    result = run_fast(task, time_model=TIME_MODELS[name])
+    assert_same(result, run_plain(task, time_model=TIME_MODELS[name]))
+    assert len(only(result.events, Uploaded)) == 40
+
+
+TICK = Devices(Span("constant", 1.0), Span(), Span("constant", 1.0), Span())  # all devices, at every full second
+COMING_AND_GOING = Devices(joins=Span("exponential", 2.0), stays=Span("exponential", 4.0))
+
+
+def test_ties_are_broken_by_who_came_first():
+    task = make_task()
+    result = run_fast(task, time_model=TICK)
+    assert_same(result, run_plain(task, time_model=TICK))
+    uploads = only(result.events, Uploaded)
+    assert [upload.time for upload in uploads] == sorted([1.0, 2.0, 3.0, 4.0] * 12)[:40]
+    assert [upload.client for upload in uploads] == (list(range(12)) * 4)[:40]
+
+
+@pytest.mark.parametrize("name", ["cdfl", "fedsoft", "local-keep"])
+def test_newcomers_and_leavers(name):
+    task = make_task()
+    result = run_fast(task, name, COMING_AND_GOING)
+    assert_same(result, run_plain(task, name, COMING_AND_GOING))
+    uploads = only(result.events, Uploaded)
+    assert 5 < len(uploads) <= 40
+    newcomers = [upload for upload in uploads if upload.update == 0 and upload.epoch > 12]
+    assert newcomers
+    last = {upload.client: upload.time for upload in uploads}
+    assert max(last.values()) - min(last.values()) > 2  # some were gone long before the end
+
+
+def test_all_may_leave_before_the_last_upload():
+    short = Devices(stays=Span("constant", 2.5))
+    task = make_task(num_clients=3)
+    result = run_fast(task, time_model=short)
+    assert_same(result, run_plain(task, time_model=short))
+    assert 0 < result.events[-1].uploads < 40
+
+
+EAGER = {
+    "every-samples": EverySamples(25),
+    "sometimes": Sometimes(0.3),
+    "loss-rises": LossRises(1.01),
+    "page-hinkley": PageHinkley(0.05, 0.0),
+    "kswin": DriftDetected("KSWIN", {"seed": 0, "alpha": 0.9, "window_size": 4, "stat_size": 2}),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("algorithm", ["cdfl", "ifca"])
+def test_every_policy(name, algorithm):
+    task = make_task(num_uploads=20)
+    result = run_fast(task, algorithm, policy=EAGER[name])
+    assert_same(result, run_plain(task, algorithm, policy=EAGER[name]))
+    uploads = only(result.events, Uploaded)
+    assert len(uploads) == 20
+    assert uploads[-1].time > 25  # some turns were no uploads
+
+
+def test_every_policy_ends_even_where_it_never_says_upload():
+    same_class = {"adwin"}  # as kswin, which is more easily alarmed
+    assert set(EAGER) | {"always"} | same_class == set(POLICIES)
+    task = make_task(num_clients=4, num_uploads=3)
+    never = EverySamples(10**9)
+    result = run_fast(task, policy=never)
+    assert result.events == run_plain(task, policy=never).events
+    assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, None, {})
+    for policy in POLICIES.values():
+        assert run_fast(task, policy=policy).events[-1].uploads <= 3
+
+
+def test_a_client_with_one_sample():
+    sizes = make_task().scenario.sizes
+    task = make_task(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
+    result = run_fast(task)
+    assert {upload.samples for upload in only(result.events, Uploaded)} == {1, 2}
+    assert_same(result, run_plain(task))
+
+
+def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
+    """One training and one server step: models to 1e-5, what is told to 1e-4; later uploads amplify rounding."""
+    task = make_task(num_uploads=1, num_clients=1, dtype=torch.float32)
+    for engines in (None, workers(task, 1)):
+        fast, plain = run_fast(task, engines=engines), run_plain(task)
+        assert (fast.models - plain.models).abs().max() < 1e-5
+        assert_same(fast, plain, 1e-4)
+
+
+def test_nothing_is_trained_in_vain_or_twice():
+    task = make_task()
+    engines = make_engines(task, width=64)
+    stacks = []
+
+    class Counted:
+        def train(self, trainings):
+            stacks.append(len(trainings))
+            return engines.trainer.train(trainings)
+
+    run_fast(task, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
+    assert sum(stacks) == 40
+    assert len(stacks) < 20  # together, where they can be
