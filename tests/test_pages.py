@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
+from cdfl.cli import app
 from cdfl.scenarios import list_scenarios
 from docs import tables
 
@@ -89,12 +92,20 @@ class Session:
             return said.getvalue()
         if "cdfl serve" in code:
             return self.serve(re.sub(r"(cdfl serve [^\n#]*)", rf"exec \1 --port {self.port}", code))
+        if all(line.startswith("cdfl ") for line in code.splitlines()):
+            return "".join(self.command(shlex.split(line, comments=True)[1:]) for line in code.splitlines())
         command = ["bash", "-ec", code]
         done = subprocess.run(  # noqa: S603
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS
         )
         assert done.returncode == 0, f"line {example.line}\n{code}\n{done.stdout}\n{done.stderr}"
         return done.stdout.replace("\r", "")
+
+    def command(self, arguments: list[str]) -> str:
+        """Run a command of cdfl in this process: importing torch again would take longer than most commands."""
+        done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+        assert done.exit_code == 0, f"cdfl {' '.join(arguments)}\n{done.output}\n{done.exception!r}"
+        return done.stdout
 
     def serve(self, code: str) -> str:
         """Start a server; wait until it serves."""
