@@ -25,7 +25,7 @@ check: $(READY)
 
 # The site, in site/. A broken link or reference is an error.
 docs: $(READY)
-	$(BIN)/python docs/tables.py
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/mkdocs build --strict --quiet
 
 install: $(READY)

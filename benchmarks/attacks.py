@@ -1,7 +1,7 @@
-"""Clients that poison what they upload, to see what a server makes of it.
+"""Clients that upload poisoned models.
 
-A share of the clients, chosen by the seed, attacks at every upload. Turns, data and batches of everybody, and the
-replies to attackers, come about as in the honest run. Nobody conspires: each attacker knows what a client knows.
+A share of the clients, chosen by the seed, attacks at every upload. Turns, data and batches are those of the honest
+run. Attackers do not cooperate; each knows what a client knows.
 """
 
 from dataclasses import dataclass, replace

@@ -1,18 +1,13 @@
-"""Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside plain PyTorch doing the same work.
-
-    python benchmarks/kernels.py [--out results.json] [--widths 1 4 8 16 64] [--images 28x1 32x3]
+"""Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside PyTorch doing the same work.
 
 Times are microseconds for one client and one training step of a batch of 128 (forward, backward, Adam with the
-proximal term), medians over replays of a CUDA graph, except for the eager loop, which cannot be captured.
+proximal term): medians over replays of a CUDA graph. The eager loop cannot be captured and is timed as it runs.
 """
 
 import argparse
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks.result_files import commit, machine
 from cdfl.core import Layout
 from cdfl.models.cnn import cnn
 from cdfl.sim import kernels
@@ -37,7 +31,7 @@ def microseconds(work: Callable[[], Any], calls: int = 20, replays: int = 7) -> 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # compiles, and makes handles and workspaces, none of which can be captured
+        for _ in range(3):  # compile and allocate workspaces first: neither can be captured
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -228,9 +222,9 @@ def kernel_times(stack: Stack, precision: kernels.Precision) -> dict[str, float]
 
 def main() -> None:
     """Check, time, print, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="result file; default: print only")
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64], help="clients in a stack")
     parser.add_argument("--images", nargs="+", default=["28x1", "32x3"], help="size x channels")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -240,11 +234,8 @@ def main() -> None:
         size, channels = (int(n) for n in images.split("x"))
         runs.append(run((channels, size, size), options.widths))
     if options.out:
-        machine = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            "date": date.today().isoformat(),
-        }  # fmt: skip
-        options.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1))
+        found = {"machine": machine(), "commit": commit(), "runs": runs}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def run(shape: tuple[int, int, int], widths: list[int]) -> dict[str, Any]:
@@ -263,7 +254,7 @@ def run(shape: tuple[int, int, int], widths: list[int]) -> dict[str, Any]:
         stack = Stack(width, shape)
         for name, way in ways.items():
             if width > 16 and "kernels" not in name:
-                continue  # their memory and time grow with the width; the time a client does not fall any more
+                continue  # the time for each client no longer falls there, and memory grows
             work = lambda way=way, stack=stack: way(stack)  # noqa: E731
             rows.setdefault(name, {})[str(width)] = microseconds(work, calls=5) / width
         for precision in ("tf32", "bf16"):

@@ -25,11 +25,11 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import tables
 from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.scenarios import list_scenarios
-from docs import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -158,7 +158,7 @@ def test_the_examples_of_a_page_run(page: Path, session: Session) -> None:
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_tables_of_a_page_are_those_of_the_result_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert tables.rendered(text) == text, "run: python docs/tables.py"
+    assert tables.rendered(text) == text, "run: python -m benchmarks.tables"
 
 
 def test_every_table_is_on_a_page() -> None:

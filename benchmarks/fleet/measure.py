@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fleet.clients import Client, Idlers, Tally, exchange, make_clients
-from fleet.server import Sample, Server
-from processes import Sample as Usage
-from processes import others_cores
+
+from benchmarks.fleet.clients import Client, Idlers, Tally, exchange, make_clients
+from benchmarks.fleet.server import Sample, Server
+from benchmarks.processes import Sample as Usage
+from benchmarks.processes import others_cores
 
 STAGES = ("receive", "decode", "evaluate", "apply", "commit")
 SEED = 0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from processes import busy_seconds, cpu_seconds, resident_mb
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.processes import busy_seconds, cpu_seconds, resident_mb
 from cdfl.cli.stores import open_tokens
 from cdfl.server.store import Store
 

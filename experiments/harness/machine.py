@@ -1,4 +1,4 @@
-"""What a number was measured on; stored beside it."""
+"""What a number was measured on: stored beside it."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import torch
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores, GPU, versions, day."""
+    """Return processor, cores, GPU, versions and day."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -24,10 +24,10 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, where it is in a repository; "-dirty" if files differ from it."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    """Return the commit of this code, with "-dirty" if files differ from it; None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603
+        found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()

@@ -1,4 +1,4 @@
-"""What is kept of a run: its end in numbers, and curves of a few dozen points."""
+"""Reduce a run to its final numbers and to curves of a few dozen points."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ MIXTURES_KEPT = 60  # uploads
 def digest(
     events: Sequence[Event], num_clients: int, *, updates: bool = False, mixtures: bool = False
 ) -> dict[str, Any]:
-    """The numbers of one run.
+    """Return the numbers of one run.
 
-    `sessions`: means over every `num_clients` uploads. `clusters`: mean accuracy of the cluster models at some epochs.
-    If asked for, `updates`: means over the first, second, ... upload of each client, with how many clients made one;
-    and `mixtures`: true and estimated ones of the last uploads.
+    `end`: the final numbers. `sessions`: means over every `num_clients` uploads. `clusters`: mean accuracy of the
+    cluster models at some epochs. With `updates`: means over the first, second, ... upload of each client, and how many
+    clients made one. With `mixtures`: true and estimated mixtures of the last uploads.
     """
     uploads = only(events, Uploaded)
     kept: dict[str, Any] = {
@@ -48,7 +48,7 @@ def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]
         del finished["shortfall"]
     end = {name: round(value, 6) if isinstance(value, float) else value for name, value in finished.items()}
     rate = fmean(max(upload.rates) for upload in uploads) if uploads else 0.0
-    return end | {"rate": round(rate, 6)}  # the furthest a cluster moved to an upload, on average
+    return end | {"rate": round(rate, 6)}  # the largest rate of an upload, mean over uploads
 
 
 def _sessions(uploads: Sequence[Uploaded], num_clients: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _clusters(scores: Sequence[Clusters]) -> dict[str, Any]:
 
 
 def _thinned(values: Sequence[T]) -> list[T]:
-    """At most `MOST_POINTS` of them, evenly spread, with the first and the last."""
+    """Return at most `MOST_POINTS` values, evenly spread, with the first and the last."""
     if len(values) <= MOST_POINTS:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)]

@@ -1,30 +1,25 @@
-"""A folder of results: one JSON file a scenario, in it what was run together, and every cell of it.
-
-What an experiment measured that is not made of cells has a file of its own.
-"""
+"""A folder of results: a JSON file for each scenario, and one for each experiment without cells."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Settings
-BEFORE = {"cluster_step": "towards"}
-from cdfl.paper.cells import Cell, resolve
-from cdfl.paper.result_file import locked, read_file, write_measured, write_runs
 from cdfl.sim.runner import RunConfig
+from experiments.harness.cells import Cell, resolve
+from experiments.harness.result_files import locked, read_file, write_measured, write_runs
 
-EVERYTHING = frozenset(asdict(Settings()))
 KINDS = {True: "smoke runs", False: "results of full runs"}
-NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # named elsewhere, or without influence
+NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # stored elsewhere, or without influence
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A cell that was run: its digest (see `cdfl.paper.digest`), and what it was run with."""
+    """A cell that was run: its digest (see `experiments.harness.digest`), and what it was run with."""
 
     cell: Cell
     digest: Mapping[str, Any]
@@ -32,27 +27,21 @@ class Kept:
 
     @property
     def end(self) -> Mapping[str, Any]:
-        """The end of the run in numbers."""
+        """The final numbers of the run."""
         end: Mapping[str, Any] = self.digest["end"]
         return end
 
     def is_of(self, config: RunConfig) -> bool:
-        """Whether it was run with these settings; a setting that did not exist then changed nothing."""
+        """Return whether the cell was run with these settings."""
         return not self._differences(config)
 
     def changes_since(self) -> list[tuple[str, Any, Any]]:
-        """The settings that its names stood for then and no longer do: (name, then, now)."""
+        """Return the settings that differ from those of the cell today: (name, then, now)."""
         return self._differences(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
 
     def _differences(self, config: RunConfig) -> list[tuple[str, Any, Any]]:
-        told, asked = (dict(settings) for settings in (self.record["config"], stored(config)))
-        then = asdict(Settings()) | BEFORE | told.pop("settings")
-        now = asked.pop("settings")
-        names = sorted(then.keys() - _without_influence(config.algorithm))
-        found = [(name, then[name], now.get(name)) for name in names if not _agrees(then[name], now.get(name))]
-        return found + [
-            (name, then, asked.get(name)) for name, then in told.items() if not _agrees(then, asked.get(name))
-        ]
+        then, now = (_relevant(values, config.algorithm) for values in (self.record["config"], stored(config)))
+        return [(name, then[name], now[name]) for name in then if then[name] != now[name]]
 
 
 class Results:
@@ -66,13 +55,13 @@ class Results:
         return iter(self._kept.values())
 
     def find(self, cell: Cell) -> Kept | None:
-        """What is known of a cell."""
+        """Return what is known of a cell."""
         return self._kept.get(cell.key)
 
     def trials(
         self, scenario: str, preset: str, algorithm: str = "cdfl", changes: Mapping[str, Any] | None = None
     ) -> list[Kept]:
-        """All seeds of a cell, in their order."""
+        """Return all seeds of a cell, in order."""
         asked = Cell(scenario, preset, algorithm, changes=changes or {})
         return sorted(self._trials.get(asked.question, []), key=lambda kept: kept.cell.seed)
 
@@ -84,12 +73,12 @@ class Results:
         algorithm: str = "cdfl",
         changes: Mapping[str, Any] | None = None,
     ) -> list[float]:
-        """One number of the end of every trial."""
+        """Return one final number of every trial."""
         found = [kept.end[column] for kept in self.trials(scenario, preset, algorithm, changes)]
         return [value for value in found if value is not None]
 
     def measured(self, experiment: str) -> Mapping[str, Any] | None:
-        """What an experiment measured that is not made of cells."""
+        """Return what an experiment without cells measured."""
         return self._measured.get(experiment)
 
     @property
@@ -98,15 +87,15 @@ class Results:
         return bool(self._named(smoke=True))
 
     def expect(self, *, smoke: bool) -> None:
-        """Refuse a folder of smoke runs for results, and the other way round: they would take each other's places."""
+        """Refuse to mix smoke runs with results of full runs."""
         others = self._named(smoke=not smoke)
         if others:
             shown = f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''}"
             there = f"{self.folder} holds {KINDS[not smoke]} ({shown})"
-            raise ValueError(f"{there}, which are not mixed with {KINDS[smoke]}; name another folder")
+            raise ValueError(f"{there}; {KINDS[smoke]} need another folder: name one with --out")
 
     def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
-        """Keep cells that were run together, with what is true of all of them; older ones of the same name go."""
+        """Store cells that were run together, with the header they share; they replace older ones of the same name."""
         with self._changed(smoke=header["smoke"]):
             self._drop([cell for cell, _, _ in cells])
             for cell, config, kept in cells:
@@ -121,12 +110,12 @@ class Results:
                 self._write(scenario)
 
     def add_measured(self, experiment: str, settings: Mapping[str, Any], **parts: Mapping[str, Any]) -> None:
-        """Keep what an experiment measured, by the names of its parts; what is there with other settings goes."""
+        """Store what an experiment measured, by part; they replace parts of the same name and of other settings."""
         with self._changed(smoke=settings["smoke"]):
             self._add_measured({"experiment": experiment, "settings": settings, **parts})
 
     def take(self, other: "Results") -> None:
-        """Keep everything from another folder, as from another machine; what is here by the same name goes."""
+        """Copy everything from another folder; it replaces what has the same name here."""
         with self._changed(smoke=other.smoke):
             self._drop([kept.cell for kept in other])
             for scenario, runs in other._files.items():
@@ -137,7 +126,7 @@ class Results:
 
     @contextmanager
     def _changed(self, *, smoke: bool) -> Iterator[None]:
-        """The folder as it is now, which another command may have added to, to be changed by this one alone."""
+        """Lock the folder and read it again, since another command may have added to it."""
         with locked(self.folder):
             self._read()
             self.expect(smoke=smoke)
@@ -175,7 +164,7 @@ class Results:
         self._index()
 
     def _named(self, *, smoke: bool) -> list[str]:
-        """The files that hold smoke runs, or those that hold other results."""
+        """Return the files that hold smoke runs, or those that hold other results."""
         runs = [name for name, runs in self._files.items() if any(run["smoke"] is smoke for run in runs)]
         others = [name for name, one in self._measured.items() if one["settings"]["smoke"] is smoke]
         return [f"{name}.json" for name in (*runs, *others)]
@@ -192,26 +181,25 @@ class Results:
 
 
 def stored(config: RunConfig) -> dict[str, Any]:
-    """The settings of a run that decide its result, as plain values, less what a cell names itself."""
+    """Return the settings that decide the result of a run, as JSON values, without what a cell names."""
     values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
     scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "settings")}
     return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
 
 
-def _without_influence(algorithm: str) -> frozenset[str]:
-    """The settings that an algorithm does not look at."""
+def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return the stored settings that an algorithm uses, by name."""
     kind = ALGORITHMS[algorithm]
+    settings = kind(Settings.from_dict(config["settings"])).settings  # some algorithms fix a setting themselves
+    training = {**vars(settings.training), **vars(settings.pretraining)}
     if kind.models_down == "none":  # there is no server
-        return EVERYTHING - set(Settings().training)
-    return frozenset(kind.settled) if kind.uses_proxy else frozenset({**kind.settled, **Settings().estimation})
+        used = training
+    elif kind.uses_proxy:
+        used = settings.leaves()
+    else:
+        used = {**vars(settings.rates), **training, "max_harm": settings.max_harm}
+    return {name: value for name, value in config.items() if name != "settings"} | used
 
 
 def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:
     return Cell(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])
-
-
-def _agrees(then: Any, now: Any) -> bool:
-    """Whether everything that was told of then is the same now; what is newer does not count."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        return all(name in now and _agrees(value, now[name]) for name, value in then.items())
-    return bool(then == now)

@@ -1,13 +1,13 @@
-"""Run the cells that are missing, many at a time."""
+"""Run the missing cells, many at a time."""
 
 import gc
 import json
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -16,53 +16,53 @@ import torch
 
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
-from cdfl.paper.cells import Cell, resolve
-from cdfl.paper.digest import digest
-from cdfl.paper.failure import Failure, UnfinishedError, stopped
-from cdfl.paper.machine import commit, machine
-from cdfl.paper.results import Results
-from cdfl.paper.tables import counted
 from cdfl.record import Event
 from cdfl.sim import progress
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
+from experiments.harness.cells import Cell, resolve
+from experiments.harness.digest import digest
+from experiments.harness.experiment import Tell
+from experiments.harness.failures import Failure, UnfinishedError, stopped
+from experiments.harness.machine import commit, machine
+from experiments.harness.results import Results
+from experiments.harness.tables import counted
 
-Tell = Callable[[str], None]
 Group = Sequence[tuple[Cell, RunConfig]]  # cells that share stacks
-Outcome = tuple[list[tuple[Cell, RunConfig, dict[str, Any]]], dict[str, Any]]  # digests, and what is true of all
+Outcome = tuple[list[tuple[Cell, RunConfig, dict[str, Any]]], dict[str, Any]]  # digests, and the header they share
 
 
 @dataclass(frozen=True)
 class How:
-    """Where and how cells are run; none of it is part of the question."""
+    """Where and how cells are run; it does not identify a cell."""
 
     device: str = "auto"
     precision: Precision | Literal["auto"] = "auto"
     data_dir: Path | None = None
-    together: int | None = None  # cells in common stacks: more are faster, fewer lose less when interrupted
-    processes: int = 1  # groups run side by side: a GPU computes for one of them while others think
+    together: int | None = None  # cells in common stacks: more are faster, fewer lose less at an interruption
+    processes: int = 1  # groups that run side by side
     smoke: bool = False
-    commit: str | None = None  # of the code, where git cannot tell
+    commit: str | None = None  # of the code; None: ask git
 
 
 def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -> None:
-    """Run every cell that `results` does not hold, group by group; what is done is on disk before the next begins.
+    """Run every cell that `results` does not hold, group by group; store each group when it is done.
 
-    A group that fails does not end the others: `UnfinishedError` is raised after the last of them.
+    A group that fails does not stop the others: `UnfinishedError` is raised after the last group.
     """
-    how = replace(how, commit=how.commit or commit())  # of the code that is loaded: hours later it may be another
+    how = replace(how, commit=how.commit or commit())  # of the loaded code; the checkout may change during the run
     configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
     missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
     wanted = [(cell, configs[key]) for key, cell in missing.items()]
     _check_data(cells, wanted, how.data_dir)
-    tell(f"{len(configs)} cells, {len(configs) - len(wanted)} of them are there")
+    tell(f"{len(configs)} cells, {len(configs) - len(wanted)} of them stored already")
     groups = list(_groups(wanted, len(wanted) if how.smoke else how.together))
     try:
         failures = _run_groups(groups, results, how, tell)
     except KeyboardInterrupt:
         kept = sum(_is_known(cell, configs[key], results) for key, cell in missing.items())
         largest = max(map(len, groups), default=1)
-        together = 1 if how.smoke else largest  # smoke runs are one group, whatever --together says
+        together = 1 if how.smoke else largest  # smoke runs are one group
         tell(stopped(len(configs) - len(wanted) + kept, len(configs), together))
         raise
     if failures:
@@ -70,7 +70,7 @@ def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -
 
 
 def _run_groups(groups: Sequence[Group], results: Results, how: How, tell: Tell) -> list[Failure]:
-    """Keep what comes of every group; gives the failures."""
+    """Store every group; return the failures."""
     failures = []
     with closing(_outcomes(groups, how, tell)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
@@ -84,8 +84,8 @@ def _run_groups(groups: Sequence[Group], results: Results, how: How, tell: Tell)
 
 
 def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) -> None:
-    """Refuse to begin where data are not there: nobody wants to hear of it after hours."""
-    lacking: dict[str, list[str]] = {}  # by what is said of a dataset: the rows that need it
+    """Refuse to begin without the data: else a run would fail after hours."""
+    lacking: dict[str, list[str]] = {}  # message about a dataset -> rows that need it
     for row, sources in {cell.scenario: config.scenario.sources for cell, config in missing}.items():
         for source in sources:
             try:
@@ -98,28 +98,28 @@ def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) ->
     needing = {row for rows in lacking.values() for row in rows}
     others = dict.fromkeys(cell.scenario for cell in asked if cell.scenario not in needing)
     if data_dir is None:
-        lines.append("if they are in another folder: --data-dir FOLDER")
+        lines.append("if the data are in another folder, name it with --data-dir")
     if others:
-        lines.append(f"to run the other rows alone: --rows {','.join(others)}")
+        lines.append(f"to run only the other rows: --rows {','.join(others)}")
     raise DataError("\n".join(lines))
 
 
 def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcome | Failure]:
-    """What comes of every group, as it is done."""
+    """Yield what each group gave, as it is done."""
     if how.processes == 1:
         for group in groups:
             tell(f"next: {_name(group)}")
             yield _attempt(group, how, tell)
         return
     others = active_children()
-    threads = max(1, torch.get_num_threads() // how.processes)  # all together as many as one alone
+    threads = max(1, torch.get_num_threads() // how.processes)  # share the cores
     with ProcessPoolExecutor(how.processes, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         try:
             begun = {pool.submit(_attempt, group, how, _silent): group for group in groups}
             for done in as_completed(begun):
                 yield _result(done, begun[done])
         finally:
-            # The pool would wait for processes that nobody waits for any more.
+            # The pool would wait for groups that are no longer needed.
             pool.shutdown(wait=False, cancel_futures=True)
             mine = set(active_children()).difference(others)
             for process in mine:
@@ -134,12 +134,12 @@ def _name(cells: Sequence[tuple[Any, ...]]) -> str:
 
 
 def _changes(cell: Cell) -> list[str]:
-    """What differs from the preset, as one would write it."""
+    """Return the changes of a cell as name=value."""
     return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in cell.changes.items()]
 
 
 def _silent(line: str) -> None:
-    """Several processes would talk across each other."""
+    """Print nothing: the output of several processes would mix."""
 
 
 def _attempt(group: Group, how: How, tell: Tell) -> Outcome | Failure:
@@ -147,13 +147,13 @@ def _attempt(group: Group, how: How, tell: Tell) -> Outcome | Failure:
         return _run_group(group, how, tell)
     except Exception as error:
         failure = Failure.of(_name(group), error)
-    gc.collect()  # what it held on a GPU is for the next group, and for other processes
+    gc.collect()  # free the GPU memory of the group
     torch.cuda.empty_cache()
     return failure
 
 
 def _result(done: "Future[Outcome | Failure]", group: Group) -> Outcome | Failure:
-    """What a process gave back; all that are left fail together when the system ends one of them."""
+    """Return what a process gave; if the system kills one process, all groups that are left fail."""
     try:
         return done.result()
     except BrokenExecutor as error:
@@ -165,14 +165,14 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
     events: list[list[Event]] = [[] for _ in group]
     configs = [config for _, config in group]
     with warnings.catch_warnings():
-        # The literal bars are run to see what they do; nobody needs to be warned of them here.
+        # Runs with the printed bars are part of the study.
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
         uploads = sum(config.scenario.num_uploads for config in configs)
         with (
             progress.lines(lambda line: tell(f"  {line}"), uploads) as count,
-            closing(compare_events(configs, None, how.data_dir)) as told,
+            closing(compare_events(configs, None, how.data_dir)) as stream,
         ):
-            for which, event in told:
+            for which, event in stream:
                 events[which].append(event)
                 count(event)
     seconds = time.monotonic() - begun
@@ -190,20 +190,20 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
 
 
 def _digest(cell: Cell, config: RunConfig, events: Sequence[Event]) -> dict[str, Any]:
-    """What is kept of a run: details only where an experiment looks at them, so that results stay small."""
+    """Return the digest of a run, with details only where an experiment uses them: results stay small."""
     jumps = isinstance(config.scenario.drift, Sudden)
     shown = cell.seed == 0 and not cell.changes and cell.algorithm in ("cdfl", "fedsoft")
     return digest(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
 
 
 def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> Iterator[list[tuple[Cell, RunConfig]]]:
-    """Cells that can share stacks, in the order in which they were asked for."""
+    """Yield cells that can share stacks, in order."""
     alike: dict[str, list[tuple[Cell, RunConfig]]] = {}
     for cell, config in cells:
-        shared: list[Any] = [config.scenario.to_dict(), config.settings.training]
+        shared = [config.scenario.to_dict(), asdict(config.settings.training), asdict(config.settings.pretraining)]
         alike.setdefault(json.dumps(shared), []).append((cell, config))
     for group in alike.values():
-        # One ResNet keeps a GPU busy by itself: in a group it would only wait for the others.
+        # One ResNet keeps a GPU busy; in a group it would only wait for the others.
         size = together or (1 if group[0][1].scenario.model == "resnet18" else 10)
         for first in range(0, len(group), size):
             yield group[first : first + size]

@@ -1,4 +1,4 @@
-"""Files of results: the runs of a scenario with all their settings and cells, or what an experiment measured."""
+"""Read and write result files: the runs of a scenario with settings and cells, or what an experiment measured."""
 
 import json
 import os
@@ -14,15 +14,15 @@ RUN = {
     "smoke", "cells",
 }  # fmt: skip
 CELL = {"algorithm", "seed", "end"}
-REMEDY = "move it away, or take another folder"
+REMEDY = "move it away, or name another folder"
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """What a file holds: `runs`; or `experiment` and what that measured, if it is not made of cells."""
+    """Return the content of a file: `runs`, or `experiment` and what it measured; refuse anything else."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); {REMEDY}") from None
+        raise ValueError(f"{path} is not JSON ({error}); {REMEDY}") from None
     is_measured = isinstance(content, dict) and "experiment" in content
     _expect(MEASURED if is_measured else FILE, content, path)
     name = content["experiment" if is_measured else "scenario"]
@@ -36,18 +36,18 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def write_runs(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """The file of a scenario."""
+    """Write the file of a scenario."""
     _write(path, _text(path.stem, runs))
 
 
 def write_measured(path: Path, content: Mapping[str, Any]) -> None:
-    """The file of an experiment that is not made of cells."""
+    """Write the file of an experiment that has no cells."""
     _write(path, json.dumps(content, indent=1) + "\n")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A folder for this command alone, after all others; where there are no such locks, trust the user."""
+    """Hold a folder exclusively; a system without `fcntl` has no lock."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -59,11 +59,11 @@ def locked(folder: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)  # and with it the lock
+        os.close(handle)  # releases the lock
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step: interrupted, the old file is still there."""
+    """Replace the file in one step: an interruption leaves the old one."""
     begun = path.with_suffix(".json.new")
     begun.write_text(text, encoding="utf-8")
     begun.replace(path)
@@ -73,11 +73,11 @@ def _expect(names: set[str], given: Any, path: Path) -> None:
     found = list(given) if isinstance(given, dict) else [type(given).__name__]
     if not names.issubset(found):
         lacking, some = ", ".join(sorted(names.difference(found))), ", ".join(found[:5])
-        raise ValueError(f"{path} holds no results of this study: expected {lacking}, found {some}; {REMEDY}")
+        raise ValueError(f"{path} holds no results of an experiment: expected {lacking}, found {some}; {REMEDY}")
 
 
 def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """JSON with a line for each setting of a run and each cell: short enough to read, and to compare."""
+    """Return JSON with a line for each setting and each cell, easy to read and to compare."""
     parts = []
     for run in runs:
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]

@@ -1,4 +1,4 @@
-"""A cell: one run of the study by its names, and the settings they stand for."""
+"""A cell: one run of the study by its names, and the settings that they stand for."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, configure
 from cdfl.sim.time_models import TIME_MODELS, TimeModel
 
-# A smoke run has one client where the study has this many; never more than the other number.
+# A smoke run has one client for so many of the study, and at most MOST_SMOKE_CLIENTS.
 CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One scenario, preset, algorithm and seed; `changes` are what else differs, by name.
+    """One scenario, preset, algorithm and seed; `changes` holds what else differs, by name.
 
-    A change is a setting, `num_clients`, `num_uploads`, `proxy` (images of each proxy set), `drift` or
-    `time_model`; the last two are a name, or a table of a `kind` and its own settings.
+    A change is a setting, `num_clients`, `num_uploads`, `proxy` (images of each proxy set), `drift` or `time_model`.
+    A drift or time model is a name, or a table with a `kind` and its settings.
 
     >>> cell = Cell("fashion-mnist-4", "paper", changes={"time_model": {"kind": "few-active", "active": 8}})
     >>> resolve(cell).time_model
@@ -35,19 +35,19 @@ class Cell:
 
     @property
     def question(self) -> str:
-        """What it has in common with its other trials."""
+        """What the cell shares with its other trials."""
         return json.dumps([self.scenario, self.preset, self.algorithm, self.changes], sort_keys=True)
 
     @property
     def key(self) -> str:
-        """What tells it from other cells."""
+        """What identifies the cell."""
         return f"{self.question} {self.seed}"
 
 
 def resolve(
     cell: Cell, device: str = "auto", precision: Precision | Literal["auto"] = "auto", *, smoke: bool = False
 ) -> RunConfig:
-    """The settings of a cell; `smoke` shrinks them to seconds on 8x8 digits."""
+    """Return the settings of a cell; `smoke` shrinks them to seconds on 8x8 digits."""
     changes = dict(cell.changes)
     scenario = load_scenario(cell.scenario)
     if "proxy" in changes:
@@ -82,7 +82,7 @@ def _time_model(given: str | Mapping[str, Any] | None) -> TimeModel | None:
 
 
 def _kind(what: str, given: str | Mapping[str, Any], known: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
-    """The kind that is named, and its own settings."""
+    """Return the kind that is named, and its settings."""
     settings: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
     kind = str(settings.pop("kind", None))
     if kind not in known:
@@ -91,7 +91,7 @@ def _kind(what: str, given: str | Mapping[str, Any], known: Mapping[str, object]
 
 
 def _shrunk(config: RunConfig) -> RunConfig:
-    """The same kind of run, small: as many clusters, few clients, a few dozen 8x8 digits each."""
+    """Return the same kind of run with few clients and a few dozen 8x8 digits each."""
     scenario = config.scenario
     clients = min(MOST_SMOKE_CLIENTS, max(scenario.num_clusters, scenario.num_clients // CLIENTS_FOR_ONE))
     small: Scenario = replace(

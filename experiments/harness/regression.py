@@ -1,7 +1,7 @@
-"""A problem on which the paper's Theorem 1 speaks: softmax regression with a quadratic term, one optimum a cluster.
+"""A problem that meets the assumptions of Theorem 1: softmax regression with a quadratic term.
 
 Models are flat vectors (P,) of a matrix (features + 1, classes), in float64. Every loss is mean cross entropy plus
-`penalty / 2 * ||w||^2`, so it is strongly convex with constant `penalty`.
+`penalty / 2 * ||w||^2`: strongly convex with constant `penalty`, so each cluster has one optimum.
 """
 
 from dataclasses import dataclass
@@ -33,30 +33,30 @@ class Regression:
         self.size = self.clusters[0].inputs.shape[1] * federation.num_classes
 
     def take(self, samples: Samples) -> Sample:
-        """Images as rows of numbers in [-1, 1] / sqrt(features), so that no row is longer than about 1."""
+        """Return images as rows in [-1, 1] / sqrt(features), so that no row is longer than about 1."""
         images, labels = self.federation.fetch(samples)
         flat = (images.flatten(1).double() / 127.5 - 1) / images[0].numel() ** 0.5
         return Sample(torch.cat([flat, torch.ones(len(flat), 1, dtype=flat.dtype)], dim=1), labels)
 
     def loss(self, model: Tensor, sample: Sample) -> Tensor:
-        """F(w) on a sample."""
+        """Return F(w) on a sample."""
         weights = model.view(-1, self.federation.num_classes)
         return cross_entropy(sample.inputs @ weights, sample.labels) + self.penalty / 2 * model.square().sum()
 
     def gradients(self, models: Tensor, sample: Sample) -> Tensor:
-        """The gradients of F at several models (n, P)."""
+        """Return the gradients of F at several models (n, P)."""
         weights = models.view(len(models), -1, self.federation.num_classes)
         errors = torch.softmax(sample.inputs @ weights, dim=2)  # (n, samples, classes)
         errors[:, torch.arange(len(sample.labels)), sample.labels] -= 1
         return (sample.inputs.T @ errors / len(sample.labels)).flatten(1) + self.penalty * models
 
     def smoothness(self, cluster: int) -> float:
-        """L_k: the curvature of softmax cross entropy is at most half that of the inputs."""
+        """Return L_k; the curvature of softmax cross entropy is at most half that of the inputs."""
         inputs = self.clusters[cluster].inputs
         return float(torch.linalg.matrix_norm(inputs.T @ inputs / len(inputs), 2)) / 2 + self.penalty
 
     def optimum(self, cluster: int) -> Tensor:
-        """w_k*, by L-BFGS until the gradient is next to nothing."""
+        """Return w_k*, found by L-BFGS until the gradient vanishes."""
         model = torch.zeros(self.size, dtype=torch.float64, requires_grad=True)
         solver = torch.optim.LBFGS(
             [model], max_iter=1000, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
@@ -72,6 +72,6 @@ class Regression:
         return model.detach()
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,), as the server asks for it."""
+        """Return the loss of each model (n, P) on the proxy set of its cluster (n,), as `server_update` needs it."""
         pairs = zip(models, clusters.tolist(), strict=True)
         return torch.stack([self.loss(model, self.proxies[cluster]) for model, cluster in pairs])

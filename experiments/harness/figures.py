@@ -1,6 +1,6 @@
-"""Pictures one could put into a paper: column width, readable in print, colours that most eyes can tell apart.
+"""Pictures for a paper: column width, readable in print, colours that colour-blind readers can tell apart.
 
-A colour means an algorithm, everywhere; what else differs has a line, a marker or a filling of its own.
+A colour always means an algorithm. Line style, marker and filling show everything else.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from cdfl.paper.rows import Row
+from experiments.harness.rows import Row
 
-COLORS = {  # Okabe and Ito's, and a brown
+COLORS = {  # the palette of Okabe and Ito, and a brown
     "cdfl": "#0072B2",
     "fedsoft": "#D55E00",
     "fedasync": "#009E73",
@@ -23,14 +23,14 @@ COLORS = {  # Okabe and Ito's, and a brown
     "local": "#6B4423",
     "oracle": "#000000",
 }
-GREY, PALE = "#777777", "#DDDDDD"  # lines and areas to compare with, of no algorithm
+GREY, PALE = "#777777", "#DDDDDD"  # reference lines and areas
 LABELS = {
     "cdfl": "CDFL",
     "fedsoft": "FedSoft-Async",
     "fedasync": "FedAsync",
     "fedbuff": "FedBuff",
     "ifca": "IFCA",
-    "local-keep": "Local, keeps its model",
+    "local-keep": "Local (keeps)",
     "local": "Local",
     "oracle": "Oracle",
 }
@@ -56,16 +56,16 @@ STYLE: Any = {
     "axes.linewidth": 0.6,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "cdfl",  # the same picture is the same file
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "cdfl",  # the same picture gives the same file
 }
-SMOKE = "smoke run: tiny, on 8x8 digits"  # whatever data are named above it
+SMOKE = "smoke run: tiny, on 8x8 digits"
 STAND_IN = "† stands in for the paper's data"
 FOOT_LINE = 0.16  # inches
 
 
 def legend(axes: Any, ncols: int, title: str | None = None) -> None:
-    """One legend for the picture that these axes are in, above it, where it hides nothing; each label once."""
+    """Put one legend above the whole picture, with each label once."""
     found: dict[str, Any] = {}
     for one in axes.figure.axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
@@ -77,9 +77,9 @@ def legend(axes: Any, ncols: int, title: str | None = None) -> None:
 def means(
     axes: Any, at: Sequence[float], trials: Sequence[Sequence[float]], *, across: bool = False, **style: Any
 ) -> None:
-    """The mean over trials at every place, with its deviation where there are several trials; none, no point.
+    """Plot the mean over trials at every place, with its deviation if there are several; no trials, no point.
 
-    Places are along the x axis, or with `across` along the y axis.
+    Places lie on the x axis, or with `across` on the y axis.
     """
     there = [(place, values) for place, values in zip(at, trials, strict=True) if values]
     places, middles = [place for place, _ in there], [fmean(values) for _, values in there]
@@ -92,7 +92,7 @@ def means(
 
 
 def wrapped(text: str, width: int) -> str:
-    r"""Text in lines of at most so many characters; a word stays whole, and † with the word before it.
+    r"""Wrap text to lines of at most `width` characters; † stays with the word before it.
 
     >>> wrapped("digits with fewer plates †", 12)
     'digits with\nfewer\nplates †'
@@ -103,26 +103,26 @@ def wrapped(text: str, width: int) -> str:
 
 
 def rows_below(axes: Any, rows: Sequence[Row]) -> None:
-    """Rows of Table 1 below an axis: how many clusters each has, and the name of the data once for all of them."""
+    """Label an axis with rows of Table 1: the number of clusters of each, and the name of the data once."""
     data: dict[str, list[int]] = {}
     for place, row in enumerate(rows):
         name = row.title.removesuffix(" †").split(" (")[0]
         data.setdefault(wrapped(name + (" †" if row.stand_in else ""), 10), []).append(place)
     axes.set_xticks(range(len(rows)), [" ".join(re.findall(r"\(\d+\)", row.title)) for row in rows])
-    axes.xaxis.remove_overlapping_locs = False  # the middle of three names is the place of one
+    axes.xaxis.remove_overlapping_locs = False  # the middle of three ticks is also the place of the name
     axes.set_xticks([fmean(places) for places in data.values()], data.keys(), minor=True)
     axes.tick_params(axis="x", which="both", length=0)
     axes.tick_params(axis="x", which="minor", pad=16)
     for place in [places[0] for places in data.values()][1:]:
         axes.axvline(place - 0.5, color=GREY, lw=0.4)
-    axes.set_xlim(-0.7, len(rows) - 0.3)  # a name may be wider than the place of its only row
+    axes.set_xlim(-0.7, len(rows) - 0.3)
 
 
 @contextmanager
 def figure(folder: Path, name: str, width: float, height: float, *, smoke: bool = False, **grid: Any) -> Iterator[Any]:
-    """Give the axes of a new picture, and store it as `name`.png and `name`.svg.
+    """Yield the axes of a new picture; then store it as `name`.png and `name`.svg.
 
-    Below it is written what a † in it means, and that it is of a `smoke` run; it grows by as much.
+    Lines below the picture explain † and mark a `smoke` run; the picture grows by their height.
     """
     import matplotlib
 

@@ -1,7 +1,7 @@
-"""Theorem 1: its bound, its condition, and runs of CDFL in which everything that they name is written down."""
+"""Theorem 1: its bound, its condition on rho, and runs of CDFL that record every quantity in them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from cdfl.core import ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.data.randomness import generator
-from cdfl.paper.convex import Regression, Sample
 from cdfl.sim.time_models import FewActive
+from experiments.harness.regression import Regression, Sample
 
-TIME_MODEL = FewActive()  # four at a time: few enough for the printed damping of stale uploads to let clusters move
-POINTS = 40  # of a curve
+TIME_MODEL = FewActive()  # with more active clients the printed damping of stale uploads stops the clusters
+POINTS = 40  # in a curve
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Local training as the theorem has it: between H_min and H_max full gradient steps of one size."""
+    """Local training in the theorem: between H_min and H_max full gradient steps of one size."""
 
     fewest: int
     most: int
@@ -30,19 +30,19 @@ class Steps:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound is made of, in the paper's letters where these are words of nothing else."""
+    """The constants of the bound."""
 
     steps: Steps
     v1: float
     v2: float
-    lengths: tuple[float, ...]  # a_k, one a cluster: ||w_k|| <= a_k delta
+    lengths: tuple[float, ...]  # a_k of each cluster: ||w_k|| <= a_k delta
     delta: float
     base_rate: float  # beta_0
     epsilon: float
 
 
 def bound(constants: Constants, cluster: int, smoothness: float, fall: float, updates: float) -> dict[str, float]:
-    """The four terms of the bound on E||grad F_k(v)||^2, in their printed order.
+    """Return the four terms of the bound on E||grad F_k(v)||^2, in their printed order.
 
     `fall` is F_k(w_k^0) - F_k(w_k^S), `updates` S_k.
     """
@@ -59,7 +59,7 @@ def bound(constants: Constants, cluster: int, smoothness: float, fall: float, up
 
 
 def needed_rho(distance: float, v1: float, epsilon: float) -> float:
-    """The rho that the theorem asks for at a distance ||v - u||, as printed; none is enough at 0.
+    """Return the rho that the theorem needs at a distance ||v - u||, as printed; infinite at 0.
 
     >>> needed_rho(1.0, v1=1.0, epsilon=0.5)       # (2 + 1/2 + sqrt(4)) / 2
     2.25
@@ -72,7 +72,7 @@ def needed_rho(distance: float, v1: float, epsilon: float) -> float:
 
 @dataclass
 class Trace:
-    """What was seen in one run, local step by local step, wherever an upload moved a cluster."""
+    """The local steps of one run, for uploads that moved a cluster."""
 
     gradients: list[list[tuple[int, float]]]  # of each cluster: (its updates so far, ||grad F_k(v_h)||^2)
     alignments: list[float] = field(default_factory=list)  # <grad J_k, grad J_m> / ||grad F_k||^2
@@ -87,7 +87,7 @@ class Trace:
 def trace_run(
     problem: Regression, steps: Steps, settings: Settings, num_clients: int, uploads: int, seed: int
 ) -> Trace:
-    """CDFL with full gradients, clients coming and going as `TIME_MODEL` has it."""
+    """Run CDFL with full gradients and `TIME_MODEL`, and record what the theorem is about."""
     rng = generator(seed, "theorem")
     state = initial_state(_pretrained(problem, steps), problem.evaluate, problem.size)
     start = _losses(problem, state)
@@ -105,7 +105,7 @@ def trace_run(
         last = replies[tick.client]
         path, own = _train(problem, problem.take(draw.train), last.personal_model, steps, rng)
         upload = Upload(path[-1], last.epoch, tick.client)
-        state, reply = server_update(state, upload, settings, problem.evaluate, last.mixture)
+        state, reply = server_update(state, upload, settings, problem.evaluate, last.client)
         replies[tick.client] = reply
         _note(trace, problem, path[:-1], own, reply.rates, steps.rho)
         trace.longest = [max(old, float(w.norm())) for old, w in zip(trace.longest, state.cluster_models, strict=True)]
@@ -114,7 +114,7 @@ def trace_run(
 
 
 def _pretrained(problem: Regression, steps: Steps) -> Tensor:
-    """Cluster models (K, P) after a few steps on the server's own data."""
+    """Return cluster models (K, P) after a few steps on the pre-training data."""
     models = torch.zeros(problem.num_clusters, problem.size, dtype=torch.float64)
     for k in range(problem.num_clusters):
         own = problem.take(problem.federation.all_samples("pretraining", k))
@@ -126,7 +126,7 @@ def _pretrained(problem: Regression, steps: Steps) -> Tensor:
 def _train(
     problem: Regression, own: Sample, personal_model: Tensor, steps: Steps, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """v_0 = u, v_1, ..., v_H (H + 1, P), and the gradients of f_m at all but the last (H, P)."""
+    """Return v_0 = u, v_1, ..., v_H (H + 1, P), and the gradients of f_m at all but the last (H, P)."""
     path, gradients = [personal_model], []
     for _ in range(int(rng.integers(steps.fewest, steps.most, endpoint=True))):
         gradients.append(problem.gradients(path[-1][None], own)[0])
@@ -144,7 +144,7 @@ def _note(trace: Trace, problem: Regression, path: Tensor, own: Tensor, rates: T
         trace.updates[k] += 1
         gradients = problem.gradients(path, problem.clusters[k])
         squares = gradients.square().sum(dim=1)
-        trace.v1 = max(trace.v1, float(squares.max()))  # a client of cluster k alone has this gradient
+        trace.v1 = max(trace.v1, float(squares.max()))  # the gradient of a client with data of cluster k only
         trace.gradients[k] += [(trace.updates[k], square) for square in squares.tolist()]
         trace.alignments += (((gradients + rho * away) * local).sum(dim=1) / squares).tolist()
 
@@ -157,7 +157,7 @@ def _losses(problem: Regression, state: ServerState) -> Tensor:
 def summarize(
     problem: Regression, optima: Tensor, steps: Steps, traces: Sequence[Trace], base_rate: float, epsilon: float
 ) -> dict[str, Any]:
-    """The constants that runs of several seeds show, the bound made of them, and what it bounds; `optima` is (K, P)."""
+    """Return the constants that several runs show, the bound, and what it bounds; `optima` is (K, P)."""
     delta = float(torch.cdist(optima, optima).max())
     longest = [max(trace.longest[k] for trace in traces) for k in range(problem.num_clusters)]
     lengths = tuple(max(seen, float(best.norm())) / delta for seen, best in zip(longest, optima, strict=True))
@@ -174,17 +174,17 @@ def summarize(
         "step": steps.size,
         "clusters": [_cluster(k, traces, constants, problem.smoothness(k)) for k in range(problem.num_clusters)],
         "largest_distance": largest,
-        "limit": v1**0.5 / steps.rho,  # no distance can be larger
+        "limit": v1**0.5 / steps.rho,  # no distance is larger
         "needed_at_largest": needed_rho(largest, v1, epsilon),
         "needed_at_median": needed_rho(middle, v1, epsilon),
-        "at_start": float((distances == 0).mean()),  # steps at v = u, where no rho is enough
+        "at_start": float((distances == 0).mean()),  # share of steps at v = u, where no rho is enough
         "aligned": float((alignments >= 0).mean()),
         "least_alignment": float(alignments.min()),
     }
 
 
 def _cluster(k: int, traces: Sequence[Trace], constants: Constants, smoothness: float) -> dict[str, Any]:
-    """What was measured for one cluster, and its bound."""
+    """Return the measurements of one cluster, and its bound."""
     updates = float(np.mean([trace.updates[k] for trace in traces]))
     falls = [trace.falls[k] for trace in traces]
     seen = np.array([pair for trace in traces for pair in trace.gradients[k]])
@@ -198,3 +198,59 @@ def _cluster(k: int, traces: Sequence[Trace], constants: Constants, smoothness: 
         "terms": bound(constants, k, smoothness, float(np.mean(falls)), updates),
         "curve": [float(f"{value:.4g}") for value in curve],
     }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `summarize` returned for one rho, with means over clusters."""
+
+    rho: float
+    stored: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.stored[name]
+
+    def mean(self, name: str) -> float:
+        """Return the mean of one number over clusters."""
+        return float(np.mean([cluster[name] for cluster in self["clusters"]]))
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The four terms of the bound."""
+        clusters = [cluster["terms"] for cluster in self["clusters"]]
+        return {name: float(np.mean([terms[name] for terms in clusters])) for name in clusters[0]}
+
+    @property
+    def bound(self) -> float:
+        """The sum of the terms."""
+        return sum(self.terms.values())
+
+    @property
+    def excess(self) -> float:
+        """The bound as a multiple of V_1."""
+        return self.bound / float(self["v1"])
+
+    @property
+    def curve(self) -> np.ndarray:
+        """The squared gradient over the updates of a cluster."""
+        curves = [cluster["curve"] for cluster in self["clusters"]]
+        length = min(map(len, curves))
+        mean: np.ndarray = np.mean([curve[:length] for curve in curves], axis=0)
+        return mean
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The means of the first and of the last quarter of the curve."""
+        curve = self.curve
+        quarter = max(1, len(curve) // 4)
+        return float(curve[:quarter].mean()), float(curve[-quarter:].mean())
+
+    @property
+    def falls(self) -> list[float]:
+        """F_k(w_k^0) - F_k(w_k^S) of every cluster and seed."""
+        return [fall for cluster in self["clusters"] for fall in cluster["falls"]]
+
+    @property
+    def fall(self) -> float:
+        """The mean of the falls."""
+        return float(np.mean(self.falls))
