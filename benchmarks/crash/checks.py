@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import torch
 from torch import Tensor
 
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import Layout, Reply, ServerState, Settings, Upload, join, server_update
-from cdfl.server.journal import Entry
+from cdfl.core import NEWCOMER, Layout, Reply, ServerState, Settings, Upload, join, server_update
+from cdfl.server.records import Entry, tensor
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Report:
 
 
 def settle(site: Site, first: ServerState, report: Report) -> None:
-    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, look at everything."""
+    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, check everything."""
     ledgers = Ledgers(site.folder)
     check_repeats(site, ledgers, report)
     report.expect(site.stop() == 0, "the server did not end in order when it was told to stop")
@@ -56,7 +55,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 
 
 def check_files(site: Site, report: Report) -> None:
-    """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
+    """The files are exactly those that the store refers to. An upload that was never recorded may wait for a start."""
     missing, left = site.files()
     kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
     report.expect(not kept, f"files are left over: {kept}")
@@ -142,19 +141,18 @@ def check_models(
         if before is not None and before.epoch == entry.base_epoch:
             base_model = before.personal_model
         else:
-            mixture = None if before is None else before.mixture
-            base_model = join(states[entry.base_epoch], settings, mixture).personal_model
+            client = NEWCOMER if before is None else before.client
+            base_model = join(states[entry.base_epoch], settings, client).personal_model
         state, reply = decide(state, entry, model, settings, base_model, before)
         last[entry.client_id] = reply
         if entry.epoch in asked:
             states[entry.epoch] = state
-        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
         told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
-        now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
+        now = (reply.outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
         report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
         body = wire.encode_model(reply.personal_model, layout)
         digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
-    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures"):
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory"):
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests
@@ -182,12 +180,11 @@ def decide(
 
     `before` is the last reply to this client.
     """
-    losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
-    known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
-    after = torch.tensor(known, dtype=torch.float64)
-    mixture, past_harm = (None, 1.0) if before is None else (before.mixture, before.past_harm)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-    return server_update(state, upload, settings, lambda _, clusters: after[clusters], mixture)
+    losses = tensor(entry.losses) if entry.losses else None
+    after = tensor(entry.cluster_losses)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+    client = NEWCOMER if before is None else before.client
+    return server_update(state, upload, settings, lambda _, clusters: after[clusters], client)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:

@@ -120,7 +120,7 @@ class Site:
         return found.state, found.layout
 
     def remains(self) -> Remains:
-        """Observation at what a killed server has left, and change nothing."""
+        """Read what a killed server has left, and change nothing."""
         with self._rows() as connection:
             keys = {(client_id, key) for client_id, key in connection.execute("SELECT client_id, key FROM journal")}
         _, left = self.files()

@@ -23,7 +23,7 @@ from benchmarks.crash.clients import wait_for
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.server.journal import Entry
+from cdfl.server.records import Entry
 from tests.server.postgres import Postgres
 
 CALLS = "fsync,fdatasync,rename,renameat,renameat2,link,linkat,write,writev,pwrite64,sendto,sendmsg"
@@ -64,7 +64,7 @@ def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> R
     with site.open_store() as store:
         entries = list(store.all_entries(0))
     for entry in entries:
-        report.findings += [f"entry {entry.epoch}: {finding}" for finding in _look(entry, calls, site)]
+        report.findings += [f"entry {entry.epoch}: {finding}" for finding in _check_entry(entry, calls, site)]
     report.expect(len(entries) == uploads, f"{len(entries)} uploads were taken; expected {uploads}")
     syncs = sum(call.name in SYNCS for call in calls)
     report.counts |= {"answers looked at": len(entries), "syncs seen": syncs}
@@ -126,7 +126,7 @@ def read_trace(log: Path) -> list[Call]:
     return calls
 
 
-def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
+def _check_entry(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
     """What is wrong with the order of the calls for one entry."""
     told = re.compile(rf"HTTP/1.1 200 .*{wire.EPOCH}: {entry.epoch}\\r\\n.*{wire.OUTCOME}", re.IGNORECASE)
     answer = next((call for call in calls if told.search(call.text)), None)

@@ -28,13 +28,13 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
     for client in fleet:
         await client.join()
     await exchange(fleet, warm_up, Tally())
-    before, tally, samples = server.metrics(), Tally(), [server.look()]
+    before, tally, samples = server.metrics(), Tally(), [server.sample()]
     sampler = asyncio.create_task(_sample(server, samples))
     begun = time.perf_counter()
     await exchange(fleet, updates, tally)
     seconds = time.perf_counter() - begun
     sampler.cancel()
-    samples.append(server.look())
+    samples.append(server.sample())
     after = server.metrics()
     for client in fleet:
         client.close()
@@ -52,7 +52,7 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
 async def _sample(server: Server, samples: list[Sample]) -> None:
     while True:
         await asyncio.sleep(1.0)
-        samples.append(server.look())
+        samples.append(server.sample())
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, Any]:

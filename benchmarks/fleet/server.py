@@ -82,7 +82,7 @@ class Server:
             raise RuntimeError("the store is empty; is this the server's?")
         return recovered.state.cluster_models.numpy()
 
-    def look(self) -> Sample:
+    def sample(self) -> Sample:
         """What it has used so far."""
         pid = self._process.pid
         own = time.process_time()
