@@ -84,13 +84,15 @@ def settings_of(group: Group) -> dict[str, Any]:
     """Return what the numbers of a group depend on, as JSON values."""
     settings = config_of(group, 0, MAX_HARM).settings.to_dict()
     fixed = {name.lower(): getattr(accept, name) for name in FIXED}
-    return json.loads(json.dumps({**fixed, **settings}))
+    stored: dict[str, Any] = json.loads(json.dumps({**fixed, **settings}))
+    return stored
 
 
 def is_current(group: Group, stored: dict[str, Any] | None) -> bool:
     """Return whether a group was measured with the present settings and number of seeds."""
-    has_seeds = stored is not None and len(stored["rows"][0]["clusters"]) == group.seeds
-    return has_seeds and stored["settings"] == settings_of(group)
+    if stored is None or len(stored["rows"][0]["clusters"]) != group.seeds:
+        return False
+    return bool(stored["settings"] == settings_of(group))
 
 
 def measure(group: Group) -> list[dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from cdfl.paper.digest import MIXTURES_KEPT, MOST_POINTS, digest
 from cdfl.record import Diverged
-
-from .small import events
+from experiments.harness.digest import MIXTURES_KEPT, MOST_POINTS, digest
+from tests.experiments.small import events
 
 
 def test_curves_by_hand():

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cdfl.paper.rows import COLUMNS, EVERY_ROW, Figure, footnote, row_cells
 from cdfl.scenarios import load_scenario
+from experiments.harness.rows import COLUMNS, EVERY_ROW, Figure, row_cells
 
 # Table 1 as printed: CDFL before, after, cluster | FedSoft-Async before, after, cluster | Local
 TABLE = """
@@ -53,18 +53,6 @@ def test_what_is_run_takes_the_printed_values_of_its_row(row):
     if row.stand_in:
         assert row.title.endswith("†")
         assert "CIFAR-100" not in row.title
-
-
-def test_footnotes_are_about_what_is_there():
-    rows = {row.scenario: row for row in EVERY_ROW}
-    assert footnote([rows["fashion-mnist-2"]]) == []
-    (digits,) = footnote([rows["fashion-mnist-2"], rows["digit-recognition"]])
-    assert "plate digits. Its figures are not the paper's" in digits
-    assert "CIFAR" not in digits
-    (images,) = footnote([rows["cifar-10-2"], rows["mini-imagenet-32px-2"]])
-    assert "plate" not in images
-    assert "CIFAR-10 (10 classes) for CIFAR-100; 25,000 of" in images
-    assert images.count("5 clients a cluster") == 1
 
 
 def test_cells_of_rows():

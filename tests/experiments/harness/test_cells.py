@@ -4,9 +4,9 @@ import pytest
 
 from cdfl.core import paper, reading
 from cdfl.data import PaperDrift, Rotations, Static, Sudden
-from cdfl.paper import Cell, resolve
 from cdfl.scenarios import load_scenario
 from cdfl.sim.time_models import FewActive, Sessions, Uniform
+from experiments.harness import Cell, resolve
 
 
 def test_a_cell_without_changes_is_its_preset():
@@ -20,8 +20,8 @@ def test_a_cell_without_changes_is_its_preset():
     ("changes", "find", "expected"),
     [
         ({"proxy": 500}, lambda c: c.scenario.sizes.proxy, 500),
-        ({"num_clients": 250}, lambda c: (c.scenario.num_clients, c.settings.max_staleness), (250, 250)),
-        ({"num_clients": 250, "max_staleness": 100}, lambda c: c.settings.max_staleness, 100),
+        ({"num_clients": 250}, lambda c: (c.scenario.num_clients, c.settings.rates.max_staleness), (250, 250)),
+        ({"num_clients": 250, "max_staleness": 100}, lambda c: c.settings.rates.max_staleness, 100),
         ({"num_uploads": 7}, lambda c: c.scenario.num_uploads, 7),
         ({"drift": "static"}, lambda c: c.scenario.drift, Static()),
         ({"drift": {"kind": "paper", "rest": "uneven"}}, lambda c: c.scenario.drift, PaperDrift(rest="uneven")),
@@ -72,6 +72,6 @@ def test_a_smoke_run_is_the_same_kind_of_run_and_small():
     assert scenario.drift == Sudden(every=2)
     assert (scenario.num_clients, scenario.num_uploads) == (4, 20)
     assert config.time_model == FewActive()
-    assert config.settings.base_rate == reading("fashion-mnist-4").base_rate
+    assert config.settings.rates.base_rate == reading("fashion-mnist-4").rates.base_rate
     many = resolve(Cell("fashion-mnist-4-ablation", "paper", changes={"num_clients": 1000}), "cpu", smoke=True)
     assert many.scenario.num_clients == 12

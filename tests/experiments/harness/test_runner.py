@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from cdfl.data import DataError
-from cdfl.paper import Cell, Results
-from cdfl.paper import run as running
-from cdfl.paper.failure import UnfinishedError
-from cdfl.paper.run import How, run_missing
 from cdfl.sim import progress
-
-from .small import empty, keep
+from experiments.harness import Cell, Results
+from experiments.harness import runner as running
+from experiments.harness.failures import UnfinishedError
+from experiments.harness.runner import How, run_missing
+from tests.experiments.small import empty, keep
 
 SMOKE = How(device="cpu", smoke=True, commit="abc")
 
@@ -33,7 +32,7 @@ def cells(*algorithms: str, preset: str = "default", **changes: object) -> list[
 def test_what_is_there_is_not_run_again(tmp_path):
     told: list[str] = []
     run_missing(cells("local"), Results(tmp_path), SMOKE, told.append)
-    assert told[0] == "1 cells, 0 of them are there"
+    assert told[0] == "1 cells, 0 of them stored already"
     results = Results(tmp_path)
     kept = results.find(cells("local")[0])
     assert kept.end["uploads"] == 6
@@ -42,7 +41,7 @@ def test_what_is_there_is_not_run_again(tmp_path):
     before = (tmp_path / "fashion-mnist-2.json").read_bytes()
     told.clear()
     run_missing(cells("local"), results, SMOKE, told.append)
-    assert told == ["1 cells, 1 of them are there"]
+    assert told == ["1 cells, 1 of them stored already"]
     assert (tmp_path / "fashion-mnist-2.json").read_bytes() == before
 
 
@@ -51,20 +50,20 @@ def test_a_cell_of_other_settings_is_run_again(tmp_path):
     run_missing(cells("local"), results, SMOKE, lambda line: None)
     settings = results.find(cells("local")[0]).record["config"]["settings"]
     told: list[str] = []
-    settings["base_rate"] = 0.123  # of a server, which it has not
+    settings["rates"]["base_rate"] = 0.123  # of a server: Local has none
     run_missing(cells("local"), results, SMOKE, told.append)
-    assert told == ["1 cells, 1 of them are there"]
-    settings["weight_decay"] = 0.123
+    assert told == ["1 cells, 1 of them stored already"]
+    settings["training"]["weight_decay"] = 0.123
     run_missing(cells("local"), results, SMOKE, told.append)
-    assert told[1] == "1 cells, 0 of them are there"
-    assert results.find(cells("local")[0]).record["config"]["settings"]["weight_decay"] != 0.123
+    assert told[1] == "1 cells, 0 of them stored already"
+    assert results.find(cells("local")[0]).record["config"]["settings"]["training"]["weight_decay"] != 0.123
 
 
 @pytest.mark.parametrize(
     ("together", "told_last"),
     [
-        (2, r"2 of 3 cells are kept, 1 are missing; .*--together 1 loses less"),
-        (1, r"1 of 3 cells are kept, 2 are missing$"),
+        (2, r"2 of 3 cells are stored, 1 are missing; .*--together 1 loses less"),
+        (1, r"1 of 3 cells are stored, 2 are missing$"),
     ],
 )
 def test_interrupted_it_says_what_is_kept_and_how_to_lose_less(tmp_path, monkeypatch, together, told_last):
@@ -100,7 +99,7 @@ def test_interrupted_it_keeps_the_groups_that_are_done(tmp_path, monkeypatch):
     assert len(list(Results(tmp_path))) == 1
     told: list[str] = []
     run_missing(asked, Results(tmp_path), SMOKE, told.append)
-    assert told[0] == "2 cells, 1 of them are there"
+    assert told[0] == "2 cells, 1 of them stored already"
     assert calls == [1, 1, 1]
     assert len(list(Results(tmp_path))) == 2
 
@@ -149,7 +148,7 @@ def test_data_that_are_not_there_are_told_before_anything_runs(tmp_path):
     assert re.match(r"fashion-mnist is not in .*data; run `cdfl data fetch fashion-mnist --data-dir ", lines[0])
     assert lines[0].endswith("(needed by fashion-mnist-2, fashion-mnist-4)")
     assert [line.split()[0] for line in lines[1:4]] == ["mnist", "svhn", "ccpd"]  # usps is there
-    assert lines[4:] == ["to run the other rows alone: --rows digits-4"]  # where to look was told
+    assert lines[4:] == ["to run only the other rows: --rows digits-4"]  # --data-dir was given
     assert told == []
     assert not (tmp_path / "out").exists()
 
@@ -160,7 +159,7 @@ def test_where_data_may_be_is_told_to_who_did_not_say_it(tmp_path, monkeypatch):
         run_missing([Cell("fashion-mnist-2", "default")], Results(tmp_path / "out"), How("cpu"), lambda line: None)
     first, second = str(refused.value).splitlines()
     assert "nowhere, and there is no such folder; run `cdfl data fetch fashion-mnist`, or fill" in first
-    assert second == "if they are in another folder: --data-dir FOLDER"
+    assert second == "if the data are in another folder, name it with --data-dir"
 
 
 def test_the_commit_is_that_of_the_code_that_was_loaded(tmp_path, monkeypatch):
@@ -232,7 +231,7 @@ def test_what_is_told_of_a_failure(tmp_path, monkeypatch, error, hint, trace):
     told: list[str] = []
     with pytest.raises(UnfinishedError, match=type(error).__name__) as failed:
         run_missing(cells("local"), Results(tmp_path), SMOKE, told.append)
-    assert ("a smaller --together or --processes" in str(failed.value)) is hint
+    assert ("use a smaller --together or --processes" in str(failed.value)) is hint
     assert ("Traceback" in told[-1]) is trace
     assert "Traceback" not in str(failed.value)
     assert ("pip install" in str(failed.value)) is isinstance(error, ModuleNotFoundError)

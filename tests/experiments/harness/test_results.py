@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from cdfl.paper import Cell, Results, resolve
-from cdfl.paper.result_file import locked
-
-from .small import HEADER, empty, keep, keep_theorem
+from experiments.harness import Cell, Results, resolve
+from experiments.harness.result_files import locked
+from tests.experiments.small import HEADER, empty, keep, keep_theorem
 
 CELL = Cell("fashion-mnist-4", "default")
 
@@ -44,7 +43,7 @@ def test_who_does_not_estimate_may_be_told_to_estimate_otherwise(tmp_path):
 
 def test_what_an_algorithm_settles_itself_may_be_told_otherwise(tmp_path):
     results = empty(tmp_path)
-    for algorithm, same in (("cdfl", False), ("oracle", False), ("fedasync", True), ("fedbuff", True)):
+    for algorithm, same in (("cdfl", False), ("oracle", False), ("fedasync", True)):
         keep(results, Cell("fashion-mnist-4", "default", algorithm))
         kept = results.find(Cell("fashion-mnist-4", "default", algorithm))
         towards = Cell("fashion-mnist-4", "default", algorithm, changes={"cluster_step": "towards"})
@@ -128,7 +127,7 @@ def test_smoke_runs_and_results_are_not_mixed(tmp_path, begin, change, smoke):
     assert results.smoke is smoke
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
     kinds = ["smoke runs", "results of full runs"] if smoke else ["results of full runs", "smoke runs"]
-    named = f"{tmp_path} holds {kinds[0]} ({', '.join(before)}), which are not mixed with {kinds[1]}; name another"
+    named = f"{tmp_path} holds {kinds[0]} ({', '.join(before)}); {kinds[1]} need another folder"
     with pytest.raises(ValueError, match=re.escape(named)):
         change(results, not smoke)
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.json")} == before
@@ -168,42 +167,6 @@ def test_a_cell_is_of_the_settings_it_was_run_with(tmp_path):
     assert not kept.is_of(resolve(CELL, "cpu", smoke=True))
 
 
-def test_a_hyperparameter_that_is_newer_than_a_result_changed_nothing(tmp_path):
-    results = empty(tmp_path)
-    keep(results, CELL)
-    del results.find(CELL).record["config"]["settings"]["measures"]
-    assert results.find(CELL).is_of(resolve(CELL, "cpu"))
-    changed = Cell("fashion-mnist-4", "default", changes={"measures": "relative"})
-    assert not results.find(CELL).is_of(resolve(changed, "cpu"))
-    printed = Cell("fashion-mnist-4", "paper")
-    keep(results, printed)
-    del results.find(printed).record["config"]["settings"]["cluster_step"]  # "towards", which is no default now
-    assert results.find(printed).is_of(resolve(printed, "cpu"))
-    results.find(CELL).record["config"]["settings"]["gone"] = 1
-    assert not results.find(CELL).is_of(resolve(CELL, "cpu"))
-
-
-@pytest.mark.parametrize(
-    ("preset", "algorithm", "same"),
-    [("default", "cdfl", False), ("default", "ifca", True), ("paper", "cdfl", True), ("paper-reading", "cdfl", True)],
-)
-def test_unequally_hard_digits_ask_for_what_was_run_before_there_were_relative_measures(
-    tmp_path, preset, algorithm, same
-):
-    results, cell = empty(tmp_path), Cell("digit-recognition", preset, algorithm)
-    keep(results, cell)
-    assert results.find(cell).is_of(resolve(cell, "cpu"))
-    del results.find(cell).record["config"]["settings"]["measures"]
-    assert results.find(cell).is_of(resolve(cell, "cpu")) is same
-
-
-def test_any_other_setting_that_is_newer_than_a_result_does_not_count(tmp_path):
-    results = empty(tmp_path)
-    keep(results, CELL)
-    del results.find(CELL).record["config"]["scenario"]["drift"]
-    assert results.find(CELL).is_of(resolve(CELL, "cpu"))
-
-
 def test_files_of_other_results_are_left_alone(tmp_path):
     keep_theorem(empty(tmp_path), "0.1")
     before = (tmp_path / "theorem1.json").read_bytes()
@@ -216,10 +179,10 @@ def test_files_of_other_results_are_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"scenario": "fashion-mnist-4", "ru', "is no JSON (Unterminated string"),
-        ("\x00\x01", "is no JSON"),
-        ('{"version": 1, "runs": []}', "holds no results of this study: expected scenario, found version, runs"),
-        ("[1, 2]", "holds no results of this study: expected runs, scenario, found list"),
+        ('{"scenario": "fashion-mnist-4", "ru', "is not JSON (Unterminated string"),
+        ("\x00\x01", "is not JSON"),
+        ('{"version": 1, "runs": []}', "holds no results of an experiment: expected scenario, found version, runs"),
+        ("[1, 2]", "holds no results of an experiment: expected runs, scenario, found list"),
         ('{"scenario": "fashion-mnist-4", "runs": [{"preset": "paper"}]}', "expected cells, changes, commit, config"),
         ('{"scenario": "digits-4", "runs": []}', "holds results of digits-4; name it digits-4.json"),
         ('{"experiment": "fashion-mnist-4"}', "expected settings, found experiment"),
@@ -229,7 +192,7 @@ def test_files_of_other_results_are_left_alone(tmp_path):
 def test_files_that_hold_something_else_are_refused_with_their_path(tmp_path, text, problem):
     path = tmp_path / "fashion-mnist-4.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"move it away, or take another folder$") as refused:
+    with pytest.raises(ValueError, match=r"move it away, or name another folder$") as refused:
         Results(tmp_path)
     assert str(refused.value).startswith(f"{path} ")
     assert problem in str(refused.value)
@@ -240,7 +203,7 @@ def test_a_cell_without_its_end_is_refused(tmp_path):
     keep(empty(tmp_path), CELL)
     path = tmp_path / "fashion-mnist-4.json"
     path.write_text(path.read_text().replace('"end":', '"ende":'))
-    with pytest.raises(ValueError, match=r"fashion-mnist-4.json holds no results of this study: expected end, found"):
+    with pytest.raises(ValueError, match=r"holds no results of an experiment: expected end, found"):
         Results(tmp_path)
 
 
