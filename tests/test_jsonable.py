@@ -12,7 +12,6 @@ from torch import nn
 from cdfl.jsonable import jsonable
 from cdfl.policy import Sometimes, Unless
 
-
 ROOT = Path(__file__).parents[1]
 
 
