@@ -6,7 +6,7 @@ from typing import Annotated, cast
 import typer
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import DataDir, DeviceName, PrecisionName, flag, refuse
+from cdfl.cli.options import DataDir, DeviceName, PrecisionName, exit_on, flag
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.presets import PRESETS
@@ -57,7 +57,7 @@ def main(
     """
     how = How(device, cast("Precision", precision), data_dir, together, processes, smoke, commit)
     only = Only(_names(rows), _names(presets), _names(algorithms))
-    with refuse(ValueError, OSError, UnfinishedError), sigterm_interrupts():
+    with exit_on(ValueError, OSError, UnfinishedError), sigterm_interrupts():
         execute(name, how, out, trials, only, add or [], typer.echo)
 
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from cdfl.cli import app
-from cdfl.cli.options import open_folder, parse_settings, refuse, suggestion
+from cdfl.cli.options import exit_on, open_folder, parse_settings, suggestion
 from cdfl.record import RunFolder
 
 from .small import call
@@ -57,14 +57,14 @@ def test_only_the_same_run_can_be_resumed(tmp_path):
 
 
 def test_errors_become_one_line_and_an_exit_code(capsys):
-    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+    with pytest.raises(typer.Exit) as error, exit_on(ValueError):
         raise ValueError("no such thing")
     assert error.value.exit_code == 2
     assert capsys.readouterr().err == "cdfl: no such thing\n"
-    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+    with pytest.raises(typer.Exit) as error, exit_on(ValueError):
         raise KeyboardInterrupt
     assert error.value.exit_code == 130
-    with pytest.raises(TypeError, match="ours"), refuse(ValueError):
+    with pytest.raises(TypeError, match="ours"), exit_on(ValueError):
         raise TypeError("ours")
 
 

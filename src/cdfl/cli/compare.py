@@ -28,9 +28,9 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    exit_on,
     open_folder,
     parse_settings,
-    refuse,
 )
 from cdfl.cli.progress import log_progress
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
@@ -62,7 +62,7 @@ def compare(
     console = Console()
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     names = list(dict.fromkeys(names))  # each once
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         configs = [
             configure(
                 scenario,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from cdfl.cli.options import refuse
+from cdfl.cli.options import exit_on
 
 # The experiments read their own options and print their own help.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -14,7 +14,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 
 def paper(context: typer.Context) -> None:
     """Run a table or figure of the paper; needs a checkout of the repository."""
-    with refuse(FileNotFoundError):
+    with exit_on(FileNotFoundError):
         sys.path.insert(0, str(_checkout()))
     experiments = importlib.import_module("experiments.__main__")
     experiments.app(context.args, prog_name="cdfl paper")

@@ -23,9 +23,9 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    exit_on,
     open_folder,
     parse_settings,
-    refuse,
 )
 from cdfl.cli.progress import log_progress, show_progress
 from cdfl.record import Clusters, Finished
@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Run a scenario; show progress and a summary, and write all events to a folder."""
     console = Console()
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         config = configure(
             scenario,
             algorithm=algorithm,

@@ -300,4 +300,4 @@ async def _model_response(answer: Answer, request: Request, dtype: DType, upload
 
 
 def _converted(answer: Answer, layout: Layout, dtype: DType) -> tuple[bytes | memoryview, ...]:
-    return body_parts(decode_model(b"".join(answer.body), layout, ours=True), layout, dtype)
+    return body_parts(decode_model(b"".join(answer.body), layout, is_checked=True), layout, dtype)

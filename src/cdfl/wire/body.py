@@ -71,10 +71,10 @@ def decode_file(path: Path, layout: Layout) -> Tensor:
         return decode_model(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), layout)
 
 
-def decode_model(body: Buffer, layout: Layout, *, ours: bool = False) -> Tensor:
+def decode_model(body: Buffer, layout: Layout, *, is_checked: bool = False) -> Tensor:
     """Return the model (P,) in a body, as float32.
 
-    The body must hold every tensor of the layout and nothing else, all of one dtype and finite. With `ours`, the
+    The body must hold every tensor of the layout and nothing else, all of one dtype and finite. With `is_checked`, the
     values are known to be finite and are not tested again. If the body is writable and in the layout's order, the
     vector shares its memory.
     """
@@ -85,7 +85,7 @@ def decode_model(body: Buffer, layout: Layout, *, ours: bool = False) -> Tensor:
     if [begin for begin, _ in spans] != sorted(begin for begin, _ in spans):
         size = dtype.itemsize
         values = torch.cat([values[begin // size : end // size] for begin, end in spans])
-    if not ours and not is_finite(values):
+    if not is_checked and not is_finite(values):
         raise UnfitError("the model contains NaN or infinity; train again with a smaller learning_rate")
     return values.float()
 
