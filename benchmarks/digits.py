@@ -21,7 +21,7 @@ MEANING = {
     "fedasync": "one model for all",
     "fedbuff": "one model for all, moved by changes, ten at a time",
     "ifca": "hard clusters, K models down",
-    "local": "no server; every client starts anew",
+    "local": "no server; every client starts anew (the paper's Local)",
     "local-keep": "no server; every client keeps its model",
     "oracle": "CDFL with the true mixture",
 }

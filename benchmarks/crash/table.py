@@ -10,7 +10,7 @@ LEFT_OVER = ("spool", "upload", "reply", "snapshot")  # files of a killed server
 def table() -> str:
     """Return one row for each campaign, and one for the moments of the kills on each database."""
     stored = read("crash")
-    rows = ["| what happened | database | how often | acknowledged | in the journal | sent | refused | wrong |"]
+    rows = ["| what happened | database | how often | acknowledged | in the journal | sent | 503 or 409 | findings |"]
     rows.append("|---|---|---|---|---|---|---|---|")
     for row in stored["campaigns"]:
         counts = row["counts"]

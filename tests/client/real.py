@@ -60,13 +60,6 @@ class RealServer:
     def status(self) -> dict:
         return httpx.get(f"{self.url}/v1/status", headers={"CDFL-Client": "observer"}).json()
 
-    def run(self, *arguments: str) -> str:
-        ended = subprocess.run(  # noqa: S603
-            [CDFL, *arguments], cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
     def end(self, how: int = signal.SIGTERM) -> None:
         if self.process is not None:
             self.process.send_signal(how)

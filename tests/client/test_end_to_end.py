@@ -14,6 +14,7 @@ from cdfl import wire
 from cdfl.client import Client, Privacy, Retry, ServerAwayError
 from cdfl.core import flatten
 
+from ..cli.small import call
 from .faults import FAULTS, BadNetwork, Killed
 from .real import RealServer
 from .test_connection import certificate  # noqa: F401  a fixture
@@ -139,20 +140,50 @@ def test_a_server_that_is_killed_and_restarted(server, tmp_path):
     assert server.status()["epoch"] == before + made
 
 
-def test_a_server_that_tests_uploads_rejects_noise(server, tmp_path):
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory, certificate):  # noqa: F811
+    """A server with TLS, tokens and the acceptance test, which deletes replies at once."""
+    options = ("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+    options += ("--keep-replies", "0", "--snapshot-every", "1")
+    server = RealServer(tmp_path_factory.mktemp("strict"), *options, scheme="https")
+    server.start()
+    yield server
+    server.end()
+
+
+def create_token(server, client_id):
+    """Create a token while the server runs."""
+    code, output = call("token", "create", client_id, "--store", server.folder / "cdfl-store")
+    assert code == 0, output
+    return max(output.split(), key=len)
+
+
+def test_a_server_that_tests_uploads_rejects_noise(server, strict, certificate):  # noqa: F811
     """It cannot tell noise from poison, and says so."""
     private = Privacy(clip=1.0, noise=50.0)
     with connect(server, "private", privacy=private) as client:  # --accept-all
         assert client.update(make_data()).outcome == "applied"
-    strict = RealServer(tmp_path, "--open")
-    strict.start()
-    try:
-        with connect(strict, "private", privacy=private) as client:
-            reply = client.update(make_data())
-        assert reply.outcome == "rejected"
-        assert reply.detail.endswith("or, where noise is added for privacy, add less of it")
-    finally:
-        strict.end()
+    token = create_token(strict, "private")
+    with connect(strict, "private", privacy=private, token=token, verify=certificate[0]) as client:
+        reply = client.update(make_data())
+    assert reply.outcome == "rejected"
+    assert "noise" in reply.detail
+
+
+def test_tokens_and_certificates(strict, certificate):  # noqa: F811
+    cert, token = certificate[0], create_token(strict, "car-6")
+    for settings, client_id, kind in (
+        ({"token": token}, "car-6", ServerAwayError),
+        ({"verify": cert}, "car-6", wire.UnauthorizedError),
+        ({"token": token, "verify": cert}, "car-8", wire.ForbiddenError),
+    ):
+        with connect(strict, client_id, **settings) as client, pytest.raises(kind):
+            client.join()
+    with (
+        Client(strict.url.replace("https", "http"), make_model(), "car-6", retry=Retry(attempts=1)) as client,
+        pytest.raises(ServerAwayError, match=r"if it speaks TLS, try https://127\.0\.0\.1:"),
+    ):
+        client.join()
 
 
 class LosesOneReply(httpx.HTTPTransport):
@@ -172,40 +203,9 @@ class LosesOneReply(httpx.HTTPTransport):
         return response
 
 
-def test_tokens_certificates_and_expired_replies(tmp_path, certificate):  # noqa: F811
-    cert, key = certificate
-    server = RealServer(
-        tmp_path,
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(key),
-        "--keep-replies",
-        "0",
-        "--snapshot-every",
-        "1",
-        scheme="https",
-    )
-    server.start()
-    try:
-        words = server.run("token", "create", "car-7").split()
-        token = max(words, key=len)
-        for settings, client_id, kind in (
-            ({"token": token}, "car-7", ServerAwayError),
-            ({"verify": cert}, "car-7", wire.UnauthorizedError),
-            ({"token": token, "verify": cert}, "car-8", wire.ForbiddenError),
-        ):
-            with connect(server, client_id, **settings) as client, pytest.raises(kind):
-                client.join()
-        with (
-            Client(server.url.replace("https", "http"), make_model(), "car-7", retry=Retry(attempts=1)) as client,
-            pytest.raises(ServerAwayError, match=r"if it speaks TLS, try https://127\.0\.0\.1:"),
-        ):
-            client.join()
-        line = LosesOneReply(cert)
-        with connect(server, "car-7", token=token, transport=line, state_dir=tmp_path / "state") as client:
-            client.join()
-            reply = client.update(make_data())
-            assert (reply.outcome, reply.epoch) == ("refreshed", 1)
-    finally:
-        server.end()
+def test_an_expired_reply(strict, certificate, tmp_path):  # noqa: F811
+    token, line = create_token(strict, "car-7"), LosesOneReply(certificate[0])
+    with connect(strict, "car-7", token=token, transport=line, state_dir=tmp_path) as client:
+        epoch = client.join().epoch
+        reply = client.update(make_data())
+    assert (reply.outcome, reply.epoch) == ("refreshed", epoch + 1)

@@ -67,15 +67,14 @@ def test_poison_moves_nothing_and_is_answered(strict, attack, caplog):
     torch.testing.assert_close(decoded(response), weights @ before.cluster_models)
     entry = strict.store.entries(before.epoch)[0]
     assert (entry.outcome, entry.upload) == ("rejected", None)
-    assert entry.usual_harm == before.defence_memory.median()
-    assert entry.harm > MAX_HARM * entry.usual_harm
-    assert entry.past_harm == 1
-    assert f"moved no cluster: it would do {entry.harm / entry.usual_harm:.3g} times the usual harm" in head.detail
-    (line,) = caplog.messages
-    assert line == (
-        f"an upload of {attack} was rejected and moves nothing: "
-        f"its harm is {entry.harm:.3g}, that client's past 1, usual is {entry.usual_harm:.3g}"
-    )
+    harm, usual_harm = entry.verdict.seen
+    assert usual_harm == before.defence_memory.median()
+    assert harm > MAX_HARM * usual_harm
+    assert entry.last_defence == ()
+    assert f"moved no cluster: it would do {harm / usual_harm:.3g} times the usual harm" in head.detail
+    assert caplog.messages == [
+        f"an upload of {attack} was rejected, measured {entry.verdict.seen}: {entry.verdict.reason}"
+    ]
     again = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
     assert wire.ReplyHead.from_headers(again.headers) == head
 
@@ -113,10 +112,7 @@ def send(server: Live, client_id: str, times: float = 1.5) -> wire.ReplyHead:
     return wire.ReplyHead.from_headers(response.headers)
 
 
-PAST = (
-    "times the usual harm, more than the server allows a client with such a past: "
-    "its last uploads did too much, and count until a few usual ones have made up for them."
-)
+PAST = "more than the server allows a client whose last uploads did too much; a few usual uploads make up for them."
 
 
 def test_a_little_harm_again_and_again(tmp_path):
@@ -132,7 +128,8 @@ def test_a_little_harm_again_and_again(tmp_path):
         assert outcomes[:2] == ["applied"] * 2
         assert outcomes[-1] == "rejected"
         assert PAST in head.detail
-        assert server.store.client("bad").past_harm > server.store.client("bad").last.past_harm > 1
+        last = server.store.client("bad").last
+        assert last.verdict.client[0] > last.last_defence[0] > 1
         assert send(server, "good").outcome == "applied"
         assert verify(server.store).findings == []
 
@@ -180,6 +177,5 @@ def test_a_model_of_absurd_size_is_refused_from_the_first_upload_on(tmp_path, fa
         head = wire.ReplyHead.from_headers(response.headers)
         assert head.outcome == "rejected"
         assert "absurdly far from all of them" in head.detail
-        assert caplog.messages[-1].endswith("usual is nothing yet")
-        assert server.store.entries(0)[0].usual_harm is None
+        assert server.store.entries(0)[0].verdict.seen[1] is None
         honest_work(server)

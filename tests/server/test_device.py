@@ -9,14 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Settings
-from cdfl.server.engine import Engine
+from cdfl.server.engine import Engine, Submission
 from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
-from cdfl.server.uploads import Submission
 from cdfl.server.verify import verify
 
-from .toy import same_state, spooled
+from .toy import keep, same_state
 
 gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
@@ -84,12 +83,12 @@ def open_engine(store: Store, setup: Setup, start) -> Engine:
 
 def exchange(engine: Engine, client_id: str, number: int, start) -> wire.ReplyHead:
     """Join or refresh, "train", upload."""
-    record = engine.store.client(client_id)
-    given = engine.join(client_id, record and record.mixture)
-    model, base_epoch = trained(given.personal_model, start, number), 0 if client_id == OLD else given.head.epoch
+    given = engine.join(client_id)
+    received = wire.decode_model(b"".join(given.body), LAYOUT)
+    model, base_epoch = trained(received, start, number), 0 if client_id == OLD else given.head.epoch
     body = wire.encode_model(model, LAYOUT)
-    spool, digest = spooled(engine.store, body), hashlib.sha256(body).hexdigest()
-    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, engine.store.keep(spool), None)
+    upload, digest = keep(engine.store, body), hashlib.sha256(body).hexdigest()
+    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, upload)
     return engine.submit(waiting).result(60).head
 
 
@@ -114,7 +113,7 @@ def run_twice(folder, device: str, start):
 
 
 @DEVICES
-def test_a_session_and_its_journal(tmp_path, device, start):
+def test_an_engine_and_its_journal(tmp_path, device, start):
     """The clusters lie in the memory of the host, so a restart and `cdfl verify` get every bit without a GPU."""
     heads, end = run_twice(tmp_path / "here", device, start)
     expected, expected_end = run_twice(tmp_path / "cpu", "cpu", start)

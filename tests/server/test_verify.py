@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cdfl.server.replay import replay
 
-from cdfl.core import Measures, Settings, usual_after
+from cdfl.core import Settings, Verdict
+from cdfl.core.estimate import means_after
 from cdfl.server.records import Retention, StoreDamaged, StoreError
 from cdfl.server.store import Store
 from cdfl.server.tables import journal, snapshots
 from cdfl.server.verify import verify
+from cdfl.wire import encode_model
 
-from .toy import LAYOUT, SETTINGS, Toy, first_state, same_state, some_entry, stored_blobs
+from .toy import LAYOUT, SETTINGS, Toy, first_state, keep, same_state, some_entry, stored_blobs
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 PICKY = Settings(max_staleness=6, max_harm=1.2)
@@ -39,26 +40,22 @@ def lively(store, settings=PICKY) -> Toy:
 
 @both
 def test_each_entry_leads_from_one_state_to_the_next(store, settings):
-    """Through `core` once more, with what was recorded and with everything decided anew: the same bits."""
+    """Through `core` once more, with the recorded decision and with a new one: the same bits."""
     toy = Toy(store, settings=settings)
     recorded = anew = toy.state
-    mixtures = {}
-    for place in range(25):
-        client_id = f"car-{place % 3}"
-        base_epoch = max(0, toy.state.epoch - (9 if place % 5 == 4 else 0))
-        state, entry, reply = toy.take(toy.state, client_id, f"key-{place}", base_epoch)
+    for turn in range(25):
+        base_epoch = max(0, toy.state.epoch - (9 if turn % 5 == 4 else 0))
+        state, entry, reply = toy.take(toy.state, f"car-{turn % 3}", f"key-{turn}", base_epoch)
         store.commit([(entry, b"")])
         toy.state = state
-        model = store.read_upload(entry, LAYOUT)
-        base = store.read_base(entry, LAYOUT)
-        moved = entry.outcome == "applied"
-        recorded, _ = replay(recorded, entry, model if moved else None, settings, base_model=base if moved else None)
-        anew, again = replay(anew, entry, model, settings, mixtures.get(client_id), base_model=base, anew=True)
-        mixtures[client_id] = entry.mixture
+        lean = entry if entry.outcome == "applied" else replace(entry, upload=None, base=None)
+        recorded, repeated = store.replay(recorded, lean, settings, LAYOUT)
+        anew, again = store.replay(anew, entry, settings, LAYOUT, anew=True)
         assert same_state(recorded, state)
         assert same_state(anew, state)
-        assert torch.equal(again.mixture, reply.mixture)
-        assert torch.equal(again.personal_model, reply.personal_model)
+        for answer in (repeated, again):
+            assert torch.equal(answer.mixture, reply.mixture)
+            assert torch.equal(answer.personal_model, reply.personal_model)
     assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
     assert bool(toy.state.memory.any()) == (settings is RELATIVE)
 
@@ -68,52 +65,35 @@ def test_recovery_measures_nothing_again(store):
     toy = Toy(store, settings=RELATIVE)
     before = toy.state
     (entry,) = toy.upload("car-7")
-    told = replace(entry, losses=(0.25, 0.5, 1.0), distances=(1.0, 2.0, 3.0))
-    models = store.read_upload(entry, LAYOUT), RELATIVE
-    after, _ = replay(before, told, *models, base_model=store.read_base(entry, LAYOUT))
-    losses, distances = (torch.tensor(values).double() for values in (told.losses, told.distances))
-    measures = Measures(losses, (before.cluster_losses - losses).abs(), distances)
-    assert torch.equal(after.memory, usual_after(before.memory, measures, epoch=1))
+    told = replace(entry, losses=(0.25, 0.5, 1.0), loss_gaps=(0.5, 0.25, 0.125), distances=(1.0, 2.0, 3.0))
+    after, _ = store.replay(before, told, RELATIVE, LAYOUT)
+    begin = torch.zeros(3, 3, dtype=torch.float64)
+    assert torch.equal(after.memory, means_after(begin, told.measures, epoch=1))
     assert torch.equal(after.cluster_models, toy.state.cluster_models)
 
 
-def test_a_reply_that_moved_nothing_is_the_last_mixture_of_today(store):
-    state = first_state().replace(defence_memory=torch.tensor([1.0], dtype=torch.float64))
-    entry = some_entry(epoch=1, mixture=(0.25, 0.5, 0.25), harm=2.0)
-    after, reply = replay(state, entry, None, SETTINGS, entry.mixture)
-    assert after.epoch == 1
-    assert torch.equal(after.cluster_models, state.cluster_models)
-    assert after.defence_memory.tolist() == [1.0, 2.0]
-    assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
-
-
-def test_a_refused_upload_was_answered_with_its_own_mixture(store):
-    entry = some_entry(epoch=1, outcome="rejected", mixture=(0.25, 0.5, 0.25), harm=2.0)
-    _, reply = replay(first_state(), entry, None, SETTINGS, (1.0, 0.0, 0.0))
-    assert reply.mixture.tolist() == [0.25, 0.5, 0.25]
-    forgotten = some_entry(epoch=1, outcome="rejected", mixture=(), client_id="", harm=2.0)
-    assert replay(first_state(), forgotten, None, SETTINGS)[1].mixture.tolist() == pytest.approx([1 / 3] * 3)
-
-
 def test_what_cannot_be_replayed(store):
-    with pytest.raises(StoreDamaged, match="entry 1 is missing, the next one is 2"):
-        replay(first_state(), some_entry(epoch=2), None, SETTINGS)
-    with pytest.raises(StoreDamaged, match="the upload of entry 1 is missing"):
-        replay(first_state(), some_entry(epoch=1, outcome="applied"), None, SETTINGS)
-    model = torch.zeros(LAYOUT.size)
-    with pytest.raises(StoreDamaged, match="the model that the upload of entry 1 was trained from is missing"):
-        replay(first_state(), some_entry(epoch=1, outcome="applied"), model, SETTINGS)
-    for anew in (False, True):
-        measured = some_entry(epoch=1, outcome="applied", losses=(1.0, 2.0, 3.0))
-        with pytest.raises(StoreDamaged, match="the distances of entry 1 are missing; restore a backup"):
-            replay(first_state(), measured, model, RELATIVE, base_model=model, anew=anew)
+    def refused(words, settings=SETTINGS, **changes):
+        entry = some_entry(**{"epoch": 1, "outcome": "applied", "base_epoch": 0} | changes)
+        with pytest.raises(StoreDamaged, match=words):
+            store.replay(first_state(), entry, settings, LAYOUT)
+
+    name = keep(store, encode_model(torch.zeros(LAYOUT.size), LAYOUT))
+    refused("entry 1 is missing, the next one is 2", epoch=2)
+    refused("entry 1 cannot be replayed: its client was forgotten", client_id="")
+    refused("the upload of entry 1 is missing")
+    refused("the model that the upload of entry 1 was trained from is missing", upload=name)
+    refused("the upload of entry 1 was deprecated; the stored settings make it applied", outcome="deprecated")
 
 
-def test_a_rejected_upload_beyond_all_numbers_is_decided_again():
-    entry = some_entry(epoch=1, outcome="rejected", losses=(1.0, 1.0, 1.0), distances=None)
-    far = torch.full((LAYOUT.size,), 1e30)
-    _, reply = replay(first_state(), entry, far, RELATIVE.replace(max_harm=2.0), base_model=far, anew=True)
-    assert reply.rejected
+def test_a_rejected_upload_beyond_all_numbers_is_decided_again(store):
+    far = encode_model(torch.full((LAYOUT.size,), 1e30), LAYOUT)
+    entry = some_entry(
+        epoch=1, outcome="rejected", base_epoch=0, losses=(1.0,) * 3, loss_gaps=(0.5,) * 3, distances=(None,) * 3
+    )
+    entry = replace(entry, upload=keep(store, far), base=store.keep_base(far))
+    _, reply = store.replay(first_state(), entry, RELATIVE.replace(max_harm=2.0), LAYOUT, anew=True)
+    assert reply.outcome == "rejected"
     assert reply.measures.distances.isinf().all()
 
 
@@ -181,34 +161,49 @@ def test_a_flipped_bit_in_any_blob_is_found(store, kind):
     assert verify(store).findings == []
 
 
+def change(store, epoch, **changes):
+    """Overwrite fields of an entry."""
+    (entry,) = store.entries(after=epoch - 1, limit=1)
+    with store.writing() as connection:
+        row = replace(entry, **changes).to_row()
+        connection.execute(journal.update().where(journal.c.epoch == epoch).values(row))
+
+
 @pytest.mark.parametrize(
-    ("column", "value", "epoch", "words"),
+    ("field", "value", "epoch", "words"),
     [
         ("mixture", (0.1, 0.2, 0.7), 7, "entry 7: mixture was (0.1, 0.2, 0.7), a replay gives ("),
         ("rates", (0.0, 0.0, 0.1), 7, "entry 7: rates was (0.0, 0.0, 0.1), a replay gives ("),
         ("losses", (9.0, 9.0, 8.0), 7, "entry 7: mixture was"),
+        ("loss_gaps", (9.0, 9.0, 8.0), 7, "entry 7: loss_gaps was"),
         ("staleness", 5, 7, "entry 7: staleness was 5, a replay gives "),
-        ("harm", 0.5, 7, "entry 7: harm was 0.5, a replay gives "),
+        (
+            "verdict",
+            Verdict(seen=(0.5, None), client=(1.0,)),
+            7,
+            "entry 7: verdict was {'is_accepted': True,",
+        ),
+        ("last_defence", (7.0,), 7, "entry 7: verdict was"),
         ("distances", (1.0, 2.0, 3.0), 7, "entry 7: distances was (1.0, 2.0, 3.0), a replay gives ("),
-        ("distances", None, 7, "entry 7: the distances of entry 7 are missing; restore a backup"),
         ("outcome", "rejected", 7, "entry 7: outcome was rejected, a replay gives applied"),
-        ("cluster_losses", (0.5, 0.5, 0.5), 12, "snapshot 12: cluster_losses are not what a replay gives"),
+        ("cluster_losses", (0.5, 0.5, 0.5), 12, "snapshot 12: cluster_losses is not what a replay gives"),
     ],
 )
-def test_a_changed_row_is_found(store, column, value, epoch, words):
+def test_a_changed_row_is_found(store, field, value, epoch, words):
     lively(store, RELATIVE)
     assert store.entries(after=epoch - 1)[0].outcome == "applied"
-    with store.writing() as connection:
-        connection.execute(journal.update().where(journal.c.epoch == epoch).values({column: value}))
-    assert any(finding.startswith(words) for finding in verify(store).findings)
+    change(store, epoch, **{field: value})
+    findings = verify(store).findings
+    assert any(finding.startswith(words) for finding in findings), findings
 
 
 def test_a_changed_snapshot_is_found(store):
     lively(store, RELATIVE)
+    (snapshot,) = (each for each in store.snapshots() if each.epoch == 12)
     with store.writing() as connection:
         changed = snapshots.update().where(snapshots.c.epoch == 12)
-        connection.execute(changed.values(memory=(1.0,) * 9))
-    assert "snapshot 12: memory are not what a replay gives" in verify(store).findings
+        connection.execute(changed.values(state=snapshot.state | {"memory": [[1.0] * 3] * 3}))
+    assert "snapshot 12: memory is not what a replay gives" in verify(store).findings
 
 
 def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
@@ -218,8 +213,7 @@ def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
         torch.tensor(entry.mixture[0], dtype=torch.float64).nextafter(torch.tensor(1.0)).item(),
         *entry.mixture[1:],
     )
-    with store.writing() as connection:
-        connection.execute(journal.update().where(journal.c.epoch == 7).values(mixture=nearly))
+    change(store, 7, mixture=nearly)
     assert len(verify(store).findings) >= 1
     assert not [finding for finding in verify(store, tolerance=1e-9).findings if finding.startswith("entry")]
 
@@ -228,8 +222,7 @@ def test_distances_of_other_hardware_may_be_tolerated(store):
     lively(store)
     (entry,) = store.entries(after=6, limit=1)
     rounded = tuple(distance * (1 + 1e-6) for distance in entry.distances)
-    with store.writing() as connection:
-        connection.execute(journal.update().where(journal.c.epoch == 7).values(distances=rounded))
+    change(store, 7, distances=rounded)
     (finding,) = verify(store).findings
     assert finding.startswith("entry 7: distances was")
     assert verify(store, tolerance=1e-5).findings == []
@@ -287,19 +280,19 @@ def test_beside_a_running_server(where):
     with Store.open(*where) as store:
         toy = lively(store)
         with Store.open(*where, own=False) as reader:
-            read = reader.read_upload
+            read = reader.read_model
             overtaken = []
 
-            def slow(entry, layout):
-                if not overtaken:
-                    overtaken.append(entry.epoch)
+            def slow(name, layout):
+                if name.startswith("upload") and not overtaken:
+                    overtaken.append(name)
                     toy.snapshot()
                     stored_blobs(store)
-                return read(entry, layout)
+                return read(name, layout)
 
-            reader.read_upload = slow
+            reader.read_model = slow
             result = verify(reader)
-            assert overtaken == [25]
+            assert overtaken
             assert (result.first, result.entries, result.findings) == (30, 0, [])
 
 
@@ -307,15 +300,16 @@ def test_recovery_beside_a_running_server(where):
     with Store.open(*where) as store:
         toy = lively(store)
         with Store.open(*where, own=False) as reader:
-            read = reader.read_upload
+            read = reader.read_model
 
-            def slow(entry, layout):
-                if entry.epoch == 25:
+            def slow(name, layout):
+                if name.startswith("upload"):
+                    reader.read_model = read
                     toy.snapshot()
                     stored_blobs(store)
-                return read(entry, layout)
+                return read(name, layout)
 
-            reader.read_upload = slow
+            reader.read_model = slow
             recovered = reader.recover()
             assert same_state(recovered.state, toy.state)
             assert recovered.replayed == 0

@@ -1,4 +1,4 @@
-"""The scenario file of docs/extend.md from the command line: run, interrupted, resumed, compared."""
+"""The scenario file of docs/how-to/extend.md from the command line: run, interrupted, resumed, compared."""
 
 import json
 import re
@@ -14,8 +14,8 @@ from cdfl.sim.runner import configure, run, run_events
 
 from .test_resume import stop_after
 
-PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
-OWN = re.search(r"<!-- mine.py: run.*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL).group(1)
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
+OWN = re.search(r"title=\"mine.py\"\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL).group(1)
 QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 SHORT = [
     "--num-uploads",

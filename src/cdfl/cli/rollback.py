@@ -29,8 +29,8 @@ def rollback(
             return
         uploads, clients = opened.count_after(epoch)
         typer.echo(
-            f"a rollback to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, for good; "
-            "`cdfl export` writes the models of today to files"
+            f"a rollback to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, "
+            "for good; `cdfl export` writes the models of today to files"
         )
         if not yes and not typer.confirm("go back?"):
             typer.echo("nothing was changed")

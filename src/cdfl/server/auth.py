@@ -70,7 +70,7 @@ class Access:
         named = headers.get(CLIENT)
         if self.is_open:
             if named is None:
-                raise UnauthorizedError(f"the header {CLIENT} is missing; an open server needs a client's name")
+                raise UnauthorizedError(f"the header {CLIENT} is missing; the server is open, but it needs a name")
             return check_client_id(named)
         token = bearer_token(headers.get("Authorization"))
         if token is None:
