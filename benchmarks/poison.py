@@ -114,7 +114,7 @@ def row(name: str, tested: bool, runs: Iterable[Simulation]) -> dict[str, Any]:
     scores = []
     for run in runs:
         chosen = Attack().attackers(run.task.seed, run.task.scenario.num_clients)  # the same clients for every attack
-        scores.append(score(run.told, chosen, poisoned=name != CLEAN))
+        scores.append(score(run.emitted, chosen, poisoned=name != CLEAN))
     print(name, "tested" if tested else "all accepted", scores, flush=True)
     return {"attack": name, "tested": tested} | {column: [one[column] for one in scores] for column in scores[0]}
 
