@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import torch
 from torch import Tensor
 
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import Layout, Reply, ServerState, Settings, Upload, join, server_update
-from cdfl.server.journal import Entry
+from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
+from cdfl.server.records import Entry, tensor
 
 
 @dataclass
@@ -139,22 +138,21 @@ def check_models(
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)
+        client = NEWCOMER if before is None else before.client
         if before is not None and before.epoch == entry.base_epoch:
             base_model = before.personal_model
         else:
-            mixture = None if before is None else before.mixture
-            base_model = join(states[entry.base_epoch], settings, mixture).personal_model
-        state, reply = decide(state, entry, model, settings, base_model, before)
+            base_model = join(states[entry.base_epoch], settings, client).personal_model
+        state, reply = decide(state, entry, model, settings, base_model, client)
         last[entry.client_id] = reply
         if entry.epoch in asked:
             states[entry.epoch] = state
-        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
         told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
-        now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
+        now = (reply.outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
         report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
         body = wire.encode_model(reply.personal_model, layout)
         digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
-    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures"):
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory"):
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests
@@ -176,18 +174,13 @@ def decide(
     model: Tensor,
     settings: Settings,
     base_model: Tensor,
-    before: Reply | None,
+    client: ClientMemory,
 ) -> tuple[ServerState, Reply]:
-    """One step of the replay: losses are taken from the journal, everything else is computed.
-
-    `before` is the last reply to this client.
-    """
-    losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
-    known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
-    after = torch.tensor(known, dtype=torch.float64)
-    mixture, past_harm = (None, 1.0) if before is None else (before.mixture, before.past_harm)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-    return server_update(state, upload, settings, lambda _, clusters: after[clusters], mixture)
+    """Replay one upload: losses come from the journal, everything else is computed."""
+    losses = tensor(entry.losses) if entry.losses else None
+    after = tensor(entry.cluster_losses)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+    return server_update(state, upload, settings, lambda _, clusters: after[clusters], client)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:

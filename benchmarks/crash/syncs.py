@@ -23,7 +23,7 @@ from benchmarks.crash.clients import wait_for
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.server.journal import Entry
+from cdfl.server.records import Entry
 from tests.server.postgres import Postgres
 
 CALLS = "fsync,fdatasync,rename,renameat,renameat2,link,linkat,write,writev,pwrite64,sendto,sendmsg"
