@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import NEWCOMER, Layout, Reply, ServerState, Settings, Upload, join, server_update
+from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
 from cdfl.server.records import Entry, tensor
 
 
@@ -29,7 +29,7 @@ class Report:
 
 
 def settle(site: Site, first: ServerState, report: Report) -> None:
-    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, check everything."""
+    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, look at everything."""
     ledgers = Ledgers(site.folder)
     check_repeats(site, ledgers, report)
     report.expect(site.stop() == 0, "the server did not end in order when it was told to stop")
@@ -55,7 +55,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 
 
 def check_files(site: Site, report: Report) -> None:
-    """The files are exactly those that the store refers to. An upload that was never recorded may wait for a start."""
+    """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
     missing, left = site.files()
     kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
     report.expect(not kept, f"files are left over: {kept}")
@@ -138,12 +138,12 @@ def check_models(
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)
+        client = NEWCOMER if before is None else before.client
         if before is not None and before.epoch == entry.base_epoch:
             base_model = before.personal_model
         else:
-            client = NEWCOMER if before is None else before.client
             base_model = join(states[entry.base_epoch], settings, client).personal_model
-        state, reply = decide(state, entry, model, settings, base_model, before)
+        state, reply = decide(state, entry, model, settings, base_model, client)
         last[entry.client_id] = reply
         if entry.epoch in asked:
             states[entry.epoch] = state
@@ -174,16 +174,12 @@ def decide(
     model: Tensor,
     settings: Settings,
     base_model: Tensor,
-    before: Reply | None,
+    client: ClientMemory,
 ) -> tuple[ServerState, Reply]:
-    """One step of the replay: losses are taken from the journal, everything else is computed.
-
-    `before` is the last reply to this client.
-    """
+    """Replay one upload: losses come from the journal, everything else is computed."""
     losses = tensor(entry.losses) if entry.losses else None
     after = tensor(entry.cluster_losses)
     upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
-    client = NEWCOMER if before is None else before.client
     return server_update(state, upload, settings, lambda _, clusters: after[clusters], client)
 
 
