@@ -156,7 +156,7 @@ def attacked_server(algorithm: Algorithm, task: Task, attack: Attack) -> Algorit
 
 
 def attacked(simulation: Simulation, attack: Attack) -> Simulation:
-    """A run with attackers: `Together` trains its clients in common stacks with those of other runs."""
+    """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
     task = attacked_task(simulation.task, attack)
     server = attacked_server(simulation.algorithm, task, attack)
     return Simulation(task, server, simulation.time_model, simulation.engines, simulation.policy)

@@ -12,16 +12,17 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.result_files import machine, read, write
 from cdfl.record import Finished
 from cdfl.sim.runner import RunConfig, compare_events, configure
 from cdfl.sim.time_models import TIME_MODELS
 
-FLAT: dict[str, object] = {"staleness_slope": 0.0}  # no damping of stale uploads
-FORMER: dict[str, object] = {"cluster_step": "towards", "base_rate": 0.3, "rate_floor": "mean", **FLAT}
-BOUNDS = [{"staleness_grace": grace, "staleness_slope": 1 / grace} for grace in (10.0, 30.0)]
-ON_FASHION: list[dict[str, object]] = [
+FLAT: dict[str, Any] = {"staleness_slope": 0.0}  # no damping of stale uploads
+FORMER: dict[str, Any] = {"cluster_step": "towards", "base_rate": 0.3, "rate_floor": "mean", **FLAT}
+BOUNDS: list[dict[str, Any]] = [{"staleness_grace": grace, "staleness_slope": 1 / grace} for grace in (10.0, 30.0)]
+ON_FASHION: list[dict[str, Any]] = [
     {},
     FORMER,
     {"rate_floor": "mean"},
@@ -38,7 +39,7 @@ ON_FASHION: list[dict[str, object]] = [
     {"learning_rate": 0.01},
     {"shared_epochs": 0, "separate_epochs": 10},
 ]
-ON_MINI: list[dict[str, object]] = [
+ON_MINI: list[dict[str, Any]] = [
     {},
     {"base_rate": 0.15},
     {"main_share": 0.45},
@@ -63,7 +64,7 @@ def main() -> None:
     stored |= {"default": settings, "rows": [row for row in stored["rows"] if row["scenario"] in same]}
     known = [(row["scenario"], row["changed"], row["seed"]) for row in stored["rows"]]
     groups: dict[
-        str, list[tuple[dict[str, object], RunConfig]]
+        str, list[tuple[dict[str, Any], RunConfig]]
     ] = {}  # runs of one group share stacks, so they must train alike
     for scenario, (seeds, changes) in SEARCHES.items():
         for changed, seed in product(changes, seeds):
@@ -82,7 +83,7 @@ def main() -> None:
     write("default", {**stored, "machine": machine()})
 
 
-def _settings(changed: dict[str, object]) -> dict[str, object]:
+def _settings(changed: dict[str, Any]) -> dict[str, Any]:
     return {name: TIME_MODELS[value] if name == "time_model" else value for name, value in changed.items()}
 
 

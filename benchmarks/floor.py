@@ -63,7 +63,7 @@ def counts(task: Task, uploads: int) -> tuple[int, int]:
     seen: dict[int, int] = {}
     steps = 0
     for turn in turns:
-        steps += len(task.drawn(turn.client, seen.get(turn.client, 0)).plan)
+        steps += len(task.turn_data(turn.client, seen.get(turn.client, 0)).plan)
         seen[turn.client] = seen.get(turn.client, 0) + 1
     return steps, uploads * len(task.proxy_sets)
 

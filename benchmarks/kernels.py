@@ -48,7 +48,7 @@ def _timed(work: Callable[[], Any]) -> float:
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return float(start.elapsed_time(end)) * 1e3
 
 
 class Stack:
@@ -112,14 +112,16 @@ def im2col(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     columns = patches.permute(0, 1, 3, 4, 2, 5, 6).reshape(B, -1, C * kernel * kernel)
     out = torch.baddbmm(bias[:, None], columns, weight.flatten(2).mT)  # (B, N*H'*W', OC)
     out = out.view(B * N, H - kernel + 1, W - kernel + 1, OC).permute(0, 3, 1, 2)
-    return F.max_pool2d(out.relu(), 2).unflatten(0, (B, N))
+    pooled: Tensor = F.max_pool2d(out.relu(), 2)
+    return pooled.view(B, N, *pooled.shape[1:])
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The same block as one convolution with a group for each client."""
     B = x.shape[0]
     out = F.conv2d(x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1), bias.flatten(), groups=B)
-    return F.max_pool2d(out.relu(), 2).unflatten(1, (B, -1)).transpose(0, 1)
+    pooled: Tensor = F.max_pool2d(out.relu(), 2)
+    return pooled.view(len(pooled), B, -1, *pooled.shape[2:]).transpose(0, 1)
 
 
 def eager(shape: tuple[int, int, int]) -> float:

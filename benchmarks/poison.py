@@ -28,7 +28,7 @@ from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.server.run import MAX_HARM
 from cdfl.sim.runner import RunConfig, configure, simulations
-from cdfl.sim.simulation import Simulation, Together
+from cdfl.sim.simulation import Simulation, SimulationGroup
 
 LAST = 5  # scores of the clusters at the end of a run that are averaged: a single upload changes them much
 FIXED = (
@@ -84,13 +84,15 @@ def settings_of(group: Group) -> dict[str, Any]:
     """Return what the numbers of a group depend on, as JSON values."""
     settings = config_of(group, 0, MAX_HARM).settings.to_dict()
     fixed = {name.lower(): getattr(accept, name) for name in FIXED}
-    return json.loads(json.dumps({**fixed, **settings}))
+    stored: dict[str, Any] = json.loads(json.dumps({**fixed, **settings}))
+    return stored
 
 
 def is_current(group: Group, stored: dict[str, Any] | None) -> bool:
     """Return whether a group was measured with the present settings and number of seeds."""
-    has_seeds = stored is not None and len(stored["rows"][0]["clusters"]) == group.seeds
-    return has_seeds and stored["settings"] == settings_of(group)
+    if stored is None or len(stored["rows"][0]["clusters"]) != group.seeds:
+        return False
+    return bool(stored["settings"] == settings_of(group))
 
 
 def measure(group: Group) -> list[dict[str, Any]]:
@@ -102,7 +104,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
         runs.setdefault((CLEAN, tested), []).append(honest)
         for name in group.attacks:
             runs.setdefault((name, tested), []).append(attacked(honest, ATTACKS[name]))
-    for _ in Together([run for same in runs.values() for run in same]).events():
+    for _ in SimulationGroup([run for same in runs.values() for run in same]).events():
         pass
     return [row(name, tested, same) for (name, tested), same in runs.items()]
 

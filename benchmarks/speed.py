@@ -17,7 +17,7 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ def main() -> None:
             engines = make_engines(task, precision=config.precision, width=args.width)
             algorithm = make_fast(make_algorithm(config.algorithm, config.settings), task, engines)
             simulation = Simulation(task, algorithm, TIME_MODELS["uniform"], engines)
-            with stopwatch(simulation) if watch else nullcontext({}) as times:
+            watcher: AbstractContextManager[dict[str, float]] = stopwatch(simulation) if watch else nullcontext({})
+            with watcher as times:
                 found = clocked(simulation.events())
             return found | {"seconds_in": {stage: round(seconds, 3) for stage, seconds in times.items()}}
 
@@ -109,7 +110,7 @@ def clocked(events: Iterator[Event], most: int = 10**9) -> dict[str, Any]:
             break
     _wait()
     ended = time.perf_counter()
-    found = {
+    found: dict[str, Any] = {
         "uploads": uploads,
         "seconds_to_start": round(opened - begun, 3),
         "seconds_for_uploads": round(ended - opened, 3),

@@ -27,7 +27,7 @@ class Inner:
     shares: tuple[float, ...] = (0.5, 0.5)
 
 
-def test_objects_are_their_class_and_attributes():
+def test_objects():
     held = Inner(Own(hour=3, names={"b", "a"}, array=np.arange(2), tensor=torch.ones(1), folder=Path("data")))
     own = {"kind": "Own", "hour": 3, "names": ["a", "b"], "array": [0, 1], "tensor": [1.0]}
     assert jsonable(held)["shares"] == [0.5, 0.5]
@@ -35,19 +35,19 @@ def test_objects_are_their_class_and_attributes():
     assert jsonable(Own(hour=3)) != jsonable(Own(hour=4))
 
 
-def test_functions_and_classes_are_their_names():
+def test_functions_and_classes():
     assert jsonable(nn.Linear) == "torch.nn.modules.linear.Linear"
     assert jsonable(Unless(Sometimes(), jsonable))["veto"] == "cdfl.jsonable.jsonable"
     assert jsonable(partial(jsonable, inside=(1,))) == ["cdfl.jsonable.jsonable", [], {"inside": [1]}]
 
 
-def test_what_holds_itself_is_told_once():
+def test_cycles_stop():
     own = Own()
     own.me = own
     assert jsonable(own) == {"kind": "Own", "me": {"kind": "Own"}}
 
 
-def test_nothing_depends_on_the_process():
+def test_values_are_equal_in_every_process():
     program = (
         "import json, numpy as np\n"
         "from cdfl.jsonable import jsonable\n"

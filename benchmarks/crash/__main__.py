@@ -55,8 +55,8 @@ def _run_all(chosen: argparse.Namespace) -> None:
     finally:
         postgres.delete()
     if not chosen.only:
-        databases = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
-        write("crash", {"machine": machine() | databases, "commit": commit(), "campaigns": rows})
+        versions = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
+        write("crash", {"machine": machine() | versions, "commit": commit(), "campaigns": rows})
     if any(row["findings"] for row in rows):
         sys.exit(1)
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks.crash.checks import Report, settle
@@ -24,6 +25,10 @@ class NotHere(Exception):  # noqa: N818
     """Such a fault cannot be made on this machine, or by this user."""
 
 
+def _refuses_more(load: Load, before: int) -> bool:
+    return load.refusals() > before
+
+
 def live_through(site: Site, fault: Fault, times: int, clients: int, chance: random.Random) -> Report:
     """Let clients upload, and let a fault come and go; every client must get on afterwards, with the same server."""
     report, recovery = Report(), []
@@ -34,7 +39,7 @@ def live_through(site: Site, fault: Fault, times: int, clients: int, chance: ran
         load.wait_for_uploads(each=2)
         refused = load.refusals()
         with fault(site, load) as renew:
-            wait_for(lambda refused=refused: load.refusals() > refused, PATIENCE, renew)
+            wait_for(partial(_refuses_more, load, refused), PATIENCE, renew)
             time.sleep(chance.uniform(0, 1))
             report.expect(server.is_alive and site.lives(), "the server does not live through it")
             wait_for(lambda: not site.is_ready(), PATIENCE, renew)

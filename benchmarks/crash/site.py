@@ -149,11 +149,11 @@ class Site:
                 source = Path(self.database) / name
                 if source.exists():
                     shutil.copy(source, copy)
-            connection = sqlite3.connect(Path(copy) / "store.db")
+            files = sqlite3.connect(Path(copy) / "store.db")
             try:
-                yield connection
+                yield files
             finally:
-                connection.close()
+                files.close()
 
 
 def free_port() -> int:

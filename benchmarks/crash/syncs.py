@@ -5,6 +5,7 @@ been synced before they got their names, the folder of the names must have been 
 them, and the log of the database must have been synced between that and the answer.
 """
 
+import math
 import re
 import secrets
 import shutil
@@ -41,7 +42,7 @@ class Call:
     name: str
     text: str  # arguments, as strace shows them: file descriptors with their paths
     begin: int
-    end: int | None = None  # None: not ended when the trace did
+    end: float = math.inf  # infinite: not ended when the trace did
 
     @property
     def path(self) -> str:
@@ -120,7 +121,7 @@ def read_trace(log: Path) -> list[Call]:
         elif name:
             calls.append(Call(thread, name, text, begin=number, end=number))
             if line.endswith("<unfinished ...>"):
-                calls[-1].end = None
+                calls[-1].end = math.inf
                 running[thread] = calls[-1]
     return calls
 
@@ -132,8 +133,8 @@ def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
     if answer is None:
         yield "no answer was seen"
         return
-    before = [call for call in calls if call.end is not None and call.end < answer.begin]
-    settled = -1
+    before = [call for call in calls if call.end < answer.begin]
+    settled = -1.0
     for name in (entry.upload, entry.base, entry.reply):
         named = next((call for call in before if call.name.startswith(NAMING) and f'/{name}"' in call.text), None)
         if named is None:
@@ -146,7 +147,7 @@ def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
         after = [call.end for call in folders if call.begin > named.end]
         if not after:
             yield f"the folder was not synced after {name} got its name"
-        settled = max(settled, min(after, default=-1))
+        settled = max(settled, min(after, default=-1.0))
     spoken = next((call for call in before if _speaks(call, str(entry.reply), site)), None)
     if spoken is None:
         yield "the database did not speak of it when it was answered"

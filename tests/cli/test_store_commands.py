@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from cdfl.cli import app
-from cdfl.server.journal import Retention
+from cdfl.server.auth import Tokens
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
 
-from ..server.toy import LAYOUT, Toy, same_state
+from ..server.toy import LAYOUT, Toy, same_state, was_given
 from .small import call
 
 
@@ -103,7 +104,7 @@ def test_an_empty_store_is_told(place, command):
 
 def test_what_a_server_needs_may_not_be_installed(toy, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    for name in [name for name in sys.modules if name.startswith("cdfl.server.") and name != "cdfl.server.journal"]:
+    for name in [name for name in sys.modules if name.startswith("cdfl.server.") and name != "cdfl.server.records"]:
         monkeypatch.delitem(sys.modules, name)
     code, output = call("verify", "--store", place)
     assert code == 2
@@ -119,18 +120,18 @@ def test_a_token_is_shown_once(place):
     token = result.stdout.strip()
     assert result.stderr == f"began a new store in {place}, for a `cdfl serve` with the same --store\n"
     with Store.open(place) as store:  # beside which everything works as well
-        assert store.tokens.client(token) == "car-7"
+        assert Tokens(store.database).client(token) == "car-7"
         code, output = call("token", "create", "car-8", "--store", place)
-        assert (code, store.tokens.client(output)) == (0, "car-8")
+        assert (code, Tokens(store.database).client(output)) == (0, "car-8")
         code, output = call("token", "list", "--store", place)
         assert code == 0
         assert "client token created revoked" in output
         assert "car-7" in output
         assert token not in output
         code, output = call("token", "revoke", "car-7", "--store", place)
-        record = next(record for record in store.tokens.all() if record.client_id == "car-7")
+        record = next(record for record in Tokens(store.database).all() if record.client_id == "car-7")
         assert (code, output) == (0, f"revoked token {record.token_id} of car-7")
-        assert store.tokens.client(token) is None
+        assert Tokens(store.database).client(token) is None
     code, output = call("token", "revoke", "car-7", "--store", place)
     assert (code, output.startswith("cdfl: there is no valid token of a client or with the id car-7")) == (2, True)
 
@@ -245,7 +246,7 @@ def test_rollback(toy, place):
     assert (code, output) == (2, "cdfl: there is no snapshot of epoch 9; there are those of 3, 6")
     with Store.open(place) as store:
         assert store.epoch == store.recover().state.epoch == 6
-        assert not store.was_given("car-7", 10)
+        assert not was_given(store, "car-7", 10)
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink], ids=["damaged", "missing"])

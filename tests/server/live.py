@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Layout, Settings
-from cdfl.server.auth import Access
-from cdfl.server.journal import Retention
+from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits
-from cdfl.server.run import make_server, open_session, take_port
+from cdfl.server.records import Retention
+from cdfl.server.run import make_server, open_engine, take_port
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 
@@ -63,9 +63,9 @@ class Live:
         **options: Any,
     ) -> None:
         self.store = Store.open(place, blobs, retention)
-        self.session = open_session(setup or tiny_setup(), self.store, limits=limits, **options)
-        access = Access(self.store, is_open=is_open, operator_token=operator_token)
-        self.server = make_server(self.session, access, limits, *(map(str, tls) if tls else ()))
+        self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
+        access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
+        self.server = make_server(self.engine, access, *(map(str, tls) if tls else ()))
         self._opened = threading.Event()
         self.server.on_open = lambda url: self._opened.set()
         self._taken = take_port("127.0.0.1", 0)
@@ -84,7 +84,7 @@ class Live:
         self.server.should_exit = True
         self._thread.join()
         self._taken.close()
-        self.session.close()
+        self.engine.close()
         self.store.close()
 
     def model(self, client_id: str = "car-7", **options: Any) -> httpx.Response:
@@ -115,7 +115,7 @@ def near(server: Live, cluster: int, seed: int = 0, size: float = 0.01) -> bytes
     """An honest upload: a model near one of the clusters."""
     noise = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed))
     noise[LAYOUT.num_parameters :] = 0  # a variance must not become negative
-    return wire.encode_model(server.session.state.cluster_models[cluster] + size * noise, LAYOUT)
+    return wire.encode_model(server.engine.state.cluster_models[cluster] + size * noise, LAYOUT)
 
 
 def decoded(response: httpx.Response) -> torch.Tensor:

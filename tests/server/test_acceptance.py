@@ -37,11 +37,11 @@ def trusting(tmp_path_factory):
 
 def honest_work(server: Live) -> None:
     """As many uploads as make it clear what is usual."""
-    if server.session.state.epoch == 0:
+    if server.engine.state.epoch == 0:
         for number in range(WARM_UP):
             server.model(f"honest-{number}")
             body = near(server, number % 3, seed=number, size=0.1)
-            head = server.update(body, f"honest-{number}", server.session.state.epoch).headers
+            head = server.update(body, f"honest-{number}", server.engine.state.epoch).headers
             assert (head[wire.OUTCOME], wire.DETAIL in head) == ("applied", False)
 
 
@@ -56,26 +56,25 @@ def poisoned(server: Live, attack: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_poison_moves_nothing_and_is_answered(strict, attack, caplog):
     honest_work(strict)
     _, upload = poisoned(strict, attack)
-    before = strict.session.state
+    before = strict.engine.state
     with caplog.at_level(logging.WARNING, "cdfl.server"):
         response = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
     head = wire.ReplyHead.from_headers(response.headers)
     assert (head.outcome, head.epoch) == ("rejected", before.epoch + 1)
     assert head.rates == (0, 0, 0)
-    assert torch.equal(strict.session.state.cluster_models, before.cluster_models)
+    assert torch.equal(strict.engine.state.cluster_models, before.cluster_models)
     weights = torch.tensor(head.mixture, dtype=torch.float64).float()  # its estimate, over clusters that stayed
     torch.testing.assert_close(decoded(response), weights @ before.cluster_models)
     entry = strict.store.entries(before.epoch)[0]
     assert (entry.outcome, entry.upload) == ("rejected", None)
-    assert entry.usual_harm == before.recent_harms.median()
-    assert entry.harm > MAX_HARM * entry.usual_harm
-    assert entry.past_harm == 1
-    assert f"moved no cluster: it would do {entry.harm / entry.usual_harm:.3g} times the usual harm" in head.detail
-    (line,) = caplog.messages
-    assert line == (
-        f"an upload of {attack} was rejected and moves nothing: "
-        f"its harm is {entry.harm:.3g}, that client's past 1, usual is {entry.usual_harm:.3g}"
-    )
+    harm, usual_harm = entry.verdict.seen
+    assert usual_harm == before.defence_memory.median()
+    assert harm > MAX_HARM * usual_harm
+    assert entry.last_defence == ()
+    assert f"moved no cluster: it would do {harm / usual_harm:.3g} times the usual harm" in head.detail
+    assert caplog.messages == [
+        f"an upload of {attack} was rejected, measured {entry.verdict.seen}: {entry.verdict.reason}"
+    ]
     again = strict.update(wire.encode_model(upload, LAYOUT), attack, before.epoch, key=attack)
     assert wire.ReplyHead.from_headers(again.headers) == head
 
@@ -84,11 +83,11 @@ def test_poison_moves_nothing_and_is_answered(strict, attack, caplog):
 def test_a_server_that_trusts_everybody_is_moved(trusting, attack):
     honest_work(trusting)
     _, upload = poisoned(trusting, attack)
-    before = trusting.session.state
+    before = trusting.engine.state
     response = trusting.update(wire.encode_model(upload, LAYOUT), attack, before.epoch)
     if response.status_code == 200:  # else it was so absurd that a cluster would have no finite loss
         assert response.headers[wire.OUTCOME] == "applied"
-        assert not torch.equal(trusting.session.state.cluster_models, before.cluster_models)
+        assert not torch.equal(trusting.engine.state.cluster_models, before.cluster_models)
     else:
         assert trusting.refused(response)[0] == 422
 
@@ -96,27 +95,24 @@ def test_a_server_that_trusts_everybody_is_moved(trusting, attack):
 def test_the_memory_of_what_is_usual_survives_a_restart(tmp_path):
     with Live(tmp_path) as server:
         honest_work(server)
-        harms = server.session.state.recent_harms
-        server.session.chores.finish = lambda state: None  # a crash: no snapshot at the end
+        harms = server.engine.state.defence_memory
+        server.engine.maintenance.finish = lambda state: None  # a crash: no snapshot at the end
     with Live(tmp_path) as server:
-        assert server.session.state.recent_harms.tolist() == harms.tolist()
+        assert server.engine.state.defence_memory.tolist() == harms.tolist()
         assert len(harms) == WARM_UP
 
 
 def send(server: Live, client_id: str, times: float = 1.5) -> wire.ReplyHead:
     """Upload a model that is so many times as far away as the usual one."""
     epoch = int(server.model(client_id).headers[wire.EPOCH])
-    usual = server.session.state.recent_harms.median().sqrt()
-    model = server.session.state.cluster_models[0].clone()
+    usual = server.engine.state.defence_memory.median().sqrt()
+    model = server.engine.state.cluster_models[0].clone()
     model[:P] += times * usual / P**0.5
     response = server.update(wire.encode_model(model, LAYOUT), client_id, epoch, key=f"key-{epoch}")
     return wire.ReplyHead.from_headers(response.headers)
 
 
-PAST = (
-    "times the usual harm, more than the server allows a client with such a past: "
-    "its last uploads did too much, and count until a few usual ones have made up for them."
-)
+PAST = "more than the server allows a client whose last uploads did too much; a few usual uploads make up for them."
 
 
 def test_a_little_harm_again_and_again(tmp_path):
@@ -124,7 +120,7 @@ def test_a_little_harm_again_and_again(tmp_path):
     with Live(tmp_path) as server:
         honest_work(server)
         outcomes = [send(server, "bad").outcome for _ in range(2)]
-        server.session.chores.finish = lambda state: None  # a crash
+        server.engine.maintenance.finish = lambda state: None  # a crash
     with Live(tmp_path) as server:
         while outcomes[-1] == "applied" and len(outcomes) < 9:
             head = send(server, "bad")
@@ -132,7 +128,8 @@ def test_a_little_harm_again_and_again(tmp_path):
         assert outcomes[:2] == ["applied"] * 2
         assert outcomes[-1] == "rejected"
         assert PAST in head.detail
-        assert server.store.client("bad").past_harm > server.store.client("bad").last.past_harm > 1
+        last = server.store.client("bad").last
+        assert last.verdict.client[0] > last.last_defence[0] > 1
         assert send(server, "good").outcome == "applied"
         assert verify(server.store).findings == []
 
@@ -158,8 +155,8 @@ def test_clusters_that_start_alike_refuse_no_first_upload(tmp_path, apart):
     """How far apart pre-training leaves them says nothing of how far honest trainings lead."""
     setup = tiny_setup(pretraining_sets=None)
     with Live(tmp_path, setup) as server:
-        models = server.session.state.cluster_models
-        server.session.state = server.session.state.replace(cluster_models=models + apart * torch.rand(3, 1))
+        models = server.engine.state.cluster_models
+        server.engine.state = server.engine.state.replace(cluster_models=models + apart * torch.rand(3, 1))
         start, random = flatten(setup.model), torch.Generator().manual_seed(0)
         for number in range(WARM_UP):
             server.model(f"c{number}")
@@ -173,13 +170,12 @@ def test_clusters_that_start_alike_refuse_no_first_upload(tmp_path, apart):
 def test_a_model_of_absurd_size_is_refused_from_the_first_upload_on(tmp_path, factor, caplog):
     with Live(tmp_path) as server:
         base = decoded(server.model("absurd"))
-        before = server.session.state
+        before = server.engine.state
         upload = torch.cat([factor * base[:P], base[P:]])
         response = server.update(wire.encode_model(upload, LAYOUT), "absurd", 0)
-        assert torch.equal(server.session.state.cluster_models, before.cluster_models)
+        assert torch.equal(server.engine.state.cluster_models, before.cluster_models)
         head = wire.ReplyHead.from_headers(response.headers)
         assert head.outcome == "rejected"
         assert "absurdly far from all of them" in head.detail
-        assert caplog.messages[-1].endswith("usual is nothing yet")
-        assert server.store.entries(0)[0].usual_harm is None
+        assert server.store.entries(0)[0].verdict.seen[1] is None
         honest_work(server)

@@ -16,6 +16,7 @@ from cdfl.core import join, personalize
 from cdfl.server.limits import Limits
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup, wait_for
+from .toy import was_given
 
 OPERATOR = "of-the-operator"
 
@@ -35,13 +36,13 @@ def server(tmp_path):
 
 class TestModel:
     def test_a_newcomer_gets_the_average_and_nothing_moves(self, shared):
-        before = shared.session.state
+        before = shared.engine.state
         response = shared.model("newcomer")
-        assert decoded(response).tolist() == join(before, shared.session.settings).personal_model.tolist()
+        assert decoded(response).tolist() == join(before, shared.engine.settings).personal_model.tolist()
         assert response.headers[wire.EPOCH] == str(before.epoch)
         assert wire.ReplyHead.from_headers(response.headers).mixture == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-        assert shared.session.state is before
-        assert shared.store.was_given("newcomer", before.epoch)
+        assert shared.engine.state is before
+        assert was_given(shared.store, "newcomer", before.epoch)
 
     def test_a_known_client_gets_its_last_mixture_over_the_clusters_of_today(self, server):
         server.model("one")
@@ -50,7 +51,7 @@ class TestModel:
         server.update(near(server, 1), "two", base_epoch=1)
         response = server.model("one")
         assert wire.ReplyHead.from_headers(response.headers) == wire.ReplyHead(2, first.mixture)
-        expected = personalize(server.session.state.cluster_models, torch.tensor(first.mixture))
+        expected = personalize(server.engine.state.cluster_models, torch.tensor(first.mixture))
         assert decoded(response).tolist() == expected.tolist()
 
     @pytest.mark.parametrize("dtype", wire.DTYPES)
@@ -60,7 +61,7 @@ class TestModel:
         whole = decoded(shared.model("dtypes"))
         assert torch.equal(wire.decode_model(body, LAYOUT), whole.to(wire.DTYPES[dtype]).float())
 
-    @pytest.mark.parametrize("query", ["dtype=int8", "dtype=", "dype=float32", "dtype=float32&dtype=float16"])
+    @pytest.mark.parametrize("query", ["dtype=int8", "dtype=", "dype=float32"])
     def test_a_dtype_that_does_not_exist(self, shared, query):
         assert shared.refused(shared.model(params=query))[0] == 400
 
@@ -78,10 +79,10 @@ class TestModel:
 class TestUpdates:
     def test_an_upload_moves_a_cluster_and_is_answered(self, server):
         server.model()
-        before = server.session.state
+        before = server.engine.state
         response = server.update(near(server, 1))
         head = wire.ReplyHead.from_headers(response.headers)
-        after = server.session.state
+        after = server.engine.state
         assert (head.epoch, head.staleness, head.outcome) == (1, 1, "applied")
         assert head.rates is not None
         moved = [rate > 0 for rate in head.rates]
@@ -114,13 +115,13 @@ class TestUpdates:
             for epoch in range(2):
                 server.model("fast")
                 server.update(near(server, 0), "fast", base_epoch=epoch, key=f"k{epoch}")
-            before = server.session.state
+            before = server.engine.state
             response = server.update(near(server, 1), "slow", base_epoch=0)
             head = wire.ReplyHead.from_headers(response.headers)
             assert (head.outcome, head.epoch, head.staleness) == ("deprecated", 3, 3)
             assert head.rates == (0, 0, 0)
-            assert torch.equal(before.cluster_models, server.session.state.cluster_models)
-            assert server.store.entries(2)[0].losses is None
+            assert torch.equal(before.cluster_models, server.engine.state.cluster_models)
+            assert server.store.entries(2)[0].losses == ()
 
 
 class TestIdempotency:
@@ -135,7 +136,7 @@ class TestIdempotency:
         assert {name: first.headers[name] for name in first.headers if name.startswith("cdfl")} == {
             name: again.headers[name] for name in again.headers if name.startswith("cdfl")
         }
-        assert server.session.state.epoch == 2
+        assert server.engine.state.epoch == 2
 
     def test_it_is_the_same_packed_or_not_and_in_another_dtype(self, server):
         server.model()
@@ -143,7 +144,7 @@ class TestIdempotency:
         first = decoded(server.update(body))
         packed = server.update(wire.compress(body), headers={"Content-Encoding": "zstd"}, params={"dtype": "bfloat16"})
         assert torch.equal(decoded(packed), first.bfloat16().float())
-        assert server.session.state.epoch == 1
+        assert server.engine.state.epoch == 1
 
     def test_a_key_with_another_body_is_refused(self, server):
         server.model()
@@ -161,21 +162,21 @@ class TestIdempotency:
             410,
             "this upload was taken, but its reply is no longer kept; GET /v1/model",
         )
-        assert server.session.state.epoch == 2
+        assert server.engine.state.epoch == 2
 
     def test_keys_of_other_clients_are_their_own(self, server):
         for name in ("one", "two"):
             server.model(name)
         for name in ("one", "two"):
             assert server.update(near(server, 0), name).headers[wire.OUTCOME] == "applied"
-        assert server.session.state.epoch == 2
+        assert server.engine.state.epoch == 2
 
     def test_an_epoch_that_was_never_given(self, server):
         assert server.refused(server.update(near(server, 0)))[0] == 409
         server.model()
         status, detail = server.refused(server.update(near(server, 0), base_epoch=1))
         assert (status, "GET /v1/model" in detail) == (409, True)
-        assert server.session.state.epoch == 0
+        assert server.engine.state.epoch == 0
 
     def test_a_key_in_progress_and_another_upload_meanwhile(self, server):
         server.model()
@@ -185,7 +186,7 @@ class TestIdempotency:
         body, answers = near(server, 0), []
         first = threading.Thread(target=lambda: answers.append(server.update(body)))
         first.start()
-        wait_for(lambda: server.session._depth == 1)
+        wait_for(lambda: server.engine._depth == 1)
         for key, words in (("key-1", "this upload is still"), ("key-2", "another upload of this client is still")):
             response = server.update(body, key=key)
             assert response.headers["Retry-After"] == "2"
@@ -193,7 +194,7 @@ class TestIdempotency:
         held.set()
         first.join()
         assert answers[0].content == server.update(body).content
-        assert server.session.state.epoch == 1
+        assert server.engine.state.epoch == 1
 
 
 class TestPages:
@@ -218,9 +219,9 @@ class TestPages:
     def test_health_and_readiness(self, server):
         assert server.http.get("/healthz").json() == {"status": "alive"}
         assert server.http.get("/readyz").json() == {"status": "ready"}
-        server.session._depth += server.session.capacity
+        server.engine._depth += server.engine.capacity
         assert server.refused(server.http.get("/readyz"))[0] == 503
-        server.session._depth -= server.session.capacity
+        server.engine._depth -= server.engine.capacity
 
     def test_metrics(self, server):
         server.model()
@@ -238,7 +239,7 @@ class TestPages:
             assert line in lines
         for stage in ("receive", "decode", "evaluate", "apply", "commit"):
             assert any(line.startswith(f'cdfl_upload_seconds_count{{stage="{stage}"}}') for line in lines)
-        losses = server.session.state.cluster_losses.tolist()
+        losses = server.engine.state.cluster_losses.tolist()
         assert [f'cdfl_cluster_loss{{cluster="{k}"}} {loss}' in lines for k, loss in enumerate(losses)] == [True] * 3
 
     def test_what_does_not_exist(self, shared):
@@ -259,8 +260,8 @@ def asked_at_once(server: Live, count: int) -> Iterator[list[socket.socket]]:
         clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(count)]
         for client in clients:
             stack.enter_context(client)
-        wait_for(lambda: len(server.server.door._open) == count)
-        loop = next(iter(server.server.door._open)).loop
+        wait_for(lambda: len(server.server.connections._open) == count)
+        loop = next(iter(server.server.connections._open)).loop
         held, go_on = threading.Event(), threading.Event()
         loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(5)))
         assert held.wait(5)
@@ -286,12 +287,12 @@ class TestEvents:
         events = []
         with server.http.stream("GET", "/v1/events", headers={wire.CLIENT: "ear"} | headers) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
-            identity = None
+            data = None
             for line in answer.iter_lines():
-                if line.startswith("id: "):
-                    identity = int(line.removeprefix("id: "))
                 if line.startswith("data: "):
-                    events.append((identity, json.loads(line.removeprefix("data: "))))
+                    data = json.loads(line.removeprefix("data: "))
+                if line.startswith("id: "):
+                    events.append((int(line.removeprefix("id: ")), data))
                 if len(events) == count:
                     return events
         return events
@@ -312,7 +313,7 @@ class TestEvents:
         heard = []
         listener = threading.Thread(target=lambda: heard.extend(self.listen(server, 1)))
         listener.start()
-        wait_for(lambda: server.server.bell._waiting)
+        wait_for(lambda: server.server.notifier._waiting)
         server.update(near(server, 0))
         listener.join(5)
         assert [identity for identity, _ in heard] == [1]
@@ -324,7 +325,7 @@ class TestEvents:
             threading.Thread(
                 target=lambda: (httpx.get(f"{url}/v1/events", headers={wire.CLIENT: "ear"}), done.set())
             ).start()
-            wait_for(lambda: server.server.bell._waiting)
+            wait_for(lambda: server.server.notifier._waiting)
         assert done.wait(5)
 
     def test_not_too_many_at_a_time(self, tmp_path):

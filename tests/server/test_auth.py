@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from cdfl import wire
-from cdfl.server.auth import Access
+from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits, RateLimit
 from cdfl.server.store import Store
 
@@ -18,7 +18,7 @@ OPERATOR = "operator-0123456789"
 @pytest.fixture
 def guarded(tmp_path):
     with Live(tmp_path, is_open=False, operator_token=OPERATOR) as server:
-        server.token = server.store.tokens.create("car-7")
+        server.token = Tokens(server.store.database).create("car-7")
         yield server
 
 
@@ -53,16 +53,16 @@ class TestTokens:
     def test_uploads_need_one_too(self, guarded):
         response = guarded.update(near(guarded, 0))
         assert guarded.refused(response)[0] == 401
-        assert guarded.session.state.epoch == 0
+        assert guarded.engine.state.epoch == 0
 
     def test_a_revoked_one(self, guarded):
         get(guarded, "/v1/model", **bearer(guarded.token))
-        guarded.store.tokens.revoke("car-7")
+        Tokens(guarded.store.database).revoke("car-7")
         response = guarded.update(near(guarded, 0), headers=bearer(guarded.token))
         assert guarded.refused(response) == (401, "the token is unknown or was revoked; ask the operator for a new one")
 
     def test_the_token_of_another_client_is_that_client(self, guarded):
-        other = guarded.store.tokens.create("car-8")
+        other = Tokens(guarded.store.database).create("car-8")
         get(guarded, "/v1/model", **bearer(guarded.token))
         response = guarded.update(near(guarded, 0), client_id="car-8", headers=bearer(other))
         assert guarded.refused(response)[0] == 409  # car-8 was given nothing
@@ -85,7 +85,7 @@ class TestOperator:
         assert get(guarded, "/v1/status", **bearer(guarded.token)).json()["epoch"] == 0
 
     def test_events_of_others_say_neither_who_nor_what(self, guarded):
-        other = guarded.store.tokens.create("car-8")
+        other = Tokens(guarded.store.database).create("car-8")
         for token in (guarded.token, other):
             get(guarded, "/v1/model", **bearer(token))
         for name, token in (("car-7", guarded.token), ("car-8", other)):
@@ -116,7 +116,7 @@ class TestOpen:
     def test_only_so_many_clients(self, tmp_path):
         with Live(tmp_path, limits=Limits(clients=2)) as server:
             assert [server.model(name).status_code for name in ("a", "b", "a")] == [200, 200, 200]
-            assert server.refused(server.model("c")) == (403, "the server knows 2 clients already and takes no more")
+            assert server.refused(server.model("c")) == (403, "the server knows 2 clients and takes no more")
 
 
 class TestRate:
@@ -155,9 +155,9 @@ class TestRate:
 def test_tokens_are_looked_up_by_their_hash(tmp_path):
     """The database never sees a token, so it cannot compare one byte by byte."""
     with Store.open(tmp_path) as store:
-        token = store.tokens.create("car-7")
+        token = Tokens(store.database).create("car-7")
         statements = []
         sa.event.listen(store.database.engine, "before_cursor_execute", lambda *args: statements.append(args[3]))
-        assert Access(store).client({"Authorization": f"Bearer {token}"}) == "car-7"
+        assert Access(Tokens(store.database)).client({"Authorization": f"Bearer {token}"}) == "car-7"
         assert statements
         assert token not in repr(statements)

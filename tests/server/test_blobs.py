@@ -3,15 +3,15 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from cdfl.server.blobs import FolderBlobs, digest_in, digest_of, new_name
-from cdfl.server.journal import StoreError, StoreUnavailable
 from cdfl.server.places import open_blobs
 from cdfl.server.remote import RemoteBlobs
+
+from cdfl.server.blobs import FolderBlobs, digest_in, digest_of, new_name
+from cdfl.server.records import StoreError, StoreUnavailable
 from cdfl.server.store import Store
 
 from .ftp import FTP
-from .toy import Toy, same_state, spooled, stored_blobs
+from .toy import Toy, keep, same_state, stored_blobs
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_a_store_with_blobs_far_away(store_url, remote_url):
         toy.upload("car-7")
         assert len(stored_blobs(store, "upload")) == 1
         assert len(stored_blobs(store, "snapshot")) == 6
-        orphan = store.keep(spooled(store, b"never committed"))
+        orphan = keep(store, b"never committed")
     with Store.open(store_url, remote_url) as store:
         assert same_state(store.recover().state, toy.state)
         assert orphan not in store.blobs.names()

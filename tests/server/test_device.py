@@ -9,14 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Settings
-from cdfl.server.journal import Retention
-from cdfl.server.session import Session
+from cdfl.server.engine import Engine, Submission
+from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
-from cdfl.server.uploads import Submission
 from cdfl.server.verify import verify
 
-from .toy import same_state, spooled
+from .toy import keep, same_state
 
 gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
@@ -73,24 +72,24 @@ def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
     return model
 
 
-def open_session(store: Store, setup: Setup, start) -> Session:
+def open_engine(store: Store, setup: Setup, start) -> Engine:
     """As `cdfl serve` does, without what the web needs."""
     recovered = store.recover()
     if recovered is None:
         store.begin(start, setup.layout, setup.settings)
     state = start if recovered is None else recovered.state
-    return Session(state, setup.layout, setup.settings, store, setup.look(), setup.look(), snapshot_every=1000)
+    return Engine(state, setup.layout, setup.settings, store, setup.evaluator(), setup.evaluator(), snapshot_every=1000)
 
 
-def exchange(session: Session, client_id: str, number: int, start) -> wire.ReplyHead:
+def exchange(engine: Engine, client_id: str, number: int, start) -> wire.ReplyHead:
     """Join or refresh, "train", upload."""
-    record = session.store.client(client_id)
-    given = session.join(client_id, record and record.mixture)
-    model, base_epoch = trained(given.personal_model, start, number), 0 if client_id == OLD else given.head.epoch
+    given = engine.join(client_id)
+    received = wire.decode_model(b"".join(given.body), LAYOUT)
+    model, base_epoch = trained(received, start, number), 0 if client_id == OLD else given.head.epoch
     body = wire.encode_model(model, LAYOUT)
-    spool, digest = spooled(session.store, body), hashlib.sha256(body).hexdigest()
-    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, session.store.keep(spool), None)
-    return session.submit(waiting).result(60).head
+    upload, digest = keep(engine.store, body), hashlib.sha256(body).hexdigest()
+    waiting = Submission(client_id, f"key-{number}", base_epoch, digest, model, upload)
+    return engine.submit(waiting).result(60).head
 
 
 def run_twice(folder, device: str, start):
@@ -99,22 +98,22 @@ def run_twice(folder, device: str, start):
     for half in (range(UPLOADS // 2), range(UPLOADS // 2, UPLOADS)):
         setup = small_setup().to(device)
         with Store.open(folder, retention=KEEP_ALL) as store:
-            session = open_session(store, setup, start)
+            engine = open_engine(store, setup, start)
             if ends:
-                assert same_state(session.state, ends[-1])  # what the journal gives, on the CPU
+                assert same_state(engine.state, ends[-1])  # what the journal gives, on the CPU
             for number in half:
                 client_id = OLD if number == UPLOADS - 1 else f"client-{number % 5}"
-                heads.append(exchange(session, client_id, number, start))
-            ends.append(session.state)
-            session.chores.finish = lambda state: None
-            session.close()
+                heads.append(exchange(engine, client_id, number, start))
+            ends.append(engine.state)
+            engine.maintenance.finish = lambda state: None
+            engine.close()
             found = verify(store)
             assert (found.entries, found.findings) == (len(heads), [])
     return heads, ends[-1]
 
 
 @DEVICES
-def test_a_session_and_its_journal(tmp_path, device, start):
+def test_an_engine_and_its_journal(tmp_path, device, start):
     """The clusters lie in the memory of the host, so a restart and `cdfl verify` get every bit without a GPU."""
     heads, end = run_twice(tmp_path / "here", device, start)
     expected, expected_end = run_twice(tmp_path / "cpu", "cpu", start)
@@ -146,7 +145,7 @@ def test_a_server(tmp_path, device):
     from .live import Live
 
     with Live(tmp_path, small_setup().to(device), retention=KEEP_ALL) as server:
-        start = server.session.state
+        start = server.engine.state
         for number in range(UPLOADS):
             given = server.model(f"client-{number % 5}")
             epoch, model = int(given.headers[wire.EPOCH]), wire.decode_model(given.content, LAYOUT)
@@ -155,10 +154,10 @@ def test_a_server(tmp_path, device):
             assert response.status_code == 200, response.text
             outcome = wire.ReplyHead.from_headers(response.headers).outcome
             assert outcome == ("rejected" if number in POISON else "applied")
-        end = server.session.state
+        end = server.engine.state
         assert verify(server.store).findings == []
-        server.session.chores.finish = lambda state: None
+        server.engine.maintenance.finish = lambda state: None
     with Live(tmp_path, small_setup().to(device)) as server:
-        assert same_state(server.session.state, end)
+        assert same_state(server.engine.state, end)
         again = server.update(body, f"client-{(UPLOADS - 1) % 5}", epoch, key=f"key-{UPLOADS - 1}")
         assert again.content == response.content

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 import torch
+from cdfl.server.receive import Body
 from starlette.requests import Request
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -21,7 +22,6 @@ from cdfl import wire
 from cdfl.core import Settings
 from cdfl.server.connections import MOST_HEAD
 from cdfl.server.limits import Limits
-from cdfl.server.receive import Body
 from cdfl.server.setup import Setup
 
 from .live import FAST, LAYOUT, Live, near, wait_for
@@ -38,13 +38,13 @@ def server(tmp_path_factory):
 @pytest.fixture
 def unharmed(server):
     """After the test everything is as before: state, journal, blobs, queue."""
-    before, blobs = server.session.state, stored_blobs(server.store)
+    before, blobs = server.engine.state, stored_blobs(server.store)
     yield server
-    assert same_state(server.session.state, before)
+    assert same_state(server.engine.state, before)
     assert server.store.entries(0) == []
     assert stored_blobs(server.store) == blobs
     assert list((server.store.blobs.folder / "spool").iterdir()) == []
-    assert server.session._depth == 0
+    assert server.engine._depth == 0
     assert server.http.get("/readyz").status_code == 200
 
 
@@ -172,7 +172,7 @@ def test_one_that_does_not_end_at_all(tmp_path):
 
         with pytest.raises(ConnectionError):
             send_for_ever()
-        assert server.session.state.epoch == 0
+        assert server.engine.state.epoch == 0
 
 
 class Raw:
@@ -273,7 +273,7 @@ def test_a_new_attempt_takes_the_place_of_one_that_hangs(tmp_path):
         wait_for(lambda: list((fresh.store.blobs.folder / "spool").iterdir()))
         assert fresh.update(near(fresh, 0), key="key-1").headers[wire.OUTCOME] == "applied"
         assert " 409 " in hanging.answer()
-        assert fresh.session.state.epoch == 1
+        assert fresh.engine.state.epoch == 1
 
 
 def test_the_same_upload_many_times_at_once_counts_once(tmp_path):
@@ -286,7 +286,7 @@ def test_the_same_upload_many_times_at_once_counts_once(tmp_path):
             assert {answer.status_code for answer in answers} <= {200, 409}
             assert all(answer.status_code == 200 or answer.headers["Retry-After"] for answer in answers)
             assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
-        assert fresh.session.state.epoch == 10
+        assert fresh.engine.state.epoch == 10
 
 
 def test_a_body_that_was_given_up_is_not_taken_even_if_all_of_it_is_there(tmp_path):
@@ -458,9 +458,9 @@ def test_a_disk_that_cannot_be_written(unharmed, monkeypatch, tmp_path):
 def test_a_full_queue(tmp_path):
     with Live(tmp_path, limits=FAST) as server:
         server.model()
-        server.session._depth += server.session.capacity
+        server.engine._depth += server.engine.capacity
         response = server.update(near(server, 0))
         assert server.refused(response)[0] == 503
         assert response.headers["Retry-After"] == "2"
-        server.session._depth -= server.session.capacity
+        server.engine._depth -= server.engine.capacity
         assert server.update(near(server, 0)).status_code == 200

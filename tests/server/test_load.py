@@ -39,5 +39,5 @@ def test_a_server_with_nothing_to_evaluate_still_tells_clusters_apart(load):
     setup = load_setup(str(BENCHMARKS / "fleet" / "blind_setup.py"))
     state = setup.start()
     assert state.cluster_models.shape == (4, 582026)
-    losses = setup.look().of_each(list(state.cluster_models))
+    losses = setup.evaluator().of_each(list(state.cluster_models))
     assert torch.equal(losses.argmin(dim=1), torch.arange(4))

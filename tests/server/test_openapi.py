@@ -10,6 +10,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from cdfl import wire
+from cdfl.server.auth import Tokens
 
 from .live import Live
 from .toy import same_state
@@ -31,7 +32,7 @@ UNFAIR = {"positive_data_acceptance"}
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
     with Live(tmp_path_factory.mktemp("store"), is_open=False) as server:
-        server.token = server.store.tokens.create("schemathesis")
+        server.token = Tokens(server.store.database).create("schemathesis")
         yield server
 
 
@@ -43,7 +44,7 @@ def page(live):
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_everything_it_describes(live, page, method, path, mode):
-    before = live.session.state
+    before = live.engine.state
     checks = [check for check in CHECKS.get_all() if check.__name__ not in UNFAIR]
 
     @settings(
@@ -57,7 +58,7 @@ def test_everything_it_describes(live, page, method, path, mode):
         ask()
     except (Unsatisfiable, InvalidArgument, SkipTest):
         assert mode is GenerationMode.NEGATIVE  # nothing about this route can be wrong
-    assert same_state(live.session.state, before)
+    assert same_state(live.engine.state, before)
 
 
 def test_it_describes_every_route(live):

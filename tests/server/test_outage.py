@@ -10,14 +10,13 @@ import psycopg
 import pytest
 
 from cdfl.server import app, database
-from cdfl.server.chores import AGAIN_SECONDS, PRUNE_SECONDS, Chores
-from cdfl.server.journal import Retention, StoreUnavailable
-from cdfl.server.outage import Outage
-from cdfl.server.session import Session
+from cdfl.server.engine import Engine
+from cdfl.server.maintenance import PRUNE_SECONDS, RETRY_SNAPSHOT_SECONDS, Maintenance, Outage
+from cdfl.server.records import Retention, StoreUnavailable
 from cdfl.server.store import Store
 
 from .live import Live, near, wait_for
-from .toy import HYPERPARAMS, LAYOUT, Toy, evaluate, first_state, stored_blobs
+from .toy import LAYOUT, SETTINGS, Toy, evaluate, first_state, stored_blobs
 
 AWAY, BACK = "the store is away: ", "the store is back, after "
 
@@ -34,13 +33,13 @@ def away(*_, **__):
 def test_it_is_told_once_and_for_how_long(caplog):
     now = [0.0]
     outage = Outage(clock=lambda: now[0])
-    outage.ends()
+    outage.end()
     assert not outage.is_on
     for _ in range(3):
-        outage.begins(StoreUnavailable("no route to host"))
+        outage.begin(StoreUnavailable("no route to host"))
     now[0] = 75.2
-    outage.ends()
-    outage.ends()
+    outage.end()
+    outage.end()
     assert warnings(caplog) == [
         f"{AWAY}no route to host; clients are told to come back, until it is there again",
         f"{BACK}75 s; nothing was lost",
@@ -49,13 +48,13 @@ def test_it_is_told_once_and_for_how_long(caplog):
 
 def test_a_database_that_goes_away_is_told_twice_not_every_second(postgres, tmp_path, caplog):
     with Store.open(postgres.new_schema(), tmp_path / "blobs") as store:
-        store.begin(first_state(), LAYOUT, HYPERPARAMS)
-        session = Session(first_state(), LAYOUT, HYPERPARAMS, store, None, evaluate)
+        store.begin(first_state(), LAYOUT, SETTINGS)
+        engine = Engine(first_state(), LAYOUT, SETTINGS, store, None, evaluate)
         with postgres.away():
-            wait_for(lambda: session.outage.is_on)
+            wait_for(lambda: engine.outage.is_on)
             time.sleep(2.5)
-        wait_for(lambda: not session.outage.is_on)
-        session.close()
+        wait_for(lambda: not engine.outage.is_on)
+        engine.close()
     first, last = warnings(caplog)
     assert first.startswith(f"{AWAY}the database cannot be used now: ")
     assert last.startswith(BACK)
@@ -69,7 +68,7 @@ def test_requests_that_are_refused_do_not_repeat_it(tmp_path, caplog, monkeypatc
             assert [server.model().status_code for _ in range(5)] == [503] * 5
             time.sleep(1.5)
             assert [line.partition(": ")[0] for line in warnings(caplog)] == ["the store is away"]
-        wait_for(lambda: not server.session.outage.is_on)
+        wait_for(lambda: not server.engine.outage.is_on)
         assert server.model().status_code == 200
     assert len(warnings(caplog)) == 2
 
@@ -105,18 +104,18 @@ def test_a_table_that_somebody_has_locked_is_an_outage(on_postgres, caplog, mode
     upload = near(server, 1)
     with locked(url, "journal", mode):
         wait_for(lambda: server.http.get("/readyz").status_code == 503)  # it is believed to be fine for a moment
-        assert server.session.outage.is_on
+        assert server.engine.outage.is_on
         response = server.update(upload, "car-7", base_epoch=1, key="two")
         assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
         if mode == "ACCESS EXCLUSIVE":  # else a newcomer needs nothing that is locked
             assert server.model("car-8").status_code == 503
-        assert server.session.outage.is_on  # whatever can still be read and written
-    wait_for(lambda: not server.session.outage.is_on)
+        assert server.engine.outage.is_on  # whatever can still be read and written
+    wait_for(lambda: not server.engine.outage.is_on)
     assert server.http.get("/readyz").status_code == 200
-    assert server.store.client("car-7").uploads == server.session.state.epoch == 1
+    assert server.store.client("car-7").uploads == server.engine.state.epoch == 1
     assert server.update(upload, "car-7", base_epoch=1, key="two").status_code == 200
     assert server.update(upload, "car-7", base_epoch=1, key="two").status_code == 200  # once more, and counts once
-    assert server.store.client("car-7").uploads == server.session.state.epoch == 2
+    assert server.store.client("car-7").uploads == server.engine.state.epoch == 2
     assert [line.partition(": ")[0].partition(",")[0] for line in warnings(caplog)] == [
         "the store is away",
         "the store is back",
@@ -175,16 +174,16 @@ def test_replies_expire_on_a_quiet_server(store, monkeypatch):
     toy = Toy(store)
     toy.upload("car-7")
     now = [0.0]
-    chores = Chores(store, snapshot_every=100, clock=lambda: now[0])
+    maintenance = Maintenance(store, snapshot_every=100, clock=lambda: now[0])
     later = time.time() + 3700
     monkeypatch.setattr("cdfl.server.store.time.time", lambda: later)
     now[0] = PRUNE_SECONDS - 1
-    chores.look(toy.state)
+    maintenance.run_due(toy.state)
     assert len(stored_blobs(store, "reply")) == 1
     now[0] = PRUNE_SECONDS
-    chores.look(toy.state)
+    maintenance.run_due(toy.state)
     wait_for(lambda: stored_blobs(store, "reply") == [])
-    chores.finish(toy.state)
+    maintenance.finish(toy.state)
 
 
 @pytest.mark.parametrize(("method", "words"), [("snapshot", "no snapshot of"), ("prune", "what is too old was not")])
@@ -192,13 +191,13 @@ def test_what_fails_is_tried_again_later(store, method, words, caplog, monkeypat
     toy = Toy(store)
     toy.upload("car-7")
     now, tried = [0.0], []
-    chores = Chores(store, snapshot_every=1 if method == "snapshot" else 100, clock=lambda: now[0])
+    maintenance = Maintenance(store, snapshot_every=1 if method == "snapshot" else 100, clock=lambda: now[0])
     monkeypatch.setattr(store, method, lambda *_: (tried.append(now[0]), away()))
-    pause = AGAIN_SECONDS if method == "snapshot" else PRUNE_SECONDS
+    pause = RETRY_SNAPSHOT_SECONDS if method == "snapshot" else PRUNE_SECONDS
     for now[0] in (0.0, 1.0, 2.0, pause + 1.0, pause + 2.0):
-        chores.look(toy.state)
-        wait_for(chores._work.done if chores._work else lambda: True)
+        maintenance.run_due(toy.state)
+        wait_for(maintenance._work.done if maintenance._work else lambda: True)
     monkeypatch.undo()
-    chores.finish(toy.state)
+    maintenance.finish(toy.state)
     assert tried == ([0.0] if method == "snapshot" else []) + [pause + 1.0]
     assert [line.startswith(words) for line in warnings(caplog)] == [True] * len(tried)

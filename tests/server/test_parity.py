@@ -1,16 +1,14 @@
 """The simulator and the service are the same server: bit for bit."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 
 from cdfl import wire
-from cdfl.algorithms import Algorithm
+from cdfl.algorithms.cdfl import CDFL
 from cdfl.core import Layout
-from cdfl.server.journal import Retention
-from cdfl.server.replay import replay
+from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
@@ -24,7 +22,7 @@ from .toy import same_state
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 
 
-class Recording(Algorithm):
+class Recording(CDFL):
     """CDFL that remembers what went in and out."""
 
     def __init__(self, settings):
@@ -74,7 +72,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     outcomes = set()
     with Live(tmp_path, setup) as server:
         for upload, reply in recording.exchanges:
-            epoch = server.session.state.epoch
+            epoch = server.engine.state.epoch
             for client_id in [name for name, arrival in arrivals.items() if arrival == epoch]:
                 response = server.model(client_id)
                 assert same_bits(response, setup.layout, recording.joins[epoch].personal_model)
@@ -86,12 +84,12 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
             assert head.rates == tuple(reply.rates.tolist())
             assert (head.epoch, head.staleness) == (reply.epoch, reply.staleness)
             assert same_bits(response, setup.layout, reply.personal_model)
-            assert server.store.client(str(upload.client_id)).past_harm == reply.past_harm
+            assert server.store.client(str(upload.client_id)).memory.defence == reply.verdict.client
             outcomes.add(head.outcome)
         assert not arrivals
-        assert same_state(server.session.state, recording.end)
-    assert bool(recording.end.usual_measures.any()) == (measures == "relative")
-    assert len({reply.past_harm for _, reply in recording.exchanges}) > 6  # of more than the six that come first
+        assert same_state(server.engine.state, recording.end)
+    assert bool(recording.end.memory.any()) == (measures == "relative")
+    assert len({reply.verdict.client for _, reply in recording.exchanges}) > 6  # of more than the six that come first
     assert "applied" in outcomes
     assert len(outcomes) > 1  # or the settings above say nothing about the others
 
@@ -105,8 +103,8 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
     """Six clients at once, honest and not, stale and fresh: whatever order came about is the journal's."""
     setup = tiny_setup().with_settings(max_staleness=9, base_rate=0.5, measures=measures)
     with Live(tmp_path, setup, snapshot_every=7, retention=KEEP_ALL) as server:
-        start = server.session.state
-        layout, settings = server.session.layout, server.session.settings
+        start = server.engine.state
+        layout, settings = server.engine.layout, server.engine.settings
         trouble, sent = [], {}
 
         def live(number: int) -> None:
@@ -130,27 +128,24 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
         for thread in threads:
             thread.join()
         assert not trouble
-        end = server.session.state
+        end = server.engine.state
         assert end.epoch == 48
         entries = list(server.store.all_entries(0))
         assert {entry.outcome for entry in entries} == {"applied", "deprecated", "rejected"}
         again = anew = start
-        mixtures = {}
         for entry in entries:
-            model, base = server.store.read_upload(entry, layout), server.store.read_base(entry, layout)
             if entry.outcome == "applied" and entry.client_id != "client-0":
+                base = server.store.read_model(entry.base, layout)
                 assert torch.equal(base, sent[entry.client_id, entry.base_epoch])
-            again, _ = replay(again, entry, model, settings, base_model=base)
-            last_mixture = mixtures.get(entry.client_id)
-            anew, _ = replay(anew, entry, model, settings, last_mixture, base_model=base, anew=True)
-            mixtures[entry.client_id] = entry.mixture
+            again, _ = server.store.replay(again, entry, settings, layout)
+            anew, _ = server.store.replay(anew, entry, settings, layout, anew=True)
         assert same_state(again, end)
         assert same_state(anew, end)
         found = verify(server.store)
         assert found.entries > 0
         assert not found.findings
     with Live(tmp_path, setup) as server:  # and so is what a restart finds
-        assert same_state(server.session.state, end)
+        assert same_state(server.engine.state, end)
 
 
 @pytest.mark.parametrize("measures", ["plain", "relative"])
@@ -160,13 +155,13 @@ def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
         server.model()
         for epoch in range(5):
             server.update(near(server, epoch % 3, seed=epoch), base_epoch=epoch, key=f"key-{epoch}")
-        end = server.session.state
-        server.session.chores.finish = lambda state: None
+        end = server.engine.state
+        server.engine.maintenance.finish = lambda state: None
     with Store.open(tmp_path) as store:
         assert [snapshot.epoch for snapshot in store.snapshots()] == [0]
         recovered = store.recover()
         assert recovered.replayed == 5
         assert same_state(recovered.state, end)
-        assert bool(end.usual_measures.any()) == (measures == "relative")
-        assert replace(recovered.settings) == server.session.settings
+        assert bool(end.memory.any()) == (measures == "relative")
+        assert recovered.settings == server.engine.settings
     assert recovered.layout == LAYOUT

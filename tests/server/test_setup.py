@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Settings
-from cdfl.server.run import MAX_HARM, in_service, open_session
+from cdfl.server.run import MAX_HARM, in_service, open_engine
 from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
@@ -210,7 +210,7 @@ class TestStart:
 
     def test_each_thread_has_a_look_of_its_own(self):
         setup = tiny_setup()
-        one, other = setup.look(), setup.look()
+        one, other = setup.evaluator(), setup.evaluator()
         assert one.model is not other.model
         models = setup.start().cluster_models
         assert torch.equal(one(models, torch.arange(3)), other(models, torch.arange(3)))
@@ -220,14 +220,14 @@ class TestStart:
 class TestTakingUp:
     def test_a_restart_does_not_pretrain_again(self, tmp_path):
         with Store.open(tmp_path) as store:
-            first = open_session(tiny_setup(), store)
+            first = open_engine(tiny_setup(), store)
             first.close()
 
         def never(message):
             raise AssertionError(message)
 
         with Store.open(tmp_path) as store:
-            second = open_session(tiny_setup(), store, progress=never)
+            second = open_engine(tiny_setup(), store, progress=never)
             second.close()
         assert same_state(first.state, second.state)
 
@@ -237,36 +237,36 @@ class TestTakingUp:
         for told in (not pretrained, False):
             caplog.clear()
             with Store.open(tmp_path) as store:
-                open_session(setup, store).close()
+                open_engine(setup, store).close()
             assert ("all 3 clusters begin with the same weights" in caplog.text) == told
             assert ("name some data for each, and a new --store" in caplog.text) == told
 
     def test_one_cluster_needs_no_warning(self, tmp_path, caplog):
         with Store.open(tmp_path) as store:
-            open_session(tiny_setup(proxy_sets=[data(0, 4)], pretraining_sets=None), store).close()
+            open_engine(tiny_setup(proxy_sets=[data(0, 4)], pretraining_sets=None), store).close()
         assert caplog.text == ""
 
     def test_new_hyperparameters_are_kept(self, tmp_path):
         for rate in (0.1, 0.2):
             with Store.open(tmp_path) as store:
-                open_session(tiny_setup().with_settings(base_rate=rate), store).close()
+                open_engine(tiny_setup().with_settings(base_rate=rate), store).close()
                 assert store.snapshots()[-1].settings.base_rate == rate
 
     def test_another_model_is_refused(self, tmp_path):
         with Store.open(tmp_path) as store:
-            open_session(tiny_setup(), store).close()
+            open_engine(tiny_setup(), store).close()
             other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
             with pytest.raises(
                 SetupError, match=r"not the stored one: 0.bias, 0.weight, 1.bias differ; serve the model"
             ):
-                open_session(tiny_setup(model=other), store)
+                open_engine(tiny_setup(model=other), store)
 
     def test_another_number_of_clusters_is_refused(self, tmp_path):
         with Store.open(tmp_path) as store:
-            open_session(tiny_setup(), store).close()
+            open_engine(tiny_setup(), store).close()
             fewer = Setup(tiny_setup().model, cross_entropy, [data(0, 4)])
             with pytest.raises(SetupError, match="1 proxy sets, the store 3 clusters"):
-                open_session(fewer, store)
+                open_engine(fewer, store)
 
 
 def test_uploads_are_tested_for_harm_unless_that_is_asked_away():

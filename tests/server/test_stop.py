@@ -9,7 +9,7 @@ import pytest
 
 from cdfl import wire
 from cdfl.server import connections
-from cdfl.server.run import serve_until_told
+from cdfl.server.run import serve_until_stopped
 
 from ..certificate import make_certificate
 from .live import Live, near, wait_for
@@ -64,7 +64,7 @@ def test_a_signal_just_before_it_opens_counts(tmp_path, monkeypatch, number, han
     live = Live(tmp_path / "store")
     monkeypatch.setattr(live.server, "run", lambda sockets: signal.raise_signal(number))
     with live._taken, live.store:
-        serve_until_told(live.server, live.session, live._taken)
+        serve_until_stopped(live.server, live.engine, live._taken)
     assert live.server.should_exit
     signal.raise_signal(number)  # once more, while the process ends: it is no KeyboardInterrupt
 
@@ -84,4 +84,4 @@ def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):
         slow.sendall(body[50:])
         assert slow.recv(1000).startswith(b"HTTP/1.1 200")
         assert seconds_to_stop(server) < 15
-        assert server.session.state.epoch == 1
+        assert server.engine.state.epoch == 1

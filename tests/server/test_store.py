@@ -8,11 +8,22 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from cdfl.core import Settings
-from cdfl.server.journal import Retention, StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.records import Retention, StoreDamaged, StoreError, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.wire import encode_model
 
-from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, some_entry, spooled, stored_blobs
+from .toy import (
+    LAYOUT,
+    SETTINGS,
+    Toy,
+    find,
+    first_state,
+    keep,
+    same_state,
+    some_entry,
+    stored_blobs,
+    was_given,
+)
 
 
 def reopened(store, where, retention=None):
@@ -26,8 +37,8 @@ def test_an_empty_store(store):
     assert store.snapshots() == store.entries(after=0) == []
     assert store.num_clients() == 0
     assert store.client("car-7") is None
-    assert store.find("car-7", "key") is None
-    assert not store.was_given("car-7", 0)
+    assert find(store, "car-7", "key") is None
+    assert not was_given(store, "car-7", 0)
     store.check()
     store.commit([])
     with pytest.raises(ValueError, match="nothing was begun; call begin or recover first"):
@@ -47,24 +58,26 @@ def test_a_closed_store(store):
 
 def test_what_was_begun_comes_back(store, where):
     state = first_state()
-    store.begin(state, LAYOUT, HYPERPARAMS)
-    with pytest.raises(ValueError, match="the store holds a server at epoch 0 already"):
-        store.begin(state, LAYOUT, HYPERPARAMS)
+    store.begin(state, LAYOUT, SETTINGS)
+    with pytest.raises(ValueError, match="the store holds a server at epoch 0"):
+        store.begin(state, LAYOUT, SETTINGS)
     with reopened(store, where) as again:
         recovered = again.recover()
         assert same_state(recovered.state, state)
         assert recovered.state.num_parameters == 12
-        assert (recovered.layout, recovered.settings, recovered.replayed) == (LAYOUT, HYPERPARAMS, 0)
+        assert (recovered.layout, recovered.settings, recovered.replayed) == (LAYOUT, SETTINGS, 0)
 
 
 def test_an_upload_is_kept_to_the_last_bit(toy, store):
     (entry,) = toy.upload("car-7", key="first")
     (kept,) = store.entries(after=0)
     assert kept == replace(entry, reply=kept.reply)
-    assert store.find("car-7", "first") == kept
-    assert store.find("car-7", "second") is store.find("car-8", "first") is None
+    assert find(store, "car-7", "first") == kept
+    assert find(store, "car-7", "second") is find(store, "car-8", "first") is None
     record = store.client("car-7")
-    assert (record.uploads, record.last, record.mixture) == (1, kept, entry.mixture)
+    assert (record.uploads, record.last) == (1, kept)
+    assert record.memory.mixture.tolist() == list(entry.mixture)
+    assert record.memory.defence == entry.verdict.client
     assert record.since == entry.received
     assert store.num_clients() == 1
     assert store.epoch == 1
@@ -74,10 +87,10 @@ def test_the_reply_is_kept_byte_for_byte_until_the_next_one(toy, store):
     _, entry, reply = toy.take(toy.state, "car-7", "first")
     body = encode_model(reply.personal_model, LAYOUT, "float16")
     store.commit([(entry, body)])
-    first = store.find("car-7", "first")
+    first = find(store, "car-7", "first")
     assert store.read_reply(first) == body
     store.commit([(some_entry(epoch=2, client_id="car-8"), b"another client"), (some_entry(epoch=3), b"next")])
-    assert store.find("car-7", "first").reply is None
+    assert find(store, "car-7", "first").reply is None
     assert len(stored_blobs(store, "reply")) == 2
     assert store.read_reply(first) is None  # the blob is gone as well
     assert store.read_reply(store.client("car-7").last) == b"next"
@@ -149,11 +162,13 @@ def test_other_hyperparameters_are_in_force_from_a_snapshot_on(toy, store, where
         assert [kept.settings for kept in again.snapshots()] == [slower, slowest]
 
 
-def test_a_journal_that_does_not_fit_its_hyperparameters_is_noticed(toy, store, where):
-    toy.settings = Settings(base_rate=0.01)  # a server that forgot to tell its store
+def test_a_journal_that_does_not_fit_its_settings_is_noticed(toy, store, where):
+    toy.settings = Settings(max_staleness=0)  # a server that did not tell its store
     toy.upload("car-7")
-    with reopened(store, where) as again, pytest.raises(StoreDamaged, match=r"entry 1 moved the clusters by .*0\.01"):
-        again.recover()
+    with reopened(store, where) as again:
+        words = "the upload of entry 1 was deprecated; the stored settings make it applied"
+        with pytest.raises(StoreDamaged, match=words):
+            again.recover()
 
 
 def test_epochs_must_follow_each_other(toy, store):
@@ -168,7 +183,7 @@ def test_a_group_is_kept_whole_or_not_at_all(toy, store, where):
     toy.upload("car-7", key="used")
     before = stored_blobs(store)
     _, good, _ = toy.take(toy.state, "car-8", "new")
-    again = some_entry(epoch=3, key="used", upload=store.keep(spooled(store, b"upload")))
+    again = some_entry(epoch=3, key="used", upload=keep(store, b"upload"))
     with pytest.raises(IntegrityError):
         store.commit([(good, b"one"), (again, b"two")])
     assert store.epoch == 1
@@ -179,7 +194,7 @@ def test_a_group_is_kept_whole_or_not_at_all(toy, store, where):
 
 
 def test_a_dropped_upload_is_gone(store):
-    name = store.keep(spooled(store, b"upload"))
+    name = keep(store, b"upload")
     assert store.blobs.read(name) == b"upload"
     store.drop(name)
     assert stored_blobs(store, "upload") == []
@@ -193,10 +208,10 @@ def test_base_epochs_are_those_a_client_was_given(toy, store, where):
     assert store.client("car-9") is None
     store.grant("car-9", 2)
     store.grant("car-9", 2)
-    assert store.client("car-9").last is store.client("car-9").mixture is None
+    assert store.client("car-9").last is None
     assert store.num_clients() == 3
     with reopened(store, where) as again:
-        given = {name: [again.was_given(name, epoch) for epoch in range(4)] for name in ("car-7", "car-8", "car-9")}
+        given = {name: [was_given(again, name, epoch) for epoch in range(4)] for name in ("car-7", "car-8", "car-9")}
     assert given == {
         "car-7": [True, False, True, False],
         "car-8": [False, True, False, False],
@@ -211,8 +226,8 @@ def test_of_many_given_epochs_the_newest_are_remembered(toy, store, where):
             store.grant("car-7", epoch)
             store.grant("car-8", 0)
             toy.upload("car-9")
-        assert [store.was_given("car-7", epoch) for epoch in range(6)] == [False] * 3 + [True] * 3
-        assert store.was_given("car-8", 0)
+        assert [was_given(store, "car-7", epoch) for epoch in range(6)] == [False] * 3 + [True] * 3
+        assert was_given(store, "car-8", 0)
 
 
 @pytest.mark.parametrize("keep_uploads", [False, True])
@@ -240,8 +255,8 @@ def test_replies_are_kept_for_a_while(toy, store, monkeypatch):
     monkeypatch.setattr("cdfl.server.store.time.time", lambda: later)
     store.prune()
     assert stored_blobs(store, "reply") == []
-    assert store.find("car-7", "key-0").reply is None
-    assert store.client("car-7").mixture is not None
+    assert find(store, "car-7", "key-0").reply is None
+    assert store.client("car-7").last is not None
 
 
 def test_the_journal_is_shortened_but_nobody_is_forgotten(toy, store, where):
@@ -254,16 +269,16 @@ def test_the_journal_is_shortened_but_nobody_is_forgotten(toy, store, where):
         toy.snapshot()
         epochs = [entry.epoch for entry in store.entries(after=0)]
         assert epochs == [1, *range(22, 32)]
-        assert store.client("car-8").mixture == seldom.mixture
-        assert store.find("car-8", "seldom") is not None
+        assert store.client("car-8").last.mixture == seldom.mixture
+        assert find(store, "car-8", "seldom") is not None
         assert store.client("car-7").uploads == 30
         # An upload from before the journal could be one it has forgotten: it is refused, and cannot count twice.
-        assert [store.was_given("car-7", epoch) for epoch in (1, 21, 22, 31)] == [False, False, True, True]
-        assert not store.was_given("car-9", 0)
+        assert [was_given(store, "car-7", epoch) for epoch in (1, 21, 22, 31)] == [False, False, True, True]
+        assert not was_given(store, "car-9", 0)
         assert store.client("car-9") is not None
     with Store.open(*where) as again:
-        assert not again.was_given("car-7", 21)
-        assert again.was_given("car-7", 22)
+        assert not was_given(again, "car-7", 21)
+        assert was_given(again, "car-7", 22)
         assert same_state(again.recover().state, toy.state)
 
 
@@ -272,7 +287,7 @@ def test_entries_come_in_pieces(toy, store, monkeypatch):
         toy.upload("car-7")
     assert [entry.epoch for entry in store.entries(after=2)] == [3, 4, 5]
     assert [entry.epoch for entry in store.entries(after=0, limit=2)] == [1, 2]
-    monkeypatch.setattr("cdfl.server.reader.PIECE", 2)
+    monkeypatch.setattr("cdfl.server.reader.PAGE", 2)
     assert [entry.epoch for entry in store.all_entries(after=0)] == [1, 2, 3, 4, 5]
 
 
@@ -287,10 +302,10 @@ def test_back_to_a_snapshot(toy, store, where):
         store.rollback(1)
     store.rollback(2)
     assert store.epoch == 2
-    assert [store.was_given("car-7", epoch) for epoch in range(9)] == [epoch == 1 for epoch in range(9)]
-    assert not store.was_given("car-8", 7)
+    assert [was_given(store, "car-7", epoch) for epoch in range(9)] == [epoch == 1 for epoch in range(9)]
+    assert not was_given(store, "car-8", 7)
     assert [store.client(name).uploads for name in ("car-7", "car-8", "car-9")] == [1, 1, 0]
-    assert store.client("car-9").mixture is None
+    assert store.client("car-9").last is None
     assert stored_blobs(store, "upload") == []
     with reopened(store, where) as again:
         assert same_state(again.recover().state, then)
@@ -301,7 +316,7 @@ def test_back_to_a_snapshot(toy, store, where):
 def test_a_snapshot_that_breaks_before_the_answer_comes_deletes_nothing(toy, store):
     """`cdfl rollback` asks first, and an answer may take its time."""
     toy.upload("car-7")
-    assert store.cut_off(0) == (1, 1)
+    assert store.count_after(0) == (1, 1)
     store.blobs.delete(store.snapshots()[0].models[:1])
     with pytest.raises(StoreDamaged, match="the snapshot of epoch 0 cannot be read, so nothing was deleted"):
         store.rollback(0)
@@ -319,7 +334,7 @@ def test_many_read_while_one_writes(toy, store):
                 seen.append(record.last.epoch)
                 reply = store.read_reply(record.last)
                 assert reply is None or reply.startswith(encode_model(toy.state.cluster_models[0], LAYOUT)[:8])
-                assert store.was_given("car-7", record.last.epoch)
+                assert was_given(store, "car-7", record.last.epoch)
         except BaseException as error:
             failures.append(error)
 

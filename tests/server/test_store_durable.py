@@ -5,14 +5,14 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from cdfl.server import database, rows
+from cdfl.server import database, tables
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
 from .disk import AtOnce, Crash, Disk
-from .toy import HYPERPARAMS, LAYOUT, Toy, first_state, same_state, stored_blobs
+from .toy import LAYOUT, SETTINGS, Toy, first_state, same_state, stored_blobs
 
-RELATIVE = HYPERPARAMS.replace(measures="relative")  # then there is more to remember
+RELATIVE = SETTINGS.replace(measures="relative")  # then there is more to remember
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_the_power_may_be_cut_at_every_step(action, fault, tmp_path, monkeypatch
                     assert recovered.state.epoch == 7 or same_state(recovered.state, states[recovered.state.epoch])
                     assert verify(store).findings == []
                     with store.reading() as connection:
-                        spoken_of = rows.all_blobs(connection)
+                        spoken_of = tables.all_blobs(connection)
                     assert action == "forget" or spoken_of <= set(store.blobs.names())  # which deletes blobs first
         if not reached:
             break

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from cdfl.server.journal import StoreDamaged, StoreUnavailable
+from cdfl.server.auth import Tokens
+from cdfl.server.records import StoreDamaged, StoreUnavailable
 from cdfl.server.store import Store
 
-from .toy import LAYOUT, Toy, same_state, spooled, stored_blobs
+from .toy import LAYOUT, Toy, find, keep, same_state, spooled, stored_blobs, was_given
 
 # -- PostgreSQL goes away
 
@@ -29,7 +30,7 @@ def test_a_database_that_goes_away_and_comes_back(postgres, tmp_path):
                 lambda: store.client("car-7"),
                 lambda: store.grant("car-8", 1),
                 lambda: store.snapshot(toy.state),
-                lambda: store.tokens.create("car-8"),
+                lambda: Tokens(store.database).create("car-8"),
                 store.check,
             ):
                 with pytest.raises(StoreUnavailable, match="the database cannot be used now: "):
@@ -92,8 +93,8 @@ def test_a_commit_in_doubt_is_taken_back(where, reaches):
         assert store.client("car-7").uploads == 1
         assert store.client("car-7").last == last
         assert store.client("car-8").uploads == 0
-        assert store.find("car-8", "key-2") is None
-        assert not store.was_given("car-8", 3)
+        assert find(store, "car-8", "key-2") is None
+        assert not was_given(store, "car-8", 3)
         assert store.entries(after=1) == []
         assert stored_blobs(store) == before  # what they were sent is as it was
         toy.upload("car-7", "car-8")
@@ -110,7 +111,7 @@ def test_a_server_that_dies_in_doubt_finds_what_was_committed(where):
             toy.upload("car-7", key="first")
     with Store.open(*where) as store:
         assert store.epoch == 1
-        entry = store.find("car-7", "first")  # the same request gets the answer it did not get
+        entry = find(store, "car-7", "first")  # the same request gets the answer it did not get
         assert len(store.read_reply(entry)) > LAYOUT.size * 4
         assert store.recover().state.epoch == 1
 
@@ -190,7 +191,7 @@ def test_a_full_disk(on_small_disk, small_disk):
     toy = Toy(store)
     toy.upload("car-7")
     before = stored_blobs(store)
-    name = store.keep(spooled(store, b"came before the disk was full"))
+    name = keep(store, b"came before the disk was full")
     fill(small_disk)
     entry = store.client("car-7").last
     with pytest.raises(StoreUnavailable, match="No space left on device"):
@@ -214,7 +215,7 @@ def test_a_read_only_folder(small_disk, tmp_path):
         toy = Toy(store)
         toy.upload("car-7")
         store.check()
-        name = store.keep(spooled(store, b"upload"))
+        name = keep(store, b"upload")
         with read_only(small_disk):
             with pytest.raises(StoreUnavailable, match="Read-only file system"):
                 store.check()
@@ -270,7 +271,7 @@ def test_what_nobody_speaks_of_is_swept_at_the_start(where):
         toy = Toy(store)
         toy.upload("car-7")
         kept = stored_blobs(store)
-        store.keep(spooled(store, b"never committed"))
+        keep(store, b"never committed")
         spooled(store, b"never complete")
         (store.blobs.folder / "notes.txt").write_text("not ours")
     with Store.open(*where) as store:

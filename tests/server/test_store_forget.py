@@ -3,20 +3,23 @@
 import pytest
 import sqlalchemy as sa
 
-from cdfl.core import Settings
+from cdfl.core import Settings, Verdict
 from cdfl.core.accept import WARM_UP
-from cdfl.server.journal import Retention
-from cdfl.server.schema import TABLES
+from cdfl.server.auth import Tokens
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.tables import TABLES
 
-from .toy import Toy, same_state, stored_blobs
+from .toy import Toy, same_state, stored_blobs, was_given
 
 NAME = "car-of-somebody"
 
 
 def everything(store) -> str:
     with store.reading() as connection:
-        return "\n".join(str(row) for table in TABLES.sorted_tables for row in connection.execute(sa.select(table)))
+        return "\n".join(
+            str(tuple(row)) for table in TABLES.sorted_tables for row in connection.execute(sa.select(table))
+        )
 
 
 @pytest.mark.parametrize("keep_uploads", [False, True])
@@ -24,7 +27,7 @@ def everything(store) -> str:
 def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
     with Store.open(*where, Retention(keep_uploads=keep_uploads)) as store:
         toy = Toy(store)
-        token = store.tokens.create(NAME)
+        token = Tokens(store.database).create(NAME)
         store.grant(NAME, 0)
         for _ in range(8):
             toy.upload("car-7", NAME)
@@ -33,7 +36,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
         if snapshot_first:
             toy.snapshot()
         own = [entry for entry in store.entries(after=0) if entry.client_id == NAME]
-        numbers = [str(values) for entry in own for values in (entry.mixture, entry.losses, entry.distances) if values]
+        numbers = [str(list(each)) for entry in own for each in (entry.mixture, entry.losses, entry.distances) if each]
         assert len(numbers) == 3 * 8 + 1
         assert all(number in everything(store) for number in numbers)
         store.ask_to_forget(NAME)
@@ -44,9 +47,9 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
 
         assert not store.knows(NAME)
         assert store.client(NAME) is None
-        assert store.tokens.client(token) is None
+        assert Tokens(store.database).client(token) is None
         assert store.asked_to_forget() == []
-        assert not store.was_given(NAME, 0)
+        assert not was_given(store, NAME, 0)
         left = everything(store)
         assert NAME not in left
         assert not [number for number in numbers if number in left]
@@ -66,12 +69,12 @@ def test_what_harm_it_did_is_forgotten(store):
     toy = Toy(store, settings=Settings(max_harm=3))
     for _ in range(WARM_UP):
         toy.upload(NAME, "car-7")
-    assert store.client(NAME).past_harm != 1
+    assert store.client(NAME).memory.defence != (1.0,)
     store.forget(NAME, toy.state)
     forgotten = [entry for entry in store.entries(after=0) if entry.client_id == ""]
-    assert {(entry.harm, entry.usual_harm, entry.past_harm) for entry in forgotten} == {(None, None, 1.0)}
+    assert {(entry.verdict, entry.last_mixture, entry.last_defence) for entry in forgotten} == {(Verdict(), None, ())}
     (entry,) = toy.upload(NAME)
-    assert entry.past_harm == 1
+    assert (entry.last_mixture, entry.last_defence) == (None, ())
 
 
 def test_the_files_of_sqlite_do_not_remember_either(tmp_path):
@@ -97,7 +100,7 @@ def test_nobody_else_loses_anything(where):
         reply = store.read_reply(before.last)
         store.forget(NAME, toy.state)
         after = store.client("car-7")
-        assert (after.uploads, after.mixture, after.last.key) == (2, before.mixture, before.last.key)
+        assert (after.uploads, after.last.mixture, after.last.key) == (2, before.last.mixture, before.last.key)
         assert store.read_reply(after.last) == reply
         toy.upload(NAME)  # who comes back is a newcomer
         assert store.client(NAME).uploads == 1
@@ -105,9 +108,9 @@ def test_nobody_else_loses_anything(where):
 
 def test_a_token_alone_and_a_name_nobody_knows(where):
     with Store.open(*where) as store:
-        token = store.tokens.create(NAME)
+        token = Tokens(store.database).create(NAME)
         assert store.forget(NAME, None)  # nothing was begun yet
-        assert store.tokens.client(token) is None
+        assert Tokens(store.database).client(token) is None
         assert not store.forget("nobody", None)
 
 

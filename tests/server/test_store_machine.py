@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cdfl.server import rows
-from cdfl.server.journal import Retention, StoreUnavailable
+from cdfl.server import tables
+from cdfl.server.records import Retention, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 from cdfl.wire import encode_model
 
 from .disk import AtOnce, Crash, Disk
-from .toy import HYPERPARAMS, LAYOUT, Toy, same_state
+from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, was_given
 
 CLIENTS = ("car-1", "car-2", "car-3")
 FAULTS = ("crash before", "crash after", "error before", "error after")
@@ -42,7 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(keep_uploads=st.booleans(), measures=st.sampled_from(["plain", "relative"]))
     def begin(self, keep_uploads: bool, measures: str) -> None:
-        self.settings = HYPERPARAMS.replace(measures=measures)
+        self.settings = SETTINGS.replace(measures=measures)
         self.retention = Retention(keep_snapshots=2, keep_uploads=keep_uploads)
         self.open()
         self.states = [self.toy.state]  # by epoch
@@ -88,7 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
         epoch, given = self.toy.state.epoch, []
         if self.attempt(lambda: given.append(self.toy.join(client_id)), failing):
             self.grants.add((client_id, epoch))
-            base = self.store.keep_sent(client_id, epoch)
+            base = keep_sent(self.store, client_id, epoch)
             assert self.store.blobs.read(base) == given[0]
             self.store.drop(base)
 
@@ -149,18 +149,18 @@ class StoreMachine(RuleBasedStateMachine):
             epochs = [epoch for epoch, (name, _) in enumerate(self.uploads, start=1) if name == client_id]
             record = store.client(client_id)
             assert (record.uploads if record else 0) == len(epochs)
-            assert all(store.was_given(client_id, epoch) for epoch in epochs)
+            assert all(was_given(store, client_id, epoch) for epoch in epochs)
             if epochs and record.last.reply is not None:
                 assert store.read_reply(record.last) == self.uploads[epochs[-1] - 1][1]
-        assert all(store.was_given(*grant) for grant in self.grants)
+        assert all(was_given(store, *grant) for grant in self.grants)
         with store.reading() as connection:
-            assert rows.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
+            assert tables.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
 
     def teardown(self) -> None:
         self.store.close()
         self.open()
         with self.store.reading() as connection:
-            spoken_of = rows.all_blobs(connection)
+            spoken_of = tables.all_blobs(connection)
         found = [name for name in self.store.blobs.names() if not name.startswith("store-")]
         assert sorted(found) == sorted(spoken_of)  # nothing is missing, nothing is left over
         assert verify(self.store).findings == []

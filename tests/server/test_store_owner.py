@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from cdfl import wire
-from cdfl.server import chores
-from cdfl.server.journal import StoreBusy, StoreError, StoreLost, StoreUnavailable
-from cdfl.server.places import shown
+from cdfl.server import maintenance
+from cdfl.server.database import without_password
+from cdfl.server.records import StoreBusy, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 
 from .live import Live, near
@@ -66,7 +66,7 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
         toy = Toy(store)
         toy.upload("car-7")
         kept = stored_blobs(store)
-    with pytest.raises(StoreError, match=f"the blobs of this store are not in {tmp_path}/elsewhere; name the place"):
+    with pytest.raises(StoreError, match=f"the blobs of this store are not in {tmp_path}/elsewhere; name their place"):
         Store.open(where[0], tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
     with pytest.raises(StoreError, match="the place for the blobs holds those of another store"):
@@ -85,7 +85,7 @@ def test_database_and_blobs_belong_together(where, tmp_path, store_url):
             "the database is a nonsense one; expected sqlite:///FILE or postgresql://USER@HOST/NAME",
         ),
         ("sqlite://", "an SQLite database in memory would lose everything; expected sqlite:///FILE"),
-        ("postgresql://me:secret@host:abc/name", r"^the port in the URL of the database \(--store\) is no number"),
+        ("postgresql://me:secret@host:abc/name", r"^the port in the URL of the database \(--store\) is not a number"),
         ("postgresql://me:secret@host/name?port=abc", r"^the URL of the database \(--store\) cannot be used: .*port"),
         (
             "postgresql://me:secret@127.0.0.1/name?bogus=1",
@@ -100,7 +100,7 @@ def test_other_databases(database, words, tmp_path):
 
 
 def test_a_database_needs_a_place_for_blobs(store_url):
-    with pytest.raises(StoreError, match="a URL of a database needs a place for the blobs as well"):
+    with pytest.raises(StoreError, match="a database URL needs a place for the blobs, too"):
         Store.open(store_url)
 
 
@@ -113,8 +113,8 @@ def test_nobody_else_may_read_any_file(tmp_path):
 
 
 def test_a_place_is_shown_without_its_password(tmp_path):
-    assert shown("postgresql://me:secret@host/name") == "postgresql+psycopg://me:***@host/name"
-    assert shown(tmp_path) == str(tmp_path)
+    assert without_password("postgresql://me:secret@host/name") == "postgresql+psycopg://me:***@host/name"
+    assert without_password(tmp_path) == str(tmp_path)
 
 
 # -- PostgreSQL: the lock lives and dies with a connection
@@ -173,9 +173,9 @@ def replaced(postgres, apart):
 def assert_it_stops(server, caplog):
     server._thread.join(timeout=20)
     assert not server._thread.is_alive()
-    assert server.session.lost.startswith("the store was taken over by another server (process ")
+    assert server.engine.lost.startswith("the store was taken over by another server (process ")
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert said == [f"the server must stop: {server.session.lost}"]  # once
+    assert said == [f"the server must stop: {server.engine.lost}"]  # once
 
 
 @pytest.mark.parametrize("path", ["/v1/model", "/readyz"])
@@ -186,7 +186,7 @@ def test_a_server_that_was_replaced_stops_at_the_next_request(replaced, caplog, 
 
 @pytest.mark.parametrize("chore", ["PRUNE_SECONDS", "SNAPSHOT_SECONDS"])
 def test_a_server_that_was_replaced_stops_unasked(replaced, caplog, monkeypatch, chore):
-    monkeypatch.setattr(chores, chore, 0.0)
+    monkeypatch.setattr(maintenance, chore, 0.0)
     assert_it_stops(replaced, caplog)
 
 

@@ -1,43 +1,50 @@
+import pytest
 import sqlalchemy as sa
 
-from cdfl.server.schema import tokens as table
+from cdfl.server.auth import Tokens
 from cdfl.server.store import Store
+from cdfl.server.tables import tokens as table
 
 
-def test_a_token_belongs_to_one_client(store):
-    first, second, other = [store.tokens.create(name) for name in ("car-7", "car-7", "car-8")]
+@pytest.fixture
+def tokens(store):
+    return Tokens(store.database)
+
+
+def test_a_token_belongs_to_one_client(tokens):
+    first, second, other = [tokens.create(name) for name in ("car-7", "car-7", "car-8")]
     assert len({first, second, other}) == 3
     assert all(token.startswith("cdfl_") and len(token) >= 48 for token in (first, second, other))
-    assert [store.tokens.client(token) for token in (first, second, other)] == ["car-7", "car-7", "car-8"]
-    assert store.tokens.client("cdfl_guessed") is None
-    assert store.tokens.client(first[:-1]) is None
-    assert store.tokens.client("") is None
+    assert [tokens.client(token) for token in (first, second, other)] == ["car-7", "car-7", "car-8"]
+    assert tokens.client("cdfl_guessed") is None
+    assert tokens.client(first[:-1]) is None
+    assert tokens.client("") is None
 
 
-def test_only_hashes_are_stored(store):
-    token = store.tokens.create("car-7")
+def test_only_hashes_are_stored(store, tokens):
+    token = tokens.create("car-7")
     with store.reading() as connection:
         stored = str(connection.execute(sa.select(table)).all())
     assert token not in stored
     assert token.removeprefix("cdfl_") not in stored
 
 
-def test_a_revoked_token_is_unknown(store):
-    first, second, other = [store.tokens.create(name) for name in ("car-7", "car-7", "car-8")]
-    records = store.tokens.all()
+def test_a_revoked_token_is_unknown(tokens):
+    first, second, other = [tokens.create(name) for name in ("car-7", "car-7", "car-8")]
+    records = tokens.all()
     assert [record.client_id for record in records] == ["car-7", "car-7", "car-8"]
-    assert store.tokens.revoke(records[0].token_id) == [records[0]]
-    assert [store.tokens.client(token) for token in (first, second, other)] == [None, "car-7", "car-8"]
-    assert [record.revoked is None for record in store.tokens.all()] == [False, True, True]
-    assert [record.token_id for record in store.tokens.revoke("car-7")] == [records[1].token_id]
-    assert store.tokens.client(second) is None
-    assert store.tokens.revoke("car-7") == store.tokens.revoke("%") == store.tokens.revoke("") == []
-    assert store.tokens.client(other) == "car-8"
+    assert tokens.revoke(records[0].token_id) == [records[0]]
+    assert [tokens.client(token) for token in (first, second, other)] == [None, "car-7", "car-8"]
+    assert [record.revoked is None for record in tokens.all()] == [False, True, True]
+    assert [record.token_id for record in tokens.revoke("car-7")] == [records[1].token_id]
+    assert tokens.client(second) is None
+    assert tokens.revoke("car-7") == tokens.revoke("%") == tokens.revoke("") == []
+    assert tokens.client(other) == "car-8"
 
 
-def test_a_running_server_sees_them_at_once(store, where):
+def test_a_running_server_sees_them_at_once(tokens, where):
     with Store.open(*where, own=False) as beside:
-        token = beside.tokens.create("car-7")
-        assert store.tokens.client(token) == "car-7"
-        beside.tokens.revoke("car-7")
-        assert store.tokens.client(token) is None
+        token = Tokens(beside.database).create("car-7")
+        assert tokens.client(token) == "car-7"
+        Tokens(beside.database).revoke("car-7")
+        assert tokens.client(token) is None

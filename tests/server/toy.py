@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from cdfl.core import Layout, ServerState, Settings, Upload, initial_state, join, server_update
-from cdfl.core.accept import past_harm_after
-from cdfl.server.journal import Entry
+from cdfl.core import NEWCOMER, Layout, ServerState, Settings, Upload, initial_state, join, server_update
+from cdfl.server.records import Entry
 from cdfl.server.store import Store
-from cdfl.server.uploads import distances_of
 from cdfl.wire import body_parts, encode_model
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics
-HYPERPARAMS = Settings(max_staleness=6)
+SETTINGS = Settings(max_staleness=6)
 TARGETS = torch.tensor([[0.0], [1.0], [2.0]])  # what the three clusters are about
 
 
@@ -33,7 +31,7 @@ def first_state(seed: int = 0) -> ServerState:
 class Toy:
     """The state, and what clients were last told."""
 
-    def __init__(self, store: Store, seed: int = 0, settings: Settings = HYPERPARAMS) -> None:
+    def __init__(self, store: Store, seed: int = 0, settings: Settings = SETTINGS) -> None:
         self.store = store
         self.settings = settings
         self.random = torch.Generator().manual_seed(seed)
@@ -61,60 +59,45 @@ class Toy:
         body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT)
         model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
-        mixture = self.last_mixture(client_id, group)
-        base, base_model = self.base(state, client_id, base_epoch, mixture)
-        past_harm = self.past_harm(client_id, group)
-        upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-        after, reply = server_update(state, upload, self.settings, evaluate, mixture)
-        entry = Entry(
-            epoch=after.epoch,
-            client_id=client_id,
-            base_epoch=base_epoch,
+        client = self.memory_of(client_id, group)
+        base, base_model = self.base(state, client_id, base_epoch, client)
+        upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model)
+        after, reply = server_update(state, upload, self.settings, evaluate, client)
+        digest = hashlib.sha256(body).hexdigest()
+        entry = Entry.of(
+            after,
+            upload,
+            client,
+            reply,
             key=key,
-            digest=hashlib.sha256(body).hexdigest(),
-            outcome="deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied",
-            losses=None if reply.deprecated else tuple(losses.double().tolist()),
-            cluster_losses=tuple(after.cluster_losses.tolist()),
-            mixture=tuple(reply.mixture.tolist()),
-            rates=tuple(reply.rates.tolist()),
-            staleness=reply.staleness,
+            digest=digest,
             received=time.time(),
-            harm=reply.harm,
-            usual_harm=reply.usual_harm,
-            past_harm=past_harm,
-            distances=distances_of(reply),
-            upload=self.store.keep(spooled(self.store, body)),
+            upload=self.store.keep(spooled(self.store, body), digest),
             base=base,
         )
         return after, entry, reply
 
-    def base(self, state, client_id, base_epoch, mixture):
-        """What an upload was trained from: what its client was sent or, where that is gone, what it would be now."""
-        if self.settings.cluster_step == "towards":
+    def base(self, state, client_id, base_epoch, client):
+        """What an upload was trained from: what its client was sent or, if that is gone, what it would be now."""
+        if self.settings.rates.cluster_step == "towards":
             return None, None
-        if (base := self.store.keep_sent(client_id, base_epoch)) is not None:
+        if (base := keep_sent(self.store, client_id, base_epoch)) is not None:
             return base, self.store.read_model(base, LAYOUT)
-        model = join(state, self.settings, mixture).personal_model
+        model = join(state, self.settings, client).personal_model
         return self.store.keep_base(body_parts(model, LAYOUT)), model
 
     def join(self, client_id: str) -> bytes:
         """A client asks for a model and gets it."""
-        body = encode_model(join(self.state, self.settings, self.last_mixture(client_id, ())).personal_model, LAYOUT)
-        self.store.grant(client_id, self.state.epoch, body)
+        body = encode_model(join(self.state, self.settings, self.memory_of(client_id)).personal_model, LAYOUT)
+        record = self.store.client(client_id, self.state.epoch)
+        if record is None or record.sent is None:
+            self.store.grant(client_id, self.state.epoch, body)
         return body
 
-    def last_mixture(self, client_id, group):
+    def memory_of(self, client_id, group=()):
         known = self.store.client(client_id)
-        mixtures = [entry.mixture for entry, _ in group if entry.client_id == client_id]
-        mixtures = [known.mixture if known else None, *mixtures]
-        return None if mixtures[-1] is None else torch.tensor(mixtures[-1], dtype=torch.float64)
-
-    def past_harm(self, client_id, group):
-        known = self.store.client(client_id)
-        lasts = [entry for entry, _ in group if entry.client_id == client_id]
-        if lasts:
-            return past_harm_after(lasts[-1].past_harm, lasts[-1].harm, lasts[-1].usual_harm)
-        return known.past_harm if known else 1.0
+        memories = [entry.client_after for entry, _ in group if entry.client_id == client_id]
+        return [known.memory if known else NEWCOMER, *memories][-1]
 
     def snapshot(self) -> None:
         self.store.snapshot(self.state)
@@ -125,18 +108,40 @@ def some_entry(epoch: int, client_id: str = "car-7", **changes: Any) -> Entry:
     made_up = Entry(
         epoch=epoch,
         client_id=client_id,
-        base_epoch=epoch - 1,
         key=f"key-{epoch}",
         digest="d" * 64,
         outcome="deprecated",
-        losses=None,
-        cluster_losses=(0.1, 0.2, None),
+        received=time.time(),
+        base_epoch=epoch - 1,
+        staleness=1,
         mixture=(0.1, 0.2, 0.7),
         rates=(0.0, 0.0, 0.0),
-        staleness=1,
-        received=time.time(),
+        cluster_losses=(0.1, 0.2, None),
     )
     return replace(made_up, **changes)
+
+
+def find(store: Store, client_id: str, key: str) -> Entry | None:
+    """The entry of an idempotency key."""
+    record = store.client(client_id, key=key)
+    return record and record.repeated
+
+
+def was_given(store: Store, client_id: str, epoch: int) -> bool:
+    """Whether this client was sent a model of this epoch."""
+    record = store.client(client_id, epoch)
+    return record is not None and record.was_given
+
+
+def keep_sent(store: Store, client_id: str, epoch: int) -> str | None:
+    """Keep what this client was sent at this epoch as the base of an upload."""
+    record = store.client(client_id, epoch)
+    return store.keep_sent(record.sent) if record and record.sent else None
+
+
+def keep(store: Store, body: bytes) -> str:
+    """Keep a body as an upload."""
+    return store.keep(spooled(store, body), hashlib.sha256(body).hexdigest())
 
 
 def spooled(store: Store, body: bytes) -> Path:
@@ -146,7 +151,7 @@ def spooled(store: Store, body: bytes) -> Path:
 
 
 def same_state(one: ServerState, other: ServerState) -> bool:
-    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures")
+    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory")
     return one.epoch == other.epoch and all(
         getattr(one, part).numpy().tobytes() == getattr(other, part).numpy().tobytes() for part in parts
     )

@@ -242,7 +242,7 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     task.model = network
     task.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
     stack = GraphStack(network, task.loss, task.settings.training, task.dtype, precision="float32")
-    stack.network.force_chain = True
+    stack.network.force_kernels = True
     trainings = trainings_of(task, 4)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9

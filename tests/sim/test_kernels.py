@@ -151,7 +151,7 @@ def test_sgd_is_torchs(momentum):
 
 
 def test_momentum_needs_its_state():
-    with pytest.raises(ValueError, match="needs a tensor `momenta`"):
+    with pytest.raises(ValueError, match="pass a tensor `momenta` of zeros"):
         kernels.sgd_step_(torch.ones(1, 2), torch.ones(1, 2), None, lr=0.1, momentum=0.9)
 
 

@@ -69,5 +69,5 @@ class Tires:
 
 
 def test_a_policy_is_checked_whenever_it_is_asked():
-    with pytest.raises(ValueError, match=r"Tires.decide gave \(1.0, 1.0, .*; expected two things: \(memory, bool\)"):
+    with pytest.raises(ValueError, match=r"Tires.decide returned \(1.0, 1.0, .*; expected \(memory, bool\)"):
         run("digits-4", policy=Tires(), num_uploads=9, num_clients=4, **QUICK)

@@ -13,7 +13,7 @@ from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.runner import compare_events, configure, run, run_events
-from cdfl.sim.simulation import Simulation, Together
+from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.stack import Stack
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
@@ -164,7 +164,7 @@ def test_events_that_were_lost_are_missed(tmp_path):
     stop_after(run_events(config, folder), 20)
     lines = (folder.path / "events.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "events.jsonl").write_text("".join(lines[:5]))
-    with pytest.raises(ValueError, match=r"the run told \d+ events before it stopped, 5 of them are left"):
+    with pytest.raises(ValueError, match=r"written after \d+ events, but only 5 are left"):
         list(run_events(config, folder, resume=True))
 
 
@@ -238,7 +238,7 @@ def test_runs_of_a_group_are_the_runs_alone():
         return [Simulation(task, make_algorithm(name, SETTINGS), UNIFORM, engines) for task in tasks for name in names]
 
     together = [[] for _ in range(6)]
-    for which, event in Together(simulations()).events():
+    for which, event in SimulationGroup(simulations()).events():
         together[which].append(event)
     for ours, simulation in zip(together, simulations(), strict=True):
         assert_same_events(ours, list(simulation.events()))
@@ -246,7 +246,7 @@ def test_runs_of_a_group_are_the_runs_alone():
 
 def test_groups_that_do_not_fit_in_memory_follow_each_other(monkeypatch, group_in_one_go):
     told, _ = group_in_one_go
-    monkeypatch.setattr(import_module("cdfl.sim.runner"), "_budget", lambda device: 1)
+    monkeypatch.setattr(import_module("cdfl.sim.runner"), "_memory_budget", lambda device: 1)
     apart = list(compare_events(group_configs()))
     order = [which for which, _ in apart]
     assert order == sorted(order)
@@ -292,7 +292,7 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
     twin = Simulation(twin_task, make_algorithm("fedsoft", SETTINGS), UNIFORM, make_engines(twin_task, width=64))
     found = checkpoint.load(tmp_path, twin)
     assert torch.equal(twin_task.start, task.start)
-    assert (found.ticks, found.attempts, found.told) == (place.ticks, place.attempts, place.told)
+    assert (found.ticks, found.attempts, found.num_events) == (place.ticks, place.attempts, place.num_events)
     assert torch.equal(found.state.cluster_models, place.state.cluster_models)
     assert list(found.clients) == list(place.clients)
     for number, client in place.clients.items():
@@ -308,13 +308,13 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
         assert (client.state is None) == (other.state is None)
         assert (client.trained is None) == (other.trained is None)
         if client.state is not None or client.trained is not None:  # it will upload again
-            assert torch.equal(client.drawn.plan, other.drawn.plan)
-            assert (client.drawn.draw.train.index == other.drawn.draw.train.index).all()
+            assert torch.equal(client.turn_data.plan, other.turn_data.plan)
+            assert (client.turn_data.draw.train.index == other.turn_data.draw.train.index).all()
         if client.trained is not None:
             assert torch.equal(client.trained.local_model, other.trained.local_model)
     twin.resume(found, told)
     rest = list(events)
-    assert list(twin.events()) == [*told, *rest][place.told :]
+    assert list(twin.events()) == [*told, *rest][place.num_events :]
     assert only(rest, Finished)
 
 
@@ -342,7 +342,7 @@ def test_a_checkpoint_holds_what_clients_share_once(tmp_path):
     task = make_task(num_uploads=5)
     simulation = Simulation(task, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(task, width=64))
     next(iter(simulation.events()))
-    stepped = Together([simulation])
+    stepped = SimulationGroup([simulation])
     for _ in zip(range(3), stepped.events(), strict=False):
         pass
     checkpoint.save(tmp_path, stepped.bookmarks[0], task.start)

@@ -37,11 +37,11 @@ class Decides:
 
 
 class Turning:
-    def __init__(self, *told):
-        self.told = told
+    def __init__(self, *given):
+        self.given = given
 
     def ticks(self, num_clients, rng):
-        yield from self.told
+        yield from self.given
 
 
 class Unnamed(CDFL):
@@ -138,16 +138,22 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
             {"policy": Decides(lambda memory: True)},
             r"policy has Decides.decide\(memory\); expected a name .*, or an object with decide",
         ),
-        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide gave True; expected two things"),
-        ({"policy": Decides(lambda memory, turn: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
-        ({"policy": Decides(lambda memory, turn: ((), "no"))}, "Decides.decide says 'no'; expected True"),
+        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide returned True; expected \(memory, bool\)"),
+        (
+            {"policy": Decides(lambda memory, turn: ([], True))},
+            r"Decides.decide returned the memory \[\]; expected a tuple of",
+        ),
+        (
+            {"policy": Decides(lambda memory, turn: ((), "no"))},
+            "Decides.decide returned 'no' as its decision; expected True",
+        ),
         (
             {"time_model": 0},
             r"time_model is 0; expected a name \(uniform, .*\), or an object with ticks\(num_clients, rng\)",
         ),
         ({"time_model": Uniform}, r"time_model is the class Uniform; expected .*: Uniform\(\.\.\.\)"),
         ({"time_model": Turning((0.0, 1))}, r"Turning.ticks gave \(0.0, 1\); expected cdfl.sim.time_models.Tick"),
-        ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is not there; expected it to join first"),
+        ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is absent; expected it to join first"),
         (
             {"time_model": Turning(Tick(2.0, 1, "join"), Tick(1.0, 1))},
             r"Turning.ticks goes from time 2.0 to 1.0; expected finite numbers that never decrease",
@@ -161,7 +167,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"time_model": Turning(Tick(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
         ({"time_model": Turning(Tick(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
-        ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
+        ({"preset": "paper"}, "the paper does not run small; use preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
         ({"device": "tpu"}, "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:x"}, "device is 'cuda:x'; expected auto, cpu, cuda or cuda:N"),
@@ -186,8 +192,8 @@ LOOKS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
 LATER = [
     ([Tick(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
     ([Tick(float("nan"), 0)], "goes from time 100.0 to nan"),
-    ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is not there; expected it to join first"),
-    ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is absent; expected it to join first"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is absent"),
     ([Tick(200.0, 1, "peek")], r"gave Tick\(time=200.0, client=1, kind='peek'\); expected .* turn, join or leave"),
     ([(200.0, 1, "turn")], r"gave \(200.0, 1, 'turn'\); expected cdfl.sim.time_models.Tick"),
 ]

@@ -72,8 +72,8 @@ def test_answers_of_one_model_at_a_time():
 
 def test_clients_that_draw_otherwise_are_not_remembered_as_others() -> None:
     task = make_task()
-    drawn = task.drawn(3, 2)
-    assert task.drawn(3, 2) is drawn
+    drawn = task.turn_data(3, 2)
+    assert task.turn_data(3, 2) is drawn
     other = task.with_federation(task.federation.reseeded(task.seed + 1))
-    assert drawn.draw.train.index.tolist() != other.drawn(3, 2).draw.train.index.tolist()
-    assert task.drawn(3, 2) is drawn
+    assert drawn.draw.train.index.tolist() != other.turn_data(3, 2).draw.train.index.tolist()
+    assert task.turn_data(3, 2) is drawn

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.keeping import keeping
+from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
@@ -89,7 +89,7 @@ def compare(
         total = sum(config.scenario.num_uploads for config in configs)
         uploads_done = bar.add_task("", total=total)
         with (
-            keeping(folder, folders, total),
+            interruptible(folder, folders, total),
             log_progress(console, total) as count,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,

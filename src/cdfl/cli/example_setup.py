@@ -1,7 +1,7 @@
-"""A set-up for `cdfl serve`: what is learned, and what the server may look at. Change it to your own problem.
+"""A set-up for `cdfl serve`: model, loss and data of the server. Change it for your own problem.
 
-The server needs `model`, `loss` and `proxy_sets`, and may have `pretraining_sets` and `settings`. A client of yours
-(`cdfl.Client`) needs the same `model`; what is at the end is for trying it out with `cdfl join --setup FILE --watch`.
+The server needs `model`, `loss` and `proxy_sets`; `pretraining_sets` and `settings` are optional. A client
+(`cdfl.Client`) needs the same `model`. The end of the file is for `cdfl join --setup FILE --watch`.
 """
 
 import zlib
@@ -26,14 +26,14 @@ LABELS = torch.tensor(digits)[shuffled]
 
 
 def turned(cluster: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Some of the digits, turned by 0, 90, 180 or 270 degrees."""
+    """Return some of the digits, turned by 0, 90, 180 or 270 degrees."""
     images = IMAGES[chosen].rot90(cluster, dims=(2, 3))
-    return images.to(memory_format=torch.channels_last), LABELS[chosen]  # so a CPU evaluates twice as fast
+    return images.to(memory_format=torch.channels_last), LABELS[chosen]  # evaluated twice as fast on a CPU
 
 
 # -- what the server needs
 
-# Any torch.nn.Module. The weights it has here are those pre-training begins with.
+# Any torch.nn.Module. Pre-training begins with its weights.
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
     nn.ReLU(),
@@ -45,28 +45,28 @@ model = nn.Sequential(
     nn.Linear(128, 10),
 )
 
-# Any function of (outputs, targets) that gives one number.
+# Any function of (outputs, targets) that returns one number.
 loss = cross_entropy
 
-# For every cluster some data, (inputs, targets), on which uploads are judged: they say which clusters a client is like.
+# For each cluster (inputs, targets): uploads are evaluated on them, to estimate which clusters a client is like.
 proxy_sets = [turned(cluster, torch.arange(200)) for cluster in range(NUM_CLUSTERS)]
 
-# For every cluster some data to begin with. Without them all clusters begin as `model`, trained elsewhere.
+# For each cluster data for pre-training. Without them all clusters begin as `model`, trained elsewhere.
 pretraining_sets = [turned(cluster, torch.arange(200, 500)) for cluster in range(NUM_CLUSTERS)]
 
-# Everything that can be set is in cdfl.core.Settings; `cdfl join` takes from here how clients train. The images are
-# few and small: many passes over them, and clusters that are trained apart for long, to be worth telling apart.
+# cdfl.core.Settings lists all settings; `cdfl join` uses those of training, too. The images are few and small, so
+# clients and pre-training make many passes over them.
 settings = Settings(batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20)
 
 
 # -- what `cdfl join --watch` needs
 
-# When a client uploads: at its first look, then whenever the loss on fresh data is half as high again as it was.
+# When a client uploads: at its first turn, then whenever the loss on fresh data has risen by half.
 policy = AtFirst(LossRises(factor=1.5))
 
 
 def stream(client_id: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Fresh data of a client, again and again: digits of one rotation and, every ten looks, of the next one. Drift."""
+    """Yield fresh data of a client: digits of one rotation, and every ten turns of the next one, which is drift."""
     random = torch.Generator().manual_seed(zlib.crc32(client_id.encode()))
     rotation = int(torch.randint(NUM_CLUSTERS, (1,), generator=random))
     while True:

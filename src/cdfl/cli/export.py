@@ -1,4 +1,4 @@
-"""`cdfl export`: the cluster models as files."""
+"""`cdfl export`: write the cluster models to files."""
 
 from pathlib import Path
 from typing import Annotated

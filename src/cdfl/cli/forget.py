@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
-from cdfl.server.journal import StoreBusy
+from cdfl.server.records import StoreBusy
 from cdfl.wire import check_client_id
 
 if TYPE_CHECKING:
     from cdfl.server.store import Store
 
-LOOK_EVERY = 0.2  # seconds
-TRY_ALONE_EVERY = 2.0  # seconds: the server may have stopped in the meantime
+POLL_SECONDS = 0.2
+TRY_ALONE_SECONDS = 2.0  # the server may have stopped meanwhile
 
 
 def forget(
@@ -23,7 +23,7 @@ def forget(
 ) -> None:
     """Delete everything that is stored of a client: uploads, replies, mixtures, tokens, its name in the journal.
 
-    What its uploads have taught the cluster models stays in them. Backups are yours to look after.
+    What the cluster models learned from its uploads stays in them. Backups are not changed.
     """
     with refuse_store():
         check_client_id(client_id)
@@ -42,17 +42,17 @@ def _alone(store: str, blobs: str | None, client_id: str) -> bool:
 
 
 def _ask(opened: "Store", store: str, blobs: str | None, client_id: str) -> bool:
-    """Leave word for the running server, and wait until it has done it; do it ourselves if it has stopped."""
+    """Ask the running server and wait for it; forget the client here if the server has stopped."""
     if not opened.knows(client_id):
         return False
     opened.ask_to_forget(client_id)
-    typer.echo("a server is running: it was asked, waiting for it (Ctrl-C: it will do it all the same)", err=True)
-    alone_next = time.monotonic() + TRY_ALONE_EVERY
+    typer.echo("a server is running: it was asked, waiting for it (after Ctrl-C it still does it)", err=True)
+    alone_next = time.monotonic() + TRY_ALONE_SECONDS
     while client_id in opened.asked_to_forget():
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_SECONDS)
         if time.monotonic() > alone_next:
             try:
                 return _alone(store, blobs, client_id)
             except StoreBusy:
-                alone_next = time.monotonic() + TRY_ALONE_EVERY
+                alone_next = time.monotonic() + TRY_ALONE_SECONDS
     return True

@@ -1,4 +1,4 @@
-"""`cdfl init`: a set-up file to start from."""
+"""`cdfl init`: write an example set-up."""
 
 import shlex
 from pathlib import Path
@@ -14,10 +14,10 @@ EXAMPLE = Path(__file__).with_name("example_setup.py")
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("setup_cdfl.py"),
 ) -> None:
-    """Write an example set-up that works as it is: handwritten digits, upright and turned. Change it to your own."""
+    """Write an example set-up that runs: handwritten digits in four rotations. Change it for your own problem."""
     with refuse(ValueError, OSError):
         if file.exists():
-            raise ValueError(f"{file} exists and is left alone; name another file")
+            raise ValueError(f"{file} exists; name another file")
         file.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
     pasted = shlex.quote(str(file))
     typer.echo(f"wrote {file}; now try:\n  cdfl serve {pasted} --open")

@@ -20,17 +20,17 @@ def rollback(
 ) -> None:
     """Return to a snapshot: everything after it is deleted. The server must be stopped.
 
-    Clients that were given a later model are told so at their next upload, and fetch a new one.
+    The next upload of a client that was given a later model is refused; the client then fetches a new model.
     """
     with refuse_store(), open_store(store, blobs, own=epoch is not None) as opened:
-        opened.layout()  # an empty store has none, and says so
+        opened.layout()  # refuses an empty store
         if epoch is None:
             _list(opened)
             return
-        uploads, clients = opened.cut_off(epoch)
+        uploads, clients = opened.count_after(epoch)
         typer.echo(
-            f"back to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, for good; "
-            f"`cdfl export` keeps the models of today"
+            f"a rollback to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, "
+            "for good; `cdfl export` writes the models of today to files"
         )
         if not yes and not typer.confirm("go back?"):
             typer.echo("nothing was changed")

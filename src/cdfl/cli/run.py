@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.keeping import keeping
+from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
@@ -71,7 +71,7 @@ def run(
         starts, ends = [], []
         total = config.scenario.num_uploads
         with (
-            keeping(folder, [folder], total),
+            interruptible(folder, [folder], total),
             log_progress(console, total) as count,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):

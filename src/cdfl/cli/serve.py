@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from cdfl.cli.options import DeviceName, SetOption, counted, flag, parse_settings
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
-from cdfl.server.journal import Retention
 from cdfl.server.limits import Limits
+from cdfl.server.records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.server.setup import Setup
@@ -42,7 +42,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
     open_: Annotated[bool, flag("--open", "No tokens: clients name themselves. Loopback only.")] = False,
     open_to_anyone: Annotated[
-        bool, flag("--open-to-anyone", "The same on any address: whoever reaches it takes part.")
+        bool, flag("--open-to-anyone", "The same on any address: any host that reaches it can take part.")
     ] = False,
     accept_all: Annotated[bool, flag("--accept-all", "Do not test uploads for harm (max_harm).")] = False,
     device: DeviceName = "auto",
@@ -60,9 +60,9 @@ def serve(
     max_rate: Annotated[
         float, typer.Option(callback=_above_0, help="Requests a second of one client.")
     ] = Limits.requests_per_second,
-    max_clients: Annotated[int, typer.Option(min=1, help="Clients the server gets to know.")] = Limits.clients,
+    max_clients: Annotated[int, typer.Option(min=1, help="Clients that the server accepts.")] = Limits.clients,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Beyond them the idlest one is closed.")
+        int, typer.Option(min=1, help="Open connections; beyond them the idlest is closed.")
     ] = Limits.connections,
     idle_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
@@ -73,20 +73,20 @@ def serve(
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
-    Stop it with Ctrl-C or SIGTERM: it answers what is under way, keeps a snapshot, and goes on from there next time.
-    CDFL_OPERATOR_TOKEN, if set, is a token of the operator's own: /metrics then asks for it, /v1/events shows it all.
+    Stop it with Ctrl-C or SIGTERM: it answers open requests and takes a snapshot; the next start continues from there.
+    CDFL_OPERATOR_TOKEN, if set, is the operator's token: /metrics asks for it, and /v1/events shows it everything.
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with refuse_store(), _told_to_stop(console):
+    with refuse_store(), _stop_on_signals(console):
         from cdfl.device import find_device
         from cdfl.malloc import keep_freed_memory
-        from cdfl.server.auth import Access
-        from cdfl.server.run import make_server, open_session, serve_until_told, take_port
+        from cdfl.server.auth import Access, Tokens
+        from cdfl.server.run import make_server, open_engine, serve_until_stopped, take_port
         from cdfl.server.setup import load_setup
         from cdfl.server.store import Store
 
-        keep_freed_memory(512, one_pool=True)  # now: threads start below
+        keep_freed_memory(512, one_pool=True)  # before threads start
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(
@@ -104,28 +104,29 @@ def serve(
         _check_body(max_body, chosen)
         chosen.try_out()
         with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
-            with _Waiting(console, chosen.num_clusters + 1) as waiting:
-                session = open_session(
+            with _StartProgress(console, chosen.num_clusters + 1) as shown:
+                engine = open_engine(
                     chosen,
                     opened,
                     accept_all=accept_all,
-                    progress=waiting.pretraining,
-                    replayed=waiting.replaying,
+                    progress=shown.pretraining,
+                    replayed=shown.replaying,
                     limits=limits,
                     snapshot_every=snapshot_every,
                 )
-            access = Access(opened, is_open=is_open, operator_token=os.environ.get(OPERATOR_TOKEN) or None)
-            server = make_server(session, access, limits, **tls)
-            server.on_open = lambda url: _welcome(console, url, session.state.epoch, is_open=is_open)
-            serve_until_told(server, session, taken)
-            console.print(f"stopped at epoch {session.state.epoch}")
-    if session.lost is not None:
+            operator_token = os.environ.get(OPERATOR_TOKEN) or None
+            access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
+            server = make_server(engine, access, **tls)
+            server.on_open = lambda url: _welcome(console, url, engine.state.epoch, is_open=is_open)
+            serve_until_stopped(server, engine, taken)
+            console.print(f"stopped at epoch {engine.state.epoch}")
+    if engine.lost is not None:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _told_to_stop(console: Console) -> Iterator[None]:
-    """Make SIGTERM what Ctrl-C is while the server is not open yet, and neither of them a failure."""
+def _stop_on_signals(console: Console) -> Iterator[None]:
+    """Exit with 0 on SIGTERM and Ctrl-C while the server is not open yet."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -133,22 +134,22 @@ def _told_to_stop(console: Console) -> Iterator[None]:
         console.print("stopped before it was open; the next start begins again")
         raise typer.Exit(0) from None
     finally:
-        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:  # else the server has taken it
+        if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:  # otherwise the server handles it
             signal.signal(signal.SIGTERM, before)
 
 
-class _Waiting:
-    """Shows what happens before the server opens: pre-training, or the journal run again."""
+class _StartProgress:
+    """Shows progress before the server opens: pre-training, or replaying the journal."""
 
     def __init__(self, console: Console, trainings: int) -> None:
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._console = console  # where it is no terminal, lines take the place of a bar
+        self._console = console  # without a terminal, lines replace the bar
         is_silent = not console.is_terminal
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
         self._trainings = trainings
         self._bar: TaskID | None = None
 
-    def __enter__(self) -> "_Waiting":
+    def __enter__(self) -> "_StartProgress":
         self._progress.start()
         return self
 
@@ -156,7 +157,7 @@ class _Waiting:
         self._progress.stop()
 
     def pretraining(self, message: str) -> None:
-        """The next training begins."""
+        """Show that the next training begins."""
         if self._progress.disable:
             self._console.print(message)
         if self._bar is None:
@@ -165,7 +166,7 @@ class _Waiting:
             self._progress.update(self._bar, description=message, advance=1)
 
     def replaying(self, done: int, total: int) -> None:
-        """So many entries of the journal are done."""
+        """Show how many entries of the journal are done."""
         if self._bar is None:
             self._bar = self._progress.add_task("replaying the journal")
             if self._progress.disable:
@@ -180,21 +181,21 @@ def _welcome(console: Console, url: str, epoch: int, *, is_open: bool) -> None:
 
 
 def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
-    """Without tokens only on loopback, unless that is asked for by name."""
+    """Refuse a server without tokens on other addresses than loopback, unless --open-to-anyone confirms it."""
     try:
         is_loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
     if open_ and not to_anyone and not is_loopback:
         raise ValueError(
-            f"--open on {host} would let anybody who reaches it take part; listen on 127.0.0.1, "
-            "give tokens (`cdfl token create`), or say --open-to-anyone"
+            f"--open on {host} would let any host that reaches it take part; listen on 127.0.0.1, "
+            "use tokens (`cdfl token create`), or confirm with --open-to-anyone"
         )
     return open_ or to_anyone
 
 
 def _check_body(most: int | None, setup: "Setup") -> None:
-    """Refuse a limit that no upload could keep; clients train before they learn of it."""
+    """Refuse a limit that is smaller than an upload."""
     from cdfl.wire import body_size
 
     needed = body_size(setup.layout)
@@ -203,7 +204,7 @@ def _check_body(most: int | None, setup: "Setup") -> None:
 
 
 def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
-    """Both or none, both there, and one the key of the other."""
+    """Return the TLS files; refuse one without the other, missing files, and a key of another certificate."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key belong together; one of them is missing")
     if cert is None or key is None:
@@ -212,11 +213,11 @@ def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
         if not path.is_file():
             raise ValueError(f"there is no file {path}; expected a PEM file for TLS")
 
-    def ask() -> str:  # else OpenSSL would ask the terminal, again at every start
-        raise ValueError(f"the key {key} needs a pass phrase; expected one without")
+    def ask() -> str:  # otherwise OpenSSL would ask the terminal at every start
+        raise ValueError(f"the key {key} needs a pass phrase; expected a key without one")
 
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, ask)
     except ssl.SSLError as error:
-        raise ValueError(f"{cert} and {key} are no certificate and its key; expected PEM files ({error})") from None
+        raise ValueError(f"{cert} and {key} are not a certificate and its key; expected PEM files ({error})") from None
     return {"tls_cert": str(cert), "tls_key": str(key)}

@@ -1,4 +1,4 @@
-"""What the commands on a server's store share: where it is, opening it, telling how far a replay is."""
+"""What the commands on a store share: its place, opening it, a progress bar."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cdfl.cli.options import refuse
-from cdfl.server.journal import StoreError
+from cdfl.server.records import StoreError
 from cdfl.wire import WireError
 
 if TYPE_CHECKING:  # needs the extra `server`
+    from cdfl.server.auth import Tokens
     from cdfl.server.store import Store
-    from cdfl.server.tokens import Tokens
 
 StorePlace = Annotated[
     str,
@@ -34,12 +34,12 @@ DEFAULT_STORE = "cdfl-store"
 
 
 def refuse_store() -> AbstractContextManager[None]:
-    """Turn what can be wrong with a store, or with what was asked of it, into one line."""
+    """Turn errors of a store, and of the request, into one line."""
     return refuse(StoreError, WireError, ValueError, OSError, needs="a server", extra="server")
 
 
 def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":
-    """Open the store of a command; one that does not exist is not made."""
+    """Open a store; refuse to create one."""
     from cdfl.server.store import Store
 
     _check_exists(place)
@@ -48,10 +48,9 @@ def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":
 
 @contextmanager
 def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
-    """Open the tokens of a store; only where `new` is said, of one that does not exist yet."""
-    from cdfl.server.database import Database
-    from cdfl.server.places import database_url
-    from cdfl.server.tokens import Tokens
+    """Open the tokens of a store; `new=True` creates the store if needed."""
+    from cdfl.server.auth import Tokens
+    from cdfl.server.database import Database, database_url
 
     if not new:
         _check_exists(place)
@@ -63,23 +62,24 @@ def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
 
 
 def store_exists(place: str) -> bool:
-    """Is there a store? Asking makes none."""
-    from cdfl.server.database import Database
-    from cdfl.server.places import database_url
+    """Return whether there is a store; none is created."""
+    from cdfl.server.database import Database, database_url
 
     return Database.exists(database_url(place))
 
 
 def _check_exists(place: str) -> None:
-    from cdfl.server.places import shown
+    from cdfl.server.database import without_password
 
     if not store_exists(place):
-        raise StoreError(f"there is no store in {shown(place)}; name it with --store, or begin one with `cdfl serve`")
+        raise StoreError(
+            f"there is no store in {without_password(place)}; name it with --store, or begin one with `cdfl serve`"
+        )
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr for something that may take a while; it is told (done, total)."""
+    """Show a progress bar on stderr; call what it yields with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(what, total=None)

@@ -1,4 +1,4 @@
-"""`cdfl token`: who may upload. Works beside a running server."""
+"""`cdfl token`: manage the tokens of clients. Works beside a running server."""
 
 import time
 from typing import Annotated
@@ -19,25 +19,27 @@ def create(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="1 to 64 characters of A-Z a-z 0-9 . _ -")],
     store: StorePlace = DEFAULT_STORE,
 ) -> None:
-    """Create a token for a client and print it: it is stored nowhere, and cannot be shown again.
+    """Create a token for a client and print it. Only its hash is stored, so it cannot be shown again.
 
-    May come before the first `cdfl serve`: where there is no store yet one is begun, and that is told.
+    If there is no store yet, one is created.
     """
     with refuse_store():
-        from cdfl.server.places import shown
+        from cdfl.server.database import without_password
 
         check_client_id(client_id)
         is_new = not store_exists(store)
         with open_tokens(store, new=True) as tokens:
             token = tokens.create(client_id)
         if is_new:
-            typer.echo(f"began a new store in {shown(store)}, for a `cdfl serve` with the same --store", err=True)
+            typer.echo(
+                f"began a new store in {without_password(store)}, for a `cdfl serve` with the same --store", err=True
+            )
     typer.echo(token)
 
 
 @app.command("list")
 def list_(store: StorePlace = DEFAULT_STORE) -> None:
-    """List the tokens: whose, since when, whether revoked. The tokens themselves are not known."""
+    """List the tokens: client, creation, revocation. The tokens themselves are not stored."""
     with refuse_store(), open_tokens(store) as tokens:
         records = tokens.all()
     table = Table("client", "token", "created", "revoked", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -52,7 +54,7 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="CLIENT|TOKEN", help="All tokens of a client, or one from the list.")],
     store: StorePlace = DEFAULT_STORE,
 ) -> None:
-    """Revoke tokens, for good: of a client, or a single one."""
+    """Revoke all tokens of a client, or one token, for good."""
     with refuse_store(), open_tokens(store) as tokens:
         revoked = tokens.revoke(name)
         if not revoked:

@@ -1,4 +1,4 @@
-"""`cdfl verify`: is everything that is stored what it should be?"""
+"""`cdfl verify`: check what is stored."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +15,12 @@ def verify(
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="By how much estimates may differ: for a server that ran on other hardware.")
+        float, typer.Option(min=0, help="How far numbers may differ, for a server that ran on other hardware.")
     ] = 0.0,
 ) -> None:
-    """Read all snapshots, and replay the journal from the oldest it is complete for: every bit is compared on the way.
+    """Read all snapshots, replay the journal from the oldest one possible, and compare every bit.
 
-    Works beside a running server. Exit code 1: something is not as it should be.
+    Works beside a running server. Exit code 1: something is wrong.
     """
     with refuse_store(), open_store(store, blobs, own=False) as opened, progress_bar("replaying") as progress:
         from cdfl.server.verify import verify as replayed
@@ -29,14 +29,14 @@ def verify(
     typer.echo(f"{counted(result.read, 'snapshot')} read; {_replayed(result)}")
     for finding in result.findings:
         typer.echo(finding)
-    typer.echo("all of that is as it should be" if not result.findings else counted(len(result.findings), "finding"))
+    typer.echo("nothing is wrong" if not result.findings else counted(len(result.findings), "finding"))
     if result.findings:
         raise typer.Exit(1)
 
 
 def _replayed(result: "Verified") -> str:
     if result.last == result.first:
-        return f"nothing was replayed: no entry follows on epoch {result.first}, since which the journal is complete"
+        return f"nothing was replayed: there is no complete entry after epoch {result.first}"
     entries = counted(result.entries, "entry", "entries")
     snapshots, replies = counted(result.snapshots, "later snapshot"), counted(result.replies, "reply", "replies")
     return f"{entries} replayed from epoch {result.first} to {result.last}, {snapshots} and {replies} compared"

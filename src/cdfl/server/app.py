@@ -1,116 +1,207 @@
-"""The routes."""
+"""The routes of a server."""
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import Depends, FastAPI, Header, Query, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import APIKeyHeader, HTTPBearer
+from fastapi.security.base import SecurityBase
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from cdfl.server import pages
+from cdfl.core import Layout
 from cdfl.server.auth import Access
-from cdfl.server.events import Bell, EventStream, Streams, event_of, stream
-from cdfl.server.intake import Intake
-from cdfl.server.journal import StoreError, StoreLost, StoreUnavailable
-from cdfl.server.limits import Limits
+from cdfl.server.engine import RETRY_SECONDS, Answer, Engine
+from cdfl.server.events import Notifier, StreamLimit, event_of, stream
+from cdfl.server.limits import RateLimit
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from cdfl.server.session import RETRY_SECONDS, Session
-from cdfl.server.uploads import Answer
+from cdfl.server.openapi import METRICS_PAGE, UPLOAD, ClientStatus, Health, Problem, Status, model_reply, refusals
+from cdfl.server.records import StoreError, StoreLost, StoreUnavailable
+from cdfl.server.uploads import Uploads
 from cdfl.wire import (
+    BASE_EPOCH,
+    CLIENT,
     CONTENT_TYPE,
-    DTYPES,
+    KEY,
     DType,
-    MalformedError,
     UnauthorizedError,
     WireError,
     body_parts,
+    check_key,
     compress,
+    decode_model,
     parse_count,
 )
 
 logger = logging.getLogger("cdfl.server")
 
 CHECK_SECONDS = 5.0  # that /readyz waits for the store
-FINE_SECONDS = 1.0  # that a check of the store is believed
-PIECE = 2**20  # bytes of a model that are handed over at once
-DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` has the story."
+CHECKED_SECONDS = 1.0  # that the result of a check stays valid
+PIECE = 2**20  # bytes of a model that are sent at once
+DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` explains it."
 
 
-def create_app(session: Session, access: Access, limits: Limits, bell: Bell) -> FastAPI:
-    """The service of one session."""
+class ModelQuery(BaseModel):
+    """What a client may ask for."""
+
+    model_config = ConfigDict(extra="forbid")
+    dtype: DType = "float32"
+
+
+# The schemas are for the OpenAPI page. The values are checked by `cdfl.wire`, which says more about a mistake.
+Asked = Annotated[ModelQuery, Query()]
+Key = Annotated[
+    str,
+    Header(
+        alias=KEY,
+        description="New for every upload; the same when one is sent again.",
+        json_schema_extra={"pattern": "^[!-~]{1,128}$"},
+    ),
+]
+BaseEpoch = Annotated[
+    str,
+    Header(
+        alias=BASE_EPOCH,
+        description="CDFL-Epoch of the model that was trained from.",
+        json_schema_extra={"type": "integer", "minimum": 0},
+    ),
+]
+Coding = Annotated[
+    str,
+    Header(
+        alias="Content-Encoding",
+        description="How the body is compressed.",
+        json_schema_extra={"enum": ["identity", "zstd"]},
+    ),
+]
+LastEvent = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        description="Send the events after this epoch, too.",
+        json_schema_extra={"type": "integer", "minimum": 0},
+    ),
+]
+
+
+def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
+    """Return the service of one engine."""
     app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, redoc_url=None)
-    intake = Intake(session, access, limits)
-    session.on_commit = bell.ring
-    streams = Streams(limits.streams)
-    check_store = _Check(session.store.check)
+    uploads, limits = Uploads(engine), engine.limits
+    rate_limit = RateLimit(limits.requests_per_second, limits.burst)
+    engine.on_commit = notifier.notify
+    check_store = _StoreCheck(engine.store.check)
+    scheme: SecurityBase = HTTPBearer(auto_error=False, scheme_name="token", description="The token of one client.")
+    if access.is_open:
+        scheme = APIKeyHeader(name=CLIENT, auto_error=False, scheme_name="name", description="The name of a client.")
 
-    @app.get("/v1/model", response_class=Response, **pages.MODEL)
-    async def model(request: Request) -> Response:
+    async def authenticate(request: Request, _: Annotated[Any, Security(scheme)]) -> str:
+        """Return the client that asks; refuse one that asks too often."""
+        client_id = await uploads.in_thread(access.client, request.headers)
+        rate_limit.check(client_id)
+        return client_id
+
+    async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> str | None:
+        """Return the client that asks; None: the operator."""
+        return None if access.is_operator(request.headers) else await authenticate(request, _)
+
+    async def first_epoch(last_event: LastEvent = None) -> int:
+        """Return the epoch after which events are sent."""
+        return engine.state.epoch if last_event is None else parse_count("Last-Event-ID", last_event)
+
+    ClientId = Annotated[str, Depends(authenticate)]
+    ClientOrOperator = Annotated[str | None, Depends(client_or_operator)]
+
+    @app.get(
+        "/v1/model",
+        response_class=Response,
+        responses=model_reply(to_upload=False) | refusals(400, 401, 403, 422, 429, 503),
+    )
+    async def model(request: Request, client_id: ClientId, query: Asked) -> Response:
         """Join or refresh: a newcomer gets the average of the clusters, a known client its last mixture."""
-        dtype = _dtype(request)
-        return await _model_response(await intake.model(request), request, dtype, intake)
+        answer = await uploads.in_thread(engine.join, client_id)
+        return await _model_response(answer, request, query.dtype, uploads)
 
-    @app.post("/v1/updates", response_class=Response, **pages.UPDATES)
-    async def updates(request: Request) -> Response:
-        """Upload the model that was trained, receive a personal one. With one key an upload counts once."""
-        dtype = _dtype(request)
-        return await _model_response(await intake.update(request), request, dtype, intake)
+    @app.post(
+        "/v1/updates",
+        response_class=Response,
+        responses=model_reply(to_upload=True) | refusals(400, 401, 403, 408, 409, 410, 411, 413, 415, 422, 429, 503),
+        openapi_extra=UPLOAD,
+    )
+    async def updates(
+        request: Request,
+        client_id: ClientId,
+        query: Asked,
+        key: Key,
+        base_epoch: BaseEpoch,
+        coding: Coding = "identity",
+    ) -> Response:
+        """Upload the trained model, receive a personal one. With the same key an upload counts once."""
+        epoch = parse_count(BASE_EPOCH, base_epoch)
+        answer = await uploads.receive(request, client_id, check_key(key), epoch, coding)
+        return await _model_response(answer, request, query.dtype, uploads)
 
-    @app.get("/v1/status", **pages.QUESTION)
-    async def status(request: Request) -> pages.Status:
-        """Where the server stands: its epoch, its clusters, the tensors it expects."""
-        if not access.is_operator(request.headers):
-            await intake.client(request)
-        return await asyncio.to_thread(pages.status_of, session, limits, intake.body_limit)
+    @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))
+    async def status(_: ClientOrOperator) -> Status:
+        """Show the epoch, the clusters and the tensors that the server expects."""
+        return await asyncio.to_thread(Status.of, engine, uploads.body_limit)
 
-    @app.get("/v1/clients/me", **pages.QUESTION)
-    async def me(request: Request) -> pages.ClientStatus:
-        """What the server knows of the client that asks."""
-        return pages.client_status_of(*await intake.client(request))
+    @app.get("/v1/clients/me", responses=refusals(400, 401, 403, 429, 503))
+    async def me(client_id: ClientId) -> ClientStatus:
+        """Show what the server knows of the client that asks."""
+        return ClientStatus.of(client_id, await uploads.in_thread(engine.store.client, client_id))
 
-    @app.get("/v1/events", response_class=StreamingResponse, **pages.EVENTS)
-    async def events(request: Request) -> Response:
-        """What happens, as server-sent events: one an upload, `id` is its epoch. Last-Event-ID goes on from there."""
-        told = request.headers.get("Last-Event-ID")
-        after = session.state.epoch if told is None else parse_count("Last-Event-ID", told)
-        sees_all = access.is_open or access.is_operator(request.headers)
-        client_id = None if access.is_operator(request.headers) else (await intake.client(request))[0]
-        see = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
-        return EventStream(stream(session.store, bell, after, see), streams)
+    @app.get(
+        "/v1/events",
+        response_class=EventSourceResponse,
+        responses=refusals(400, 401, 403, 429, 503) | {"default": {"model": Problem, "description": "Refused."}},
+    )
+    async def events(
+        client_id: ClientOrOperator,
+        after: Annotated[int, Depends(first_epoch)],
+        _: Annotated[None, Depends(StreamLimit(limits.streams))],
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Stream events: one an upload, `id` is its epoch. Last-Event-ID continues after that epoch."""
+        sees_all = access.is_open or client_id is None
+        show = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
+        async for event in stream(engine.store, notifier, after, show):
+            yield event
 
-    @app.get("/metrics", response_class=Response, **pages.METRICS)
+    @app.get("/metrics", response_class=Response, responses=METRICS_PAGE | refusals(401))
     async def metrics(request: Request) -> Response:
-        """Counters and timings for Prometheus."""
+        """Show counters and timings for Prometheus."""
         access.check_metrics(request.headers)
-        return Response(await asyncio.to_thread(session.metrics.page), media_type=METRICS_TYPE)
+        return Response(await asyncio.to_thread(engine.metrics.page), media_type=METRICS_TYPE)
 
     @app.get("/healthz")
-    async def healthz() -> pages.Health:
-        """The process lives."""
-        return pages.Health(status="alive")
+    async def healthz() -> Health:
+        """Answer while the process lives."""
+        return Health(status="alive")
 
-    @app.get("/readyz", **pages.READY)
-    async def readyz() -> pages.Health:
-        """Uploads can be taken: the store is there, and the queue has room."""
-        session.check_room()
+    @app.get("/readyz", responses=refusals(503))
+    async def readyz() -> Health:
+        """Answer while uploads can be taken: the store works, and the queue has room."""
+        engine.check_room()
         await check_store()
-        return pages.Health(status="ready")
+        return Health(status="ready")
 
-    pages.describe(app, is_open=access.is_open)
-    _handle_errors(app, session)
+    _handle_errors(app, engine)
     return app
 
 
-def _handle_errors(app: FastAPI, session: Session) -> None:
-    """Every refusal is one sentence as JSON, and is counted."""
+def _handle_errors(app: FastAPI, engine: Engine) -> None:
+    """Answer every refusal with one sentence as JSON, and count it."""
 
     def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        session.metrics.refused.labels(str(status)).inc()
+        engine.metrics.refused.labels(str(status)).inc()
         return JSONResponse({"detail": detail}, status, headers)
 
     @app.exception_handler(WireError)
@@ -120,48 +211,62 @@ def _handle_errors(app: FastAPI, session: Session) -> None:
             headers["Retry-After"] = str(math.ceil(error.retry_after))
         return refuse(error.status, error.detail, headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return refuse(400, _sentence(error.errors()[0]))
+
     @app.exception_handler(StoreError)
     async def store_error(_: Request, error: StoreError) -> JSONResponse:
         if isinstance(error, StoreUnavailable):
-            session.outage.begins(error)
+            engine.outage.begin(error)
         elif isinstance(error, StoreLost):
-            session.stop(error)
+            engine.stop(error)
         else:
             logger.error("a request could not be answered: %s", error)
         return refuse(503, "the store is away; come back in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))})
 
     @app.exception_handler(HTTPException)
-    async def no_such_thing(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         what = f"there is no {request.method} {request.url.path[:80]}; /docs lists what there is"
         return refuse(error.status_code, what, error.headers)
 
 
-class _Check:
-    """A check of the store that is believed for a while: anybody may ask for it, and it writes.
+def _sentence(error: Mapping[str, Any]) -> str:
+    """Describe a parameter that FastAPI refused."""
+    kind, name = error["loc"][0], str(error["loc"][-1])[:40]
+    if error["type"] == "missing":
+        return f"the {kind} {name} is missing; /docs describes it"
+    if error["type"] == "extra_forbidden":
+        return f"the {kind} has {name!r}; expected only what /docs describes"
+    return f"{name} is {str(error['input'])[:40]!r}; {error['msg'].replace('Input should be', 'expected')}"
 
-    There is one at a time. Whoever asks waits for it, but not for long: a store that does not answer is away.
+
+class _StoreCheck:
+    """A check of the store that stays valid for a moment: anyone may ask for it, and it writes.
+
+    One check runs at a time. A store that does not answer it in time is away.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
-        self._under_way: asyncio.Task[None] | None = None
-        self._fine_until = 0.0
+        self._running: asyncio.Task[None] | None = None
+        self._valid_until = 0.0
 
     async def __call__(self) -> None:
-        """Make sure that the store can be used."""
-        if time.monotonic() < self._fine_until:
+        """Raise StoreUnavailable unless the store can be used."""
+        if time.monotonic() < self._valid_until:
             return
-        if self._under_way is None or self._under_way.done():
-            self._under_way = asyncio.create_task(asyncio.to_thread(self._check))
-        done, _ = await asyncio.wait({self._under_way}, timeout=CHECK_SECONDS)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(asyncio.to_thread(self._check))
+        done, _ = await asyncio.wait({self._running}, timeout=CHECK_SECONDS)
         if not done:
             raise StoreUnavailable(f"it has not answered for {CHECK_SECONDS:g} s")
-        await self._under_way
-        self._fine_until = time.monotonic() + FINE_SECONDS
+        await self._running
+        self._valid_until = time.monotonic() + CHECKED_SECONDS
 
 
 class ModelResponse(Response):
-    """A model, sent piece by piece from where it lies."""
+    """A model, sent in pieces without a copy."""
 
     def __init__(self, parts: tuple[bytes | memoryview, ...], headers: dict[str, str]) -> None:
         self._parts = parts
@@ -169,11 +274,11 @@ class ModelResponse(Response):
         super().__init__(media_type=CONTENT_TYPE, headers=headers | length)
 
     def render(self, content: Any) -> bytes:
-        """There is no body in one piece."""
+        """Return nothing: the parts are sent by `__call__`."""
         return b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the parts."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self._parts:
             for begin in range(0, len(part), PIECE):
@@ -182,24 +287,17 @@ class ModelResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _model_response(answer: Answer, request: Request, dtype: DType, intake: Intake) -> Response:
-    """A reply as this client wants it: another dtype, zstd."""
+async def _model_response(answer: Answer, request: Request, dtype: DType, uploads: Uploads) -> Response:
+    """Return a reply in the dtype and the encoding that the client asked for."""
     headers = answer.head.to_headers() | {"Cache-Control": "no-store"}
-    parts: tuple[bytes | memoryview, ...] = await intake.in_thread(
-        body_parts, answer.personal_model, intake.session.layout, dtype
-    )
+    parts = answer.body
+    if dtype != "float32":
+        parts = await uploads.in_thread(_converted, answer, uploads.engine.layout, dtype)
     if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # it hardly shrinks weights: only if asked
-        parts = (await intake.in_thread(compress, b"".join(parts)),)
+        parts = (await uploads.in_thread(compress, b"".join(parts)),)
         headers["Content-Encoding"] = "zstd"
     return ModelResponse(parts, headers)
 
 
-def _dtype(request: Request) -> DType:
-    """What comes behind the question mark: the dtype of the reply, and nothing else."""
-    asked = request.query_params
-    if [name for name in asked if name != "dtype"] or len(asked.getlist("dtype")) > 1:
-        raise MalformedError(f"the query is {str(asked)[:80]!r}; expected dtype=... or nothing")
-    dtype = asked.get("dtype", "float32")
-    if dtype not in DTYPES:
-        raise MalformedError(f"dtype is {dtype[:40]!r}; expected one of {', '.join(DTYPES)}")
-    return dtype
+def _converted(answer: Answer, layout: Layout, dtype: DType) -> tuple[bytes | memoryview, ...]:
+    return body_parts(decode_model(b"".join(answer.body), layout, ours=True), layout, dtype)

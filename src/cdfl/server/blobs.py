@@ -1,100 +1,112 @@
-"""Large values under names that are never used twice, and a folder of them; `remote` keeps them elsewhere.
+"""Blobs: models as immutable files or objects, under names that are never used twice.
 
-A blob is complete and durable before the database speaks of it, and is deleted only after the database no longer does.
-So a crash leaves at most blobs that nobody speaks of; they are swept at the next start.
+A blob is complete and durable before the database references it, and is deleted after the database no longer does. So
+a crash leaves at most unreferenced blobs; the next start deletes them.
 """
 
 import errno
 import hashlib
 import mmap
 import os
+import re
 import secrets
+import stat
+import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from cdfl.server.journal import StoreUnavailable
+from cdfl.server.records import StoreError, StoreUnavailable
 
 Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
 
 SPOOL = "spool"
-PROBE = 2**16  # bytes that must fit for a disk not to be called full
-MOST_PIECES = 512  # that one call of writev takes on any system
-NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system has none, or few
+PROBE = 2**16  # bytes that `check` writes, to notice a full disk
+MAX_PIECES = 512  # that one call of writev takes on any system
+NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # no hard links, or no more
+OURS = re.compile(r"(upload|base|reply|given|snapshot)-[0-9a-f]{32}-[0-9a-f]{64}")
 
 
 class Blobs(Protocol):
-    """Where blobs are kept, all in one place, under names as `new_name` makes them."""
+    """A place for blobs, under names from `new_name`."""
 
-    place: str  # in words
+    place: str  # for messages
 
     def make(self) -> None:
-        """Make the place where it is not there yet; before that, nothing is made and all that is read is missing."""
+        """Create the place if needed; before that, every blob is missing."""
         ...
 
     def spool(self) -> Path:
-        """A path, not in use, for a file that may become a blob."""
+        """Return an unused path for a file that may become a blob."""
         ...
 
     def adopt(self, spool: Path, name: str) -> None:
-        """Make a spooled file a blob; its content is durable."""
+        """Turn a spooled file into a blob; its content is durable."""
         ...
 
     def write(self, name: str, body: Body) -> None:
-        """Make bytes a blob; its content is durable."""
+        """Write a blob; its content is durable."""
         ...
 
     def copy(self, source: str, name: str) -> bool:
-        """Make a blob that holds what another one does, durable as that is; False: there is no other one."""
+        """Copy a blob; return whether the source exists."""
         ...
 
     def settle(self) -> None:
-        """Make durable that all blobs of so far have the names they have."""
+        """Make the names of all blobs durable."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """The content of a blob; None: there is none of this name."""
+        """Return the content of a blob; None: it does not exist."""
         ...
 
     def view(self, name: str) -> bytearray | mmap.mmap | None:
-        """The same for large ones: memory of its own that need not be copied, of a file where there is one."""
+        """Return the content in writable memory, mapped where possible; None: it does not exist."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete blobs; those that do not exist are deleted already."""
+        """Delete blobs; missing ones are skipped."""
         ...
 
     def names(self) -> list[str]:
-        """All blobs."""
+        """Return the names of all blobs."""
         ...
 
     def empty_spool(self) -> None:
-        """Delete what was spooled and never became a blob."""
+        """Delete spooled files that never became blobs."""
         ...
 
     def check(self) -> None:
-        """Raise StoreUnavailable where nothing can be written."""
+        """Raise StoreUnavailable if nothing can be written."""
         ...
 
 
-def new_name(kind: str, digest: str = "") -> str:
-    """A name that no blob has or had: a kind and 32 random digits; with a digest, it says what the blob must hold."""
-    return "-".join(filter(None, (kind, secrets.token_hex(16), digest)))
+def open_blobs(where: str | Path) -> Blobs:
+    """Return blobs in a folder or, for an fsspec URL, elsewhere."""
+    scheme, found, path = str(where).partition("://")
+    if not found:
+        return FolderBlobs(Path(where))
+    return FolderBlobs(Path(path)) if scheme in ("file", "local") else RemoteBlobs(str(where))
 
 
-def digest_in(name: str) -> str | None:
-    """The sha256 that a name speaks of, if it does.
+def new_name(kind: str, digest: str) -> str:
+    """Return a new name: a kind, 32 random digits and the sha256 of the content."""
+    return f"{kind}-{secrets.token_hex(16)}-{digest}"
 
-    >>> digest_in(new_name("reply", digest_of(b"a model")))[:8], digest_in(new_name("reply"))
-    ('97ff8a35', None)
+
+def digest_in(name: str) -> str:
+    """Return the sha256 in a name.
+
+    >>> digest_in(new_name("reply", digest_of(b"a model")))[:8]
+    '97ff8a35'
     """
-    parts = name.split("-")
-    return parts[2] if len(parts) == 3 else None
+    return name.rpartition("-")[2]
 
 
 def digest_of(body: "Body | bytearray | mmap.mmap") -> str:
-    """The sha256 of a body, in hex."""
+    """Return the sha256 of a body, in hex."""
     digest = hashlib.sha256()
     for piece in [body] if isinstance(body, bytes | bytearray | mmap.mmap) else body:
         digest.update(piece)
@@ -102,32 +114,32 @@ def digest_of(body: "Body | bytearray | mmap.mmap") -> str:
 
 
 class FolderBlobs:
-    """Blobs as files of a folder: written beside, synced, renamed, and the folder synced."""
+    """Blobs as files of a folder: written to the spool, synced, renamed, and the folder synced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.place = str(self.folder)
 
     def make(self) -> None:
-        """Make the folder, and the one for what is being written."""
-        with unavailable(self.folder):
+        """Create the folder and its spool."""
+        with _unavailable(self.folder):
             _make(self.folder / SPOOL)
 
     def spool(self) -> Path:
-        """A path in the same file system, so that a rename is enough."""
+        """Return a path in the same file system, so that a rename is enough."""
         return self.folder / SPOOL / secrets.token_hex(16)
 
     def adopt(self, spool: Path, name: str) -> None:
-        """Sync the file and give it its name; whatever it was, nobody else can read it now."""
-        with unavailable(self.folder):
+        """Make the file private, sync it, and rename it."""
+        with _unavailable(self.folder):
             spool.chmod(0o600)
-            sync(spool)
+            _sync(spool)
             spool.replace(self.folder / name)
 
     def write(self, name: str, body: Body) -> None:
-        """Write beside, sync, rename; a failure leaves nothing."""
+        """Write to the spool, sync, rename; a failure leaves nothing."""
         spool = self.spool()
-        with unavailable(self.folder):
+        with _unavailable(self.folder):
             try:
                 file = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 try:
@@ -142,8 +154,8 @@ class FolderBlobs:
                 raise
 
     def copy(self, source: str, name: str) -> bool:
-        """Link the file: no byte of it is copied, where the file system can do that."""
-        with unavailable(self.folder):
+        """Link the file, or copy it if the file system has no hard links."""
+        with _unavailable(self.folder):
             try:
                 os.link(self.folder / source, self.folder / name)
             except FileNotFoundError:
@@ -158,21 +170,21 @@ class FolderBlobs:
             return True
 
     def settle(self) -> None:
-        """Sync the folder: once, however many blobs it got."""
-        with unavailable(self.folder):
-            sync(self.folder)
+        """Sync the folder."""
+        with _unavailable(self.folder):
+            _sync(self.folder)
 
     def read(self, name: str) -> bytes | None:
         """Read the whole file."""
-        with unavailable(self.folder):
+        with _unavailable(self.folder):
             try:
                 return (self.folder / name).read_bytes()
             except FileNotFoundError:
                 return None
 
     def view(self, name: str) -> bytearray | mmap.mmap | None:
-        """Map the file; it may be deleted meanwhile."""
-        with unavailable(self.folder):
+        """Map the file; it stays readable if it is deleted meanwhile."""
+        with _unavailable(self.folder):
             try:
                 with (self.folder / name).open("rb") as file:
                     is_empty = not file.seek(0, 2)
@@ -181,30 +193,186 @@ class FolderBlobs:
                 return None
 
     def delete(self, names: Iterable[str]) -> None:
-        """Unlink."""
-        with unavailable(self.folder):
+        """Unlink the files."""
+        with _unavailable(self.folder):
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Every file of the folder."""
-        with unavailable(self.folder):
+        """List the folder."""
+        with _unavailable(self.folder):
             return [path.name for path in self.folder.iterdir() if path.name != SPOOL]
 
     def empty_spool(self) -> None:
-        """Nothing in there was ever promised to anybody."""
-        with unavailable(self.folder):
+        """Unlink all files of the spool."""
+        with _unavailable(self.folder):
             for path in (self.folder / SPOOL).iterdir():
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Write something: nothing else tells whether the disk is full."""
-        with unavailable(self.folder):
-            probe(self.spool())
+        """Write and delete a file: nothing else shows a full disk."""
+        with _unavailable(self.folder):
+            _probe(self.spool())
 
 
-def probe(path: Path) -> None:
-    """Write something that is gone again: an OSError if the disk is full or read-only."""
+class RemoteBlobs:
+    """Blobs as objects of a bucket, or of any other file system that fsspec knows. What was written is durable.
+
+    A file system that is not asynchronous inside (FTP) may have one connection for all threads, so calls take turns.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.fs, root = self._connected()
+        self._turn = nullcontext() if self.fs.async_impl else threading.RLock()
+        self._is_doubtful = False
+        self.place = self.root = root.rstrip("/")
+        self._folder = _spool_folder(url)
+
+    def make(self) -> None:
+        """Create the local spool and the root."""
+        _make_private(self._folder)
+        with self._unavailable():
+            self.fs.makedirs(self.root, exist_ok=True)
+
+    def spool(self) -> Path:
+        """Return a path on a local disk."""
+        return self._folder / secrets.token_hex(16)
+
+    def adopt(self, spool: Path, name: str) -> None:
+        """Send the file, then delete the local one."""
+        with self._unavailable():
+            self.fs.put_file(str(spool), self._path(name))
+            spool.unlink(missing_ok=True)
+
+    def write(self, name: str, body: Body) -> None:
+        """Send the bytes."""
+        with self._unavailable():
+            self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
+
+    def copy(self, source: str, name: str) -> bool:
+        """Copy the object on the other side if it can, otherwise through this machine."""
+        with self._unavailable():
+            try:
+                self.fs.cp_file(self._path(source), self._path(name))
+            except NotImplementedError:
+                body = self.read(source)
+                if body is None:
+                    return False
+                self.write(name, body)
+            except FileNotFoundError:
+                if self._is_there(source):
+                    raise  # the error is about something else
+                return False
+            return True
+
+    def settle(self) -> None:
+        """Do nothing: an object has its name from the start."""
+
+    def read(self, name: str) -> bytes | None:
+        """Fetch an object."""
+        with self._unavailable():
+            try:
+                return bytes(self.fs.cat_file(self._path(name)))
+            except FileNotFoundError:
+                if self._is_there(name):
+                    raise  # the error is about something else
+                return None
+
+    def view(self, name: str) -> bytearray | None:
+        """Fetch an object into writable memory."""
+        body = self.read(name)
+        return None if body is None else bytearray(body)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects."""
+        with self._unavailable():
+            for name in names:
+                try:
+                    self.fs.rm_file(self._path(name))
+                except Exception:  # file systems differ in their error for a missing object
+                    if self._is_there(name):
+                        raise
+
+    def names(self) -> list[str]:
+        """List all objects under the root."""
+        with self._unavailable():
+            self.fs.invalidate_cache()
+            start = len(self._path(""))
+            return [path[start:] for path in self.fs.find(self.root, maxdepth=1)]
+
+    def empty_spool(self) -> None:
+        """Unlink all files of the spool."""
+        with self._unavailable():
+            for path in self._folder.iterdir():
+                path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Check that the root can be reached and that the local spool can be written."""
+        with _unavailable(self._folder):
+            _probe(self.spool())
+        with self._unavailable():
+            self._is_there(SPOOL)
+
+    def _is_there(self, name: str) -> bool:
+        """Return whether an object exists; unlike fsspec's `exists`, raise if the place cannot be reached."""
+        try:
+            self.fs.info(self._path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        with self._turn:
+            try:
+                if self._is_doubtful:
+                    self.fs, _ = self._connected()
+                    self._is_doubtful = False
+                yield
+            except StoreError:
+                raise
+            except Exception as error:  # file systems raise errors of many kinds
+                self._is_doubtful = True  # its connection may be dead
+                raise StoreUnavailable(f"blobs in {self.root} cannot be reached now: {error}") from error
+
+    def _connected(self) -> tuple[Any, str]:
+        """Return a new connection to the file system, and the path in it."""
+        import fsspec
+
+        where = re.sub(r"//[^/@]*@", "//", self._url)  # without a password
+        try:
+            found: tuple[Any, str] = fsspec.core.url_to_fs(
+                self._url, use_listings_cache=False, skip_instance_cache=True
+            )
+        except (ImportError, ValueError) as error:
+            raise StoreError(
+                f"blobs cannot be kept in {where!r}: {error}; expected a folder or an fsspec URL (--blobs)"
+            ) from None
+        except Exception as error:
+            raise StoreUnavailable(f"blobs in {where} cannot be reached now: {error}") from error
+        return found
+
+
+def _spool_folder(url: str) -> Path:
+    """Return a local folder that the next start finds again, to empty it."""
+    word = hashlib.sha256(url.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
+
+
+def _make_private(folder: Path) -> None:
+    """Create a folder that other users cannot read."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise StoreError(f"{folder} is not a private folder of this user; delete it, or set TMPDIR to another place")
+
+
+def _probe(path: Path) -> None:
+    """Write a file and delete it; OSError if the disk is full or read-only."""
     try:
         path.write_bytes(bytes(PROBE))
     finally:
@@ -213,15 +381,15 @@ def probe(path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder whose own name is durable as well."""
+    """Create a folder whose own name is durable as well."""
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-        sync(folder.parent)
+        _sync(folder.parent)
 
 
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's names, durable."""
+def _sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -232,7 +400,7 @@ def sync(path: Path) -> None:
 def _write_all(file: int, body: Body) -> None:
     pieces = [memoryview(piece).cast("B") for piece in ([body] if isinstance(body, bytes) else body)]
     while pieces:
-        written = os.writev(file, pieces[:MOST_PIECES])
+        written = os.writev(file, pieces[:MAX_PIECES])
         while pieces and written >= len(pieces[0]):
             written -= len(pieces.pop(0))
         if pieces:
@@ -240,8 +408,8 @@ def _write_all(file: int, body: Body) -> None:
 
 
 @contextmanager
-def unavailable(folder: Path) -> Iterator[None]:
-    """Errors of a disk as errors of the store."""
+def _unavailable(folder: Path) -> Iterator[None]:
+    """Turn errors of a disk into errors of the store."""
     try:
         yield
     except OSError as error:

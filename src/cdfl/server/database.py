@@ -1,7 +1,7 @@
 """A database with one writer: SQLite or PostgreSQL, through the same statements.
 
 Reads take connections from a pool. All writes of the owner go through one connection, which also holds the owner's
-lock: on PostgreSQL the lock lives and dies with that connection, so no write can pass after the lock was lost.
+lock. On PostgreSQL the lock ends with that connection, so no write can follow after the lock was lost.
 """
 
 import fcntl
@@ -19,7 +19,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -32,42 +31,44 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from cdfl.server import schema
-from cdfl.server.journal import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
+from cdfl.server import tables
+from cdfl.server.records import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
 
-# Those of sqlite3 come as they are while a connection is set up.
+# sqlite3's own error is raised while a connection is set up.
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
 LOCK_CLASS = 0x6364666C  # "cdfl": beside other users of advisory locks in the same database
 WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl token`) to finish its transaction
 SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
 NOTICE = 1.0  # seconds that PostgreSQL may take to notice that the connection of a former owner is closed
-LOCK_SECONDS = 5  # that PostgreSQL waits for a lock of somebody else: we hold ours for moments, so it is no cdfl
-STATEMENT_SECONDS = 30  # that a statement may take there; COMMIT is no part of it, and migrations are exempt
-CHECK_SECONDS = 2  # the first of them for `check_writable`, which is asked for often
+LOCK_SECONDS = 5  # limit for locks of other programs on PostgreSQL; cdfl holds its own for moments
+STATEMENT_SECONDS = 30  # limit for a statement on PostgreSQL, without COMMIT
+CHECK_SECONDS = 2  # limit for locks in `check_writable`, which is called often
 
 
 class InDoubt(StoreUnavailable):
-    """The connection broke while a transaction was being committed: nobody knows yet whether it was."""
+    """The connection broke during COMMIT: whether the transaction was committed is not known yet."""
 
 
 class Database:
-    """Connections to one database, and the lock of its owner."""
+    """Connections to one database, and the lock of its owner.
+
+    Only an owner creates the tables. `own=False` needs them: see `Database.open`.
+    """
 
     def __init__(self, url: str, *, own: bool) -> None:
         self.url = parse_url(url)
         self.own = own
         if self.is_sqlite:
             _make_file(Path(str(self.url.database)))
-        with _url_to_blame():
+        with _blame_url():
             self.engine = _engine(self.url)
-        self._upsert = sqlite.insert if self.is_sqlite else postgresql.insert
-        self._begin_words = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
+        self._begin_statement = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
         self._turn = threading.RLock()  # one writer at a time
         self._connection: sa.Connection | None = None
         self._lock_file: int | None = None
         self._closed = False
-        self._owner = ""  # what the owner's row must say; empty until this process has owned the store
+        self._owner = ""  # the expected owner in `meta`; empty until this process has owned the store
         with self._turn:
             try:
                 self._connected()
@@ -77,50 +78,41 @@ class Database:
 
     @classmethod
     def open(cls, url: str, *, own: bool) -> "Database":
-        """A database whose tables are up to date. Only an owner may bring them there, so it is one for a moment."""
-        if not own and cls.version(url) < schema.VERSION:
+        """Open a database; create its tables if there are none, for which this process owns it for a moment."""
+        if not own and not cls.exists(url):
             cls(url, own=True).close()
         return cls(url, own=own)
 
     @classmethod
-    def version(cls, url: str) -> int:
-        """The version of the tables, which must not be newer than ours; 0: there are none."""
-        database = cls(url, own=False)
-        try:
-            with database.read() as connection:
-                return schema.check_version(connection)
-        finally:
-            database.close()
-
-    @classmethod
     def exists(cls, url: str) -> bool:
-        """Whether there are any tables; asking makes no files."""
+        """Return whether the tables exist; no file is created. StoreVersion: they are not those of this cdfl."""
         place = parse_url(url)
         if place.get_backend_name() == "sqlite" and not Path(str(place.database)).exists():
             return False
-        return cls.version(url) > 0
+        database = cls(url, own=False)
+        try:
+            with database.read() as connection:
+                return tables.exist(connection)
+        finally:
+            database.close()
 
     @property
     def is_sqlite(self) -> bool:
-        """SQLite rather than PostgreSQL."""
+        """Return whether it is SQLite; otherwise it is PostgreSQL."""
         return self.url.get_backend_name() == "sqlite"
-
-    def insert(self, table: sa.Table) -> Any:
-        """An INSERT that knows `on_conflict_do_nothing` and `..._update`, which both databases spell alike."""
-        return self._upsert(table)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A connection to read from; every statement sees what is committed when it begins."""
+        """Lend a connection for reading; each statement sees what was committed before it."""
         self._check_open()
         with _translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction, committed and durable when the block has ended without an error. One at a time.
+        """Run a transaction, committed and durable when the block ends without an error. One at a time.
 
-        StoreUnavailable: nothing was changed. InDoubt: the commit itself failed, look before you go on.
+        StoreUnavailable: nothing was changed. InDoubt: COMMIT failed, and the transaction may be committed or not.
         """
         with self._turn:
             connection = self._begun()
@@ -142,23 +134,23 @@ class Database:
                 raise
 
     def check_writable(self, connection: sa.Connection) -> None:
-        """Inside a transaction: make sure that nobody keeps us from reading and writing our tables.
+        """Check, inside a transaction, that no other program locks the tables.
 
-        SQLite knows no lock on a single table: whoever has begun to write may write them all.
+        SQLite has no lock on a single table, so a transaction that has begun may write all of them.
         """
         if not self.is_sqlite:
-            tables = ", ".join(table.name for table in schema.TABLES.sorted_tables)
+            names = ", ".join(table.name for table in tables.TABLES.sorted_tables)
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{CHECK_SECONDS}s'")
-            connection.exec_driver_sql(f"LOCK TABLE {tables} IN ROW EXCLUSIVE MODE")  # what INSERT takes
+            connection.exec_driver_sql(f"LOCK TABLE {names} IN ROW EXCLUSIVE MODE")  # what INSERT takes
 
     def clean(self) -> None:
-        """Make SQLite overwrite what was deleted in its log as well. PostgreSQL does so by itself, in its own time."""
+        """Remove deleted data from SQLite's log, too. PostgreSQL does this in the background."""
         if self.is_sqlite:
             with self._turn, _translated():
                 self._connected().exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Let go of connections and lock."""
+        """Close all connections and release the lock."""
         with self._turn:
             self._closed = True
             self._disconnect()
@@ -168,7 +160,7 @@ class Database:
                 self._lock_file = None
 
     def _begun(self) -> sa.Connection:
-        """The writer's connection, in a transaction; a connection that died while it was idle is replaced."""
+        """Begin a transaction on the writer's connection; replace a connection that died while idle."""
         fresh = self._connection is None
         try:
             return self._begin()
@@ -181,7 +173,7 @@ class Database:
     def _begin(self) -> sa.Connection:
         connection = self._connected()
         with _translated():
-            connection.exec_driver_sql(self._begin_words)
+            connection.exec_driver_sql(self._begin_statement)
         return connection
 
     def _roll_back(self, connection: sa.Connection) -> None:
@@ -198,8 +190,8 @@ class Database:
         self._check_open()
         if self._connection is None:
             if self.is_sqlite:
-                self.engine.dispose()  # those for reading may be read-only: it opens a file so that is, and stays so
-            with _translated(), _url_to_blame():  # nothing is asked of the database yet
+                self.engine.dispose()  # a connection opened while the file was read-only stays read-only
+            with _translated(), _blame_url():  # no statement yet: an error is about the URL
                 connection = self.engine.connect()
             try:
                 with _translated():
@@ -217,15 +209,15 @@ class Database:
             self._connection = None
 
     def _take(self, connection: sa.Connection) -> None:
-        """Become the owner, or make sure that nobody else was in the meantime."""
-        self._check_not_replaced(connection)  # no need to wait for a lock that somebody else has
+        """Become the owner, or check after a reconnection that no other server became it."""
+        self._check_not_replaced(connection)  # before waiting for the lock: its new holder keeps it
         locked = self._lock(connection)
         written = self._check_not_replaced(connection)
         if not locked and self._owner:
             raise StoreUnavailable("the database has not yet noticed that the old connection of this server is dead")
         if not locked:
             raise StoreBusy(
-                f"the store is in use ({describe(written)}); stop that server first, or give this one its own store"
+                f"the store is in use ({_describe(written)}); stop that server first, or give this one its own store"
             )
         if not self._owner:
             about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
@@ -233,20 +225,18 @@ class Database:
             self._enter(connection, owner)
 
     def _check_not_replaced(self, connection: sa.Connection) -> str:
-        """Refuse to go on where this server was the owner and another one came after it; returns the last owner."""
-        written = owner_of(connection)
+        """Return the last owner; StoreLost: another server took the store over from this one."""
+        written = _owner_of(connection)
         if self._owner and written != self._owner:
-            raise StoreLost(f"the store was taken over by another server ({describe(written)}); this one must stop")
+            raise StoreLost(f"the store was taken over by another server ({_describe(written)}); this one must stop")
         return written
 
     def _enter(self, connection: sa.Connection, owner: str) -> None:
-        """The first thing an owner does: bring the tables up to date and sign."""
-        connection.exec_driver_sql(self._begin_words)
+        """Create the tables if needed, and sign as the owner."""
+        connection.exec_driver_sql(self._begin_statement)
         try:
-            if not self.is_sqlite:
-                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a long journal takes its time
-            schema.migrate(connection)
-            schema.put(connection, "owner", owner)
+            tables.create(connection)
+            tables.put(connection, "owner", owner)
             connection.exec_driver_sql("COMMIT")
         except ProgrammingError as error:
             raise StoreError(f"the tables of the store cannot be made: {_first_line(error)}") from error
@@ -257,7 +247,7 @@ class Database:
         self._owner = owner
 
     def _lock(self, connection: sa.Connection) -> bool:
-        """Both kinds of lock go away with the process that holds them."""
+        """Try to take the owner's lock; both kinds end with the process that holds them."""
         if not self.is_sqlite:
             asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(coalesce(current_schema(), '')))")
             deadline = time.monotonic() + NOTICE
@@ -278,7 +268,7 @@ class Database:
 
 
 def parse_url(text: str) -> URL:
-    """The URL of a database we can use.
+    """Return the URL of a SQLite or PostgreSQL database.
 
     >>> parse_url("postgresql://me@db/cdfl").drivername
     'postgresql+psycopg'
@@ -292,7 +282,7 @@ def parse_url(text: str) -> URL:
             f"the database is {scheme!r}://...; expected sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
     except ValueError:
-        raise StoreError("the port in the URL of the database (--store) is no number; expected HOST:5432") from None
+        raise StoreError("the port in the URL of the database (--store) is not a number; expected HOST:5432") from None
     if backend in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
@@ -302,15 +292,23 @@ def parse_url(text: str) -> URL:
     return url.set(drivername="sqlite", database=str(Path(url.database).absolute()))
 
 
-def owner_of(connection: sa.Connection) -> str:
-    """What the row of the last owner says; empty: there was none."""
-    if not sa.inspect(connection).has_table("meta"):
-        return ""
-    return schema.get(connection, "owner") or ""
+def database_url(place: str | Path) -> str:
+    """Return the URL of a store's database: `place` itself, or the SQLite file in that folder."""
+    return str(place) if "://" in str(place) else f"sqlite:///{Path(place).absolute() / 'store.db'}"
 
 
-def describe(owner: str) -> str:
-    """An owner in words."""
+def without_password(place: str | Path) -> str:
+    """Return the place of a store as it may be printed."""
+    return parse_url(str(place)).render_as_string(hide_password=True) if "://" in str(place) else str(place)
+
+
+def _owner_of(connection: sa.Connection) -> str:
+    """Return what the last owner wrote; empty: there was none."""
+    return tables.get(connection, "owner") or "" if tables.exist(connection) else ""
+
+
+def _describe(owner: str) -> str:
+    """Describe an owner for an error message."""
     if not owner:
         return "a server that has just started"
     about = json.loads(owner)
@@ -319,11 +317,11 @@ def describe(owner: str) -> str:
 
 
 def _engine(url: URL) -> sa.Engine:
-    """Autocommit everywhere: where a transaction is meant, BEGIN and COMMIT are written out."""
+    """Make an engine in autocommit mode: transactions are written out as BEGIN and COMMIT."""
     shared: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_size": POOL, "max_overflow": POOL}
     if url.get_backend_name() != "sqlite":
         options = f"{_POSTGRES['options']} {url.query.get('options', '')}"
-        arguments = _POSTGRES | dict(url.query) | {"options": options}  # what the URL says comes last, and counts
+        arguments = _POSTGRES | dict(url.query) | {"options": options}  # the URL's own arguments win
         return sa.create_engine(url, pool_pre_ping=True, connect_args=arguments, **shared)
     engine = sa.create_engine(url, connect_args={"timeout": WAIT_FOR_WRITERS}, **shared)
     event.listen(engine, "connect", _set_up_sqlite)
@@ -331,7 +329,7 @@ def _engine(url: URL) -> sa.Engine:
 
 
 def _make_file(path: Path) -> None:
-    """Make the file of an SQLite database, readable for nobody else; SQLite makes its other files like it."""
+    """Create the file of an SQLite database, private to this user; SQLite's other files get the same mode."""
     with _translated():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -342,9 +340,8 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-# Neither end waits for ever for a peer that has vanished: ours gives up a request, the database gives up our lock. Nor
-# does a statement wait for ever for others. Only a database that is frozen while its machine is up is waited for: the
-# network says that it is there, and it is the database itself that would have to keep these times.
+# Both ends notice a dead peer: cdfl gives up the request, the database gives up the lock. A statement does not wait for
+# ever for other programs. A hung database on a live machine blocks requests until it responds.
 _POSTGRES = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -358,7 +355,7 @@ _POSTGRES = {
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Errors of the database as errors of the store."""
+    """Turn errors of the database into errors of the store."""
     try:
         yield
     except AWAY as error:
@@ -366,14 +363,14 @@ def _translated() -> Iterator[None]:
     except OSError as error:
         raise StoreUnavailable(f"the folder of the database cannot be used now: {error}") from error
     except (DatabaseError, sqlite3.DatabaseError) as error:
-        if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # our mistake, not the database's
+        if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # a bug of cdfl, not damage
             raise
         raise StoreDamaged(f"the database cannot be read: {_first_line(error)}", "restore a backup") from error
 
 
 @contextmanager
-def _url_to_blame() -> Iterator[None]:
-    """Mistakes, where all that was said to anybody is the URL."""
+def _blame_url() -> Iterator[None]:
+    """Turn errors into one about the URL, which is all that was used so far."""
     try:
         yield
     except (ArgumentError, ProgrammingError) as error:

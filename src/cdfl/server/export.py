@@ -1,13 +1,11 @@
-"""Cluster models as files that anything can read: safetensors with the model's own tensor names."""
+"""Export cluster models as safetensors files with the model's own tensor names."""
 
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
-from cdfl.server.journal import StoreError
-from cdfl.server.snapshots import from_losses, load_state
+from cdfl.server.records import StoreError, numbers
 from cdfl.server.store import Store
 from cdfl.wire import DTYPES, DType, encode_model
 
@@ -19,14 +17,14 @@ def export(
     dtype: str = "float32",
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
-    """Write cluster-0.safetensors, ... and clusters.json, which says what they are, into a new or empty folder.
+    """Write cluster-0.safetensors, ... and clusters.json, which describes them, to a new or empty folder.
 
-    `epoch` is that of a snapshot; None: the models as they are now.
+    `epoch` is that of a snapshot; None: the newest models.
     """
     kind = _dtype(dtype)
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
-            raise ValueError(f"{place} is no folder; name a new or empty one")
+            raise ValueError(f"{place} is not a folder; name a new or empty one")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; name a new folder")
     layout = store.layout()
@@ -37,7 +35,7 @@ def export(
         state, settings = recovered.state, recovered.settings
     else:
         snapshot = store.snapshot_at(epoch)
-        state, settings = load_state(snapshot, layout, store.blobs), snapshot.settings
+        state, settings = store.load_state(snapshot, layout), snapshot.settings
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for cluster, model in enumerate(state.cluster_models):
@@ -49,12 +47,12 @@ def export(
         "epoch": state.epoch,
         "num_clusters": state.num_clusters,
         "cluster_epochs": state.cluster_epochs.tolist(),
-        "cluster_losses": from_losses(state.cluster_losses),
+        "cluster_losses": numbers(state.cluster_losses),
         "dtype": dtype,
         "clusters": files,
         "tensors": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
         "num_parameters": layout.num_parameters,
-        "settings": asdict(settings),
+        "settings": settings.to_dict(),
     }
     (folder / "clusters.json").write_text(json.dumps(about, indent=2) + "\n")
     return [*(folder / str(entry["file"]) for entry in files), folder / "clusters.json"]

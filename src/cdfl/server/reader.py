@@ -1,175 +1,219 @@
-"""What can be read from a store, by its owner or beside it, from any thread."""
+"""Reading a store: by its owner or beside it, from any thread. Recovery is here, too."""
 
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
+import torch
 from torch import Tensor
 
-from cdfl.core import Layout
-from cdfl.server import rows, schema
-from cdfl.server.blobs import Blobs, digest_in
+from cdfl.core import (
+    Layout,
+    Recorded,
+    Reply,
+    ServerState,
+    Settings,
+    Upload,
+    defence_of,
+    estimator_of,
+    server_update,
+)
+from cdfl.server import tables
+from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
-from cdfl.server.journal import ClientRecord, Entry, Recovered, Snapshot, StoreDamaged, StoreError
-from cdfl.server.replay import replay
-from cdfl.server.snapshots import load_state, read_exactly
+from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, StoreDamaged, StoreError, tensor
 from cdfl.wire import decode_model
 
-PIECE = 256  # entries read at a time
+PAGE = 256  # entries read at a time
+REMEDY = "restore it from a backup, or go back with `cdfl rollback`"
 
 
 class Reader:
-    """A store without what changes it. Everything may raise StoreUnavailable."""
+    """A store without the methods that change it. Every method may raise StoreUnavailable."""
 
     def __init__(self, database: Database, blobs: Blobs) -> None:
         self.database = database
         self.blobs = blobs
-        self.journal_start = 0  # entries before this one may be gone
+        self.journal_start = 0  # entries before this one may be deleted
+
+    # -- the state
 
     def recover(self, progress: Callable[[int, int], None] | None = None) -> Recovered | None:
-        """The newest snapshot with the journal after it replayed; None: nothing was begun yet.
+        """Return the newest snapshot with the journal after it replayed; None: nothing was begun.
 
-        `progress` is told how many of how many entries are done.
+        `progress` is called with the number of entries done, and of all.
         """
         while kept := self.snapshots():
             try:
-                return self._replayed(kept[-1], progress)
+                return self._recover_from(kept[-1], progress or (lambda done, total: None))
             except StoreDamaged:
-                if self.snapshots() == kept:  # else a running server has deleted what was about to be read
+                if self.snapshots() == kept:  # otherwise a running server has deleted what was about to be read
                     raise
         return None
 
-    def _replayed(self, newest: Snapshot, progress: Callable[[int, int], None] | None) -> Recovered:
+    def _recover_from(self, newest: Snapshot, progress: Callable[[int, int], None]) -> Recovered:
         layout = self.layout()
-        state = load_state(newest, layout, self.blobs)
+        state = self.load_state(newest, layout)
         total = self.newest_epoch() - newest.epoch
         for entry in self.all_entries(newest.epoch):
-            local_model, base_model = self.read_upload(entry, layout), self.read_base(entry, layout)
-            state, reply = replay(state, entry, local_model, newest.settings, base_model=base_model)
-            if entry.outcome == "applied" and tuple(reply.rates.tolist()) != entry.rates:
-                raise StoreDamaged(
-                    f"entry {entry.epoch} moved the clusters by {entry.rates}, but the stored settings give "
-                    f"{tuple(reply.rates.tolist())}"
-                )
-            if progress is not None:
-                progress(state.epoch - newest.epoch, total)
+            state, _ = self.replay(state, entry, newest.settings, layout)
+            progress(state.epoch - newest.epoch, total)
         return Recovered(state, layout, newest.settings, replayed=state.epoch - newest.epoch)
 
+    def replay(
+        self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, anew: bool = False
+    ) -> tuple[ServerState, Reply]:
+        """Return the state after an entry and the reply to it, through `core.server_update`.
+
+        Recovery repeats the recorded decision, so no bit depends on the machine. `anew=True` decides again from the
+        recorded losses, as the server did.
+        """
+        if entry.epoch != state.epoch + 1:
+            raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}", "restore a backup")
+        if entry.client_id == "":
+            raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: its client was forgotten", "restore a backup")
+        upload = self._upload_of(state, entry, settings, layout, is_needed=anew or entry.outcome == "applied")
+        cluster_losses = tensor(entry.cluster_losses)
+        recorded = Recorded(
+            mixture=tensor(entry.mixture),
+            rates=tensor(entry.rates),
+            cluster_losses=cluster_losses,
+            measures=entry.measures,
+            verdict=entry.verdict,
+            estimator=estimator_of(settings),
+            defence=defence_of(settings),
+        )
+        state, reply = server_update(
+            state,
+            upload,
+            settings,
+            lambda _, clusters: cluster_losses[clusters],
+            entry.client_before,
+            estimator=None if anew else recorded,
+            defence=None if anew else recorded,
+        )
+        if not anew and reply.outcome != entry.outcome:
+            raise StoreDamaged(
+                f"the upload of entry {entry.epoch} was {entry.outcome}; the stored settings make it {reply.outcome}"
+            )
+        return state, reply
+
+    def _upload_of(
+        self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, is_needed: bool
+    ) -> Upload:
+        """Return the upload of an entry. One that moved nothing may be gone: any model of its shape replays it."""
+        if not is_needed:
+            return Upload(state.cluster_models[0], entry.base_epoch, entry.client_id)
+        if entry.upload is None:
+            raise StoreDamaged(f"the upload of entry {entry.epoch} is missing")
+        if entry.base is None and entry.outcome == "applied" and settings.rates.cluster_step == "along":
+            raise StoreDamaged(f"the model that the upload of entry {entry.epoch} was trained from is missing")
+        local_model = self.read_model(entry.upload, layout)
+        base_model = None if entry.base is None else self.read_model(entry.base, layout)
+        losses = tensor(entry.losses) if entry.losses else None
+        return Upload(local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+
     def snapshots(self) -> list[Snapshot]:
-        """All kept snapshots, oldest first."""
+        """Return all snapshots, oldest first."""
         with self.reading() as connection:
-            return rows.all_snapshots(connection)
+            return tables.all_snapshots(connection)
 
     def snapshot_at(self, epoch: int) -> Snapshot:
-        """The snapshot of an epoch."""
+        """Return the snapshot of an epoch."""
         kept = {snapshot.epoch: snapshot for snapshot in self.snapshots()}
         if epoch not in kept:
             raise ValueError(f"there is no snapshot of epoch {epoch}; there are those of {', '.join(map(str, kept))}")
         return kept[epoch]
 
-    def check_snapshot(self, epoch: int) -> None:
-        """Refuse to go back to a snapshot that is not there or cannot be read, and say which others can."""
-        fault = self.fault_of(self.snapshot_at(epoch))
-        if fault is None:
-            return
-        others = [str(other.epoch) for other in self.snapshots() if other.epoch != epoch and not self.fault_of(other)]
-        instead = f"or go back to {' or '.join(others)}, which can be read" if others else "no other one can be read"
-        raise StoreDamaged(
-            f"the snapshot of epoch {epoch} cannot be read, so nothing was deleted: {fault}",
-            f"restore it from a backup, {instead}",
-        )
+    def load_state(self, snapshot: Snapshot, layout: Layout) -> ServerState:
+        """Return the state of a snapshot."""
+        return snapshot.restore(torch.stack([self.read_model(name, layout) for name in snapshot.models]), layout)
 
     def fault_of(self, snapshot: Snapshot) -> str | None:
-        """Why a snapshot cannot be read; None: it can."""
+        """Return why a snapshot cannot be read; None: it can."""
         try:
-            load_state(snapshot, self.layout(), self.blobs)
+            self.load_state(snapshot, self.layout())
         except StoreDamaged as error:
             return error.what
         return None
 
     def layout(self) -> Layout:
-        """The layout of the model the store was begun with."""
+        """Return the layout of the stored model."""
         with self.reading() as connection:
-            text = schema.get(connection, "layout")
-        if text is None:
+            layout = tables.layout(connection)
+        if layout is None:
             raise StoreError("the store is empty; start a server with `cdfl serve` first")
-        return rows.layout_from_json(text)
+        return layout
+
+    # -- the journal
 
     def newest_epoch(self) -> int:
-        """The epoch of the last entry, also where another process owns the store."""
+        """Return the epoch of the last entry, also if another process owns the store."""
         with self.reading() as connection:
-            return rows.last_epoch(connection) or 0
+            return tables.last_epoch(connection) or 0
 
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
-        """Entries with epochs above `after`, oldest first, as far back as the journal goes."""
+        """Return entries with epochs above `after`, oldest first."""
         with self.reading() as connection:
-            return rows.entries(connection, schema.journal.c.epoch > after, limit=limit)
+            return tables.entries(connection, after, limit)
 
     def all_entries(self, after: int) -> Iterator[Entry]:
-        """The same, however many there are."""
-        while piece := self.entries(after, PIECE):
-            yield from piece
-            after = piece[-1].epoch
-
-    def find(self, client_id: str, key: str) -> Entry | None:
-        """The entry of an idempotency key, if it was used. Its reply may be gone (`entry.reply` None): 410."""
-        with self.reading() as connection:
-            return rows.find(connection, client_id, key)
+        """Yield all entries with epochs above `after`, oldest first."""
+        while page := self.entries(after, PAGE):
+            yield from page
+            after = page[-1].epoch
 
     def read_reply(self, entry: Entry) -> bytes | None:
-        """The reply to an entry, byte for byte; None: no longer kept."""
+        """Return the reply to an entry, byte for byte; None: not kept."""
         return None if entry.reply is None else self.blobs.read(entry.reply)
 
-    def read_upload(self, entry: Entry, layout: Layout) -> Tensor | None:
-        """The local model of an entry, checked against its digest; None: not kept."""
-        if entry.upload is None:
-            return None
-        return decode_model(read_exactly(self.blobs, entry.upload, entry.digest), layout, ours=True)
-
-    def read_base(self, entry: Entry, layout: Layout) -> Tensor | None:
-        """The model that the one of an entry was trained from, checked; None: not kept."""
-        return None if entry.base is None else self.read_model(entry.base, layout)
-
     def read_model(self, name: str, layout: Layout) -> Tensor:
-        """The model in a blob whose name says what it must hold."""
-        return decode_model(read_exactly(self.blobs, name, digest_in(name) or "no name"), layout, ours=True)
+        """Return the model in a blob; StoreDamaged unless it has the sha256 that its name says."""
+        return decode_model(self._read_exactly(name), layout, ours=True)
 
-    def client(self, client_id: str) -> ClientRecord | None:
-        """What is known of a client."""
+    def _read_exactly(self, name: str) -> bytearray | mmap.mmap:
+        data = self.blobs.view(name)
+        if data is None:
+            raise StoreDamaged(f"the blob {name} is missing", REMEDY)
+        found, expected = digest_of(data), digest_in(name)
+        if found != expected:
+            what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
+            raise StoreDamaged(what, REMEDY)
+        return data
+
+    # -- clients
+
+    def client(self, client_id: str, epoch: int | None = None, key: str | None = None) -> ClientRecord | None:
+        """Return what is known of a client; None: nothing. `epoch` and `key` are looked up as well.
+
+        Epochs before the journal count as not given: whether their upload was taken already is not known.
+        """
+        known = None if epoch is None or epoch < self.journal_start else epoch
         with self.reading() as connection:
-            return rows.client(connection, client_id)
+            return tables.client(connection, client_id, known, key)
 
     def num_clients(self) -> int:
-        """How many clients are known."""
+        """Return how many clients are known."""
         with self.reading() as connection:
-            return rows.num_clients(connection)
-
-    def was_given(self, client_id: str, epoch: int) -> bool:
-        """Whether this client may name this epoch as its base epoch.
-
-        Epochs older than the journal are refused: nobody could tell whether their upload was taken already.
-        """
-        if epoch < self.journal_start:
-            return False
-        with self.reading() as connection:
-            return rows.was_given(connection, client_id, epoch)
+            return tables.num_clients(connection)
 
     def knows(self, client_id: str) -> bool:
-        """Whether anything is stored of a client, and be it a token."""
+        """Return whether anything is stored of a client, including a token."""
         with self.reading() as connection:
-            return rows.knows(connection, client_id)
+            return tables.knows(connection, client_id)
 
     def asked_to_forget(self) -> list[str]:
-        """Clients that `cdfl forget` wants forgotten while a server runs: the owner looks every second or so."""
+        """Return the clients that `cdfl forget` asked a running server to forget."""
         with self.reading() as connection:
-            return rows.asked_to_forget(connection)
+            return tables.asked_to_forget(connection)
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection to read rows from."""
+        """Lend a connection for reading."""
         self._resolve()
         with self.database.read() as connection:
             yield connection
 
     def _resolve(self) -> None:
-        """An owner may have something to clear up before anything is read."""
+        """Undo a doubtful commit before anything is read; only an owner has one."""

@@ -1,4 +1,4 @@
-"""A server from its parts: recover or begin, open the door, serve, and leave everything in order."""
+"""Put a server together: recover or begin, listen, serve, and stop in order."""
 
 import asyncio
 import logging
@@ -12,26 +12,25 @@ import uvicorn
 from cdfl.core import Settings
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
-from cdfl.server.connections import Door
-from cdfl.server.events import Bell
-from cdfl.server.journal import Recovered
-from cdfl.server.limits import Limits
-from cdfl.server.session import Session
+from cdfl.server.connections import ConnectionLimit
+from cdfl.server.engine import Engine
+from cdfl.server.events import Notifier
+from cdfl.server.records import Recovered
 from cdfl.server.setup import Progress, Setup
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 4.0  # of the acceptance test, where a set-up does not say: benchmarks/poison.py
+MAX_HARM = 4.0  # of the acceptance test, unless the set-up sets it; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
-    "differ, and some may never learn; to begin with clusters that differ name some data for each, and a new --store"
+    "differ, and some may never learn; name pretraining_sets, and use a new --store"
 )
-LAST_SECONDS = 60  # for answering what is under way when the server is told to stop
+LAST_SECONDS = 60  # to answer open requests when the server stops
 
 
-def open_session(
+def open_engine(
     setup: Setup,
     store: Store,
     *,
@@ -39,8 +38,8 @@ def open_session(
     progress: Progress = lambda message: None,
     replayed: Callable[[int, int], None] | None = None,
     **options: Any,
-) -> Session:
-    """Take up what is in the store, or pre-train and begin; `options` are those of `Session`."""
+) -> Engine:
+    """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`."""
     settings = in_service(setup.settings, accept_all=accept_all)
     recovered = store.recover(replayed)
     if recovered is None:
@@ -53,28 +52,28 @@ def open_session(
         state = recovered.state
         if settings != recovered.settings:
             store.snapshot(state, settings)
-    return Session(state, setup.layout, settings, store, setup.look(), setup.look(), **options)
+    return Engine(state, setup.layout, settings, store, setup.evaluator(), setup.evaluator(), **options)
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
-    """The settings of a server: uploads are tested for harm unless that is asked away."""
+    """Return the settings of a server: uploads are tested for harm unless `accept_all`."""
     if accept_all:
         return settings.replace(max_harm=None)
     return settings if settings.max_harm is not None else settings.replace(max_harm=MAX_HARM)
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with a door, and with streams that end when it does."""
+    """uvicorn with a limit on connections, and with event streams that end when it stops."""
 
-    def __init__(self, config: uvicorn.Config, door: Door, bell: Bell) -> None:
+    def __init__(self, config: uvicorn.Config, connections: ConnectionLimit, notifier: Notifier) -> None:
         super().__init__(config)
-        self.door, self.bell = door, bell
-        self.on_open: Callable[[str], Any] = lambda url: None  # told where it listens
+        self.connections, self.notifier = connections, notifier
+        self.on_open: Callable[[str], Any] = lambda url: None  # called with the URL
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the URL it listens on."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -82,51 +81,45 @@ class WebServer(uvicorn.Server):
         """Open."""
         await super().startup(sockets)
         if not self.should_exit:
-            self._watch = asyncio.create_task(self.door.watch())
+            self._watch = asyncio.create_task(self.connections.watch())
             self.on_open(self.url)
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Close."""
-        self.bell.end()
-        self.door.close()
+        self.notifier.end()
+        self.connections.close()
         await super().shutdown(sockets)
         if self._watch is not None:
             self._watch.cancel()
 
 
-def make_server(
-    session: Session,
-    access: Access,
-    limits: Limits,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-) -> WebServer:
-    """A web server for a session; `run` it on a socket."""
-    bell, door = Bell(), Door(limits, session.metrics)
+def make_server(engine: Engine, access: Access, tls_cert: str | None = None, tls_key: str | None = None) -> WebServer:
+    """Return a web server for an engine; `run` it on a socket."""
+    notifier, connections = Notifier(), ConnectionLimit(engine.limits, engine.metrics)
     config = uvicorn.Config(
-        create_app(session, access, limits, bell),
+        create_app(engine, access, notifier),
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
-        http=door.protocol,  # type: ignore[arg-type]  # it makes one, as a class would
+        http=connections.protocol,  # type: ignore[arg-type]  # a function in place of a class
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(limits.idle_seconds) + 1,
+        timeout_keep_alive=int(engine.limits.idle_seconds) + 1,
         timeout_graceful_shutdown=LAST_SECONDS,
     )
-    server = WebServer(config, door, bell)
-    session.on_loss = lambda why: setattr(server, "should_exit", True)
+    server = WebServer(config, connections, notifier)
+    engine.on_loss = lambda why: setattr(server, "should_exit", True)
     return server
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """An address of our own, before anything else is done: pre-training may take long."""
+    """Bind the address of a server; do it first, because pre-training may take long."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no host can have that name"
+        why = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
         raise OSError(f"cannot listen on {host!r}: {why}; give --host an address of this machine") from None
     taken = socket.socket(family, kind, protocol)
     try:
@@ -138,21 +131,21 @@ def take_port(host: str, port: int) -> socket.socket:
     return taken
 
 
-def serve_until_told(server: WebServer, session: Session, taken: socket.socket) -> None:
-    """Serve until told to stop; then finish what is in the queue and keep a snapshot.
+def serve_until_stopped(server: WebServer, engine: Engine, taken: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT; then empty the queue and take a snapshot.
 
-    To be told again means nothing, to the end of the process: what is left to do is not to be interrupted.
+    Later signals change nothing: the snapshot is not interrupted.
     """
 
-    def stop(number: int, frame: object) -> None:  # before the server takes signals itself; later it changes nothing
+    def stop(number: int, frame: object) -> None:
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        server.run(sockets=[taken])  # takes signals itself, and raises them once more when it is done
+        server.run(sockets=[taken])  # handles signals itself, and raises them once more when it is done
     finally:
-        session.close()
+        engine.close()
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:
@@ -162,7 +155,7 @@ def _check_fits(setup: Setup, recovered: Recovered) -> None:
         odd = sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name))
         raise SetupError(
             f"the set-up's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
-            f"{'s' if len(odd) == 1 else ''}; serve the model the store was begun with, or give --store another place"
+            f"{'s' if len(odd) == 1 else ''}; serve the stored model, or use a new --store"
         )
     if setup.num_clusters != recovered.state.num_clusters:
         raise SetupError(

@@ -1,4 +1,4 @@
-"""What a server learns, from one Python file or module: model, loss, proxy sets, and how the clusters start."""
+"""The set-up of a server, from a Python file or module: model, loss, proxy sets, and how the clusters start."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from cdfl.core import DEFAULT, Layout, Loss, ProxySets, ServerState, Settings, initial_state, pretrain
 from cdfl.core.batches import described, pair_of
-from cdfl.core.evaluate import outputs
 from cdfl.core.flat import flatten
+from cdfl.core.proxy import outputs
 from cdfl.userfile import SetupError, load_python, report_errors
 
 Progress = Callable[[str], Any]
@@ -25,17 +25,17 @@ class Setup:
 
     model: nn.Module  # the architecture, and the weights pre-training begins with
     loss: Loss
-    proxy_sets: Sequence[tuple[Any, Any]]  # K pairs of (inputs, targets), on which uploads and clusters are judged
+    proxy_sets: Sequence[tuple[Any, Any]]  # K pairs of (inputs, targets), on which uploads and clusters are evaluated
     pretraining_sets: Sequence[tuple[Tensor, Tensor]] | None = None  # K pairs; None: all clusters start as `model`
     settings: Settings = DEFAULT
     place: str = "the set-up"  # the file it is from
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be served, as far as a look from outside tells; `try_out` tells the rest."""
+        """Refuse values of a wrong type or size; `try_out` finds the rest."""
         if not isinstance(self.model, nn.Module):
             raise self._mistake(f"`model` is {described(self.model)}; expected a torch.nn.Module")
         if next(self.model.parameters(), None) is None:
-            raise self._mistake("`model` has no parameters; expected something that can learn")
+            raise self._mistake("`model` has no parameters; expected a model that can be trained")
         if not isinstance(self.settings, Settings):
             raise self._mistake(f"`settings` is {described(self.settings)}; expected cdfl.core.Settings")
         if not callable(self.loss):
@@ -56,11 +56,11 @@ class Setup:
 
     @property
     def layout(self) -> Layout:
-        """Of the model's vector."""
+        """Return the layout of the model's vector."""
         return Layout.of(self.model)
 
     def to(self, device: str | torch.device) -> "Setup":
-        """The same set-up with model and data on a device."""
+        """Return the set-up with model and data on a device."""
         return replace(
             self,
             model=self.model.to(device, torch.float32),
@@ -69,15 +69,15 @@ class Setup:
         )
 
     def with_settings(self, **changes: Any) -> "Setup":
-        """The same set-up with some settings changed."""
+        """Return the set-up with some settings changed."""
         return replace(self, settings=self.settings.replace(**changes))
 
-    def look(self) -> ProxySets:
-        """The proxy sets, for the use of one thread."""
+    def evaluator(self) -> ProxySets:
+        """Return the proxy sets, for one thread."""
         return ProxySets(copy.deepcopy(self.model), self.loss, self.proxy_sets)
 
     def try_out(self) -> None:
-        """Let the model look at every proxy set once: what fails is better told now than at the first upload."""
+        """Evaluate the model on every proxy set, so that errors show before the first upload."""
         model, vector = copy.deepcopy(self.model), flatten(self.model)
         for number, (inputs, targets) in enumerate(self.proxy_sets):
             name = f"proxy_sets[{number}]"
@@ -90,14 +90,14 @@ class Setup:
                 raise self._mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
             if not loss.isfinite():
                 raise self._mistake(
-                    f"{given} is {loss.item()}; expected a finite number: look for NaN and infinity in inputs, targets "
-                    "and the weights `model` has, for a logarithm of 0 or a division by 0 in `loss`"
+                    f"{given} is {loss.item()}; expected a finite number: check inputs, targets and the weights of "
+                    "`model` for NaN and infinity, and `loss` for a logarithm of 0 or a division by 0"
                 )
 
     def start(self, progress: Progress = lambda message: None) -> ServerState:
-        """The state at epoch 0: pre-trained clusters, with a shared start.
+        """Return the state at epoch 0: pre-trained clusters with a shared start.
 
-        It lies in the memory of the host, whatever device trains and evaluates: so a replay gets the same bits.
+        It stays on the CPU, whatever device trains and evaluates, so that a replay gets the same bits.
         """
         if self.pretraining_sets is None:
             clusters = flatten(self.model).repeat(self.num_clusters, 1)
@@ -105,7 +105,7 @@ class Setup:
             shuffle = torch.Generator().manual_seed(0)
             with report_errors(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
                 clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.settings, shuffle, progress)
-        return initial_state(clusters.cpu(), self.look(), self.layout.num_parameters)
+        return initial_state(clusters.cpu(), self.evaluator(), self.layout.num_parameters)
 
     def _check_pairs(self, name: str, sets: Any) -> None:
         if not isinstance(sets, tuple | list):
@@ -113,7 +113,7 @@ class Setup:
         sizes = [self._size(f"`{name}[{number}]`", each) for number, each in enumerate(sets)]
         if not sizes or any(one != other or one == 0 for one, other in sizes):
             raise self._mistake(
-                f"`{name}` has sets of {sizes} (inputs, targets); expected at least one, as many of each"
+                f"`{name}` has sets of {sizes} (inputs, targets); expected at least one, with equal numbers of both"
             )
 
     def _size(self, name: str, each: Any) -> tuple[int, int]:
@@ -124,14 +124,14 @@ class Setup:
             raise self._mistake(str(error)) from None
         except TypeError:
             came = f"({described(inputs)}, {described(targets)})"
-            raise self._mistake(f"{name} is {came}; expected two tensors, or others that have a length") from None
+            raise self._mistake(f"{name} is {came}; expected two tensors, or two values with a length") from None
 
     def _mistake(self, words: str) -> SetupError:
         return SetupError(f"{self.place}: {words}")
 
 
 def load_setup(place: str) -> Setup:
-    """Read a set-up from a file, or from a module by its dotted name; either may import what lies beside it."""
+    """Load a set-up from a file, or from a module by its dotted name; either may import its neighbours."""
     module = load_python(place, "`cdfl init` writes an example")
     missing = [name for name in NAMES[:3] if getattr(module, name, None) is None]
     if missing:

@@ -1,102 +1,229 @@
-"""An upload on its way through the server: what is submitted, what is answered, what is written down."""
+"""Receiving uploads: from the headers of a request to a place in the engine's queue."""
 
+import asyncio
+import hashlib
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
-from torch import Tensor
+from starlette.requests import Request
 
-from cdfl.core import Reply, ServerState
-from cdfl.server.journal import Entry
-from cdfl.server.snapshots import from_losses
-from cdfl.wire import Outcome, ReplyHead
+from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, head_of, use_torch_threads
+from cdfl.server.limits import Limits
+from cdfl.server.records import ClientRecord, Entry, StoreUnavailable
+from cdfl.wire import (
+    BASE_EPOCH,
+    CONTENT_TYPES,
+    KEY,
+    ConflictError,
+    GoneError,
+    LengthRequiredError,
+    MalformedError,
+    TooLargeError,
+    TooSlowError,
+    UnfitError,
+    UnsupportedError,
+    WireError,
+    body_size,
+    decode_file,
+    decompress,
+    parse_count,
+)
+
+T = TypeVar("T")
+SLACK = 2**20  # bytes that a body may be longer than ours: other headers, metadata
+NUM_THREADS = 8  # that decode uploads and query the store
+PIECE = 2**20  # bytes that are collected before they are written
+
+
+class Uploads:
+    """Receives uploads, one a client at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.store, self.limits = engine, engine.store, engine.limits
+        self.body_limit = self.limits.body_bytes or body_size(engine.layout) + SLACK
+        self._places: dict[str, _Place] = {}
+        self._threads = ThreadPoolExecutor(
+            NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
+        )
+
+    async def receive(self, request: Request, client_id: str, key: str, base_epoch: int, coding: str) -> Answer:
+        """Take one upload; answer it when it is durable."""
+        body = Body(request, self.limits)
+        coding = coding.strip().lower()
+        _check_head(request.headers, coding, self.body_limit)
+        async with self._place(client_id, key, body) as place:
+            # No other upload of this client can come in between, so what is found here stays true.
+            record = await self.in_thread(self._check, client_id, key, base_epoch)
+            spool = self.store.spool()
+            try:
+                with self.engine.metrics.timed("receive"):
+                    await body.spool(spool, self.body_limit)
+                place.body = None
+                digest = await self.in_thread(self._unpack_and_hash, spool, coding)
+                if record.repeated is not None:
+                    return await self.in_thread(self._repeat, record.repeated, digest)
+                submission = await self.in_thread(self._keep, record, key, base_epoch, spool, digest)
+            except OSError as error:  # the disk is full, or gone
+                raise StoreUnavailable(f"the upload cannot be written: {error}") from error
+            finally:
+                with suppress(OSError):
+                    spool.unlink(missing_ok=True)
+            try:
+                answer = self.engine.submit(submission)
+            except WireError:
+                self.store.drop(submission.upload)
+                raise
+            return await asyncio.wrap_future(answer)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a blocking function in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    @asynccontextmanager
+    async def _place(self, client_id: str, key: str, body: "Body") -> AsyncIterator["_Place"]:
+        """Take the one place of a client. A newer upload replaces one that is still arriving."""
+        other = self._places.get(client_id)
+        if other is not None and other.body is None:
+            which = "this upload is" if other.key == key else "another upload of this client is"
+            raise ConflictError(f"{which} still being processed; send it again in a moment", RETRY_SECONDS)
+        if other is not None and other.body is not None:
+            other.body.give_up(ConflictError("a newer upload of this client has come; one at a time", RETRY_SECONDS))
+        place = self._places[client_id] = _Place(key, body)
+        try:
+            yield place
+        finally:
+            if self._places.get(client_id) is place:
+                del self._places[client_id]
+
+    # -- in threads
+
+    def _check(self, client_id: str, key: str, base_epoch: int) -> ClientRecord:
+        """Refuse what can be refused before the body is read."""
+        record = self.store.client(client_id, base_epoch, key)
+        if record is not None and record.repeated is not None:
+            return record
+        if record is None or not record.was_given:
+            raise ConflictError(
+                f"{BASE_EPOCH} is {base_epoch}, which this client was never given; train from GET /v1/model"
+            )
+        self.engine.check_room()
+        return record
+
+    def _unpack_and_hash(self, spool: Path, coding: str) -> str:
+        """Return the sha256 of the safetensors; a compressed file is unpacked in place."""
+        with self.engine.metrics.timed("decode"):
+            if coding == "zstd":
+                self._unpack(spool)
+            with spool.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _unpack(self, spool: Path) -> None:
+        unpacked = self.store.spool()
+        try:
+            with spool.open("rb") as source, unpacked.open("wb") as sink:
+                decompress(source, sink, self.body_limit)
+            unpacked.replace(spool)
+        finally:
+            unpacked.unlink(missing_ok=True)
+
+    def _keep(self, record: ClientRecord, key: str, base_epoch: int, spool: Path, digest: str) -> Submission:
+        """Decode an upload and make it durable."""
+        with self.engine.metrics.timed("decode"):
+            local_model = decode_file(spool, self.engine.layout)  # before `keep` renames the file
+            upload = self.store.keep(spool, digest)
+        return Submission(
+            record.client_id, key, base_epoch, digest, local_model, upload, client=record.memory, sent=record.sent
+        )
+
+    def _repeat(self, known: Entry, digest: str) -> Answer:
+        """Return the stored reply to an upload that was taken before."""
+        if known.digest != digest:
+            raise UnfitError(f"{KEY} was used before with another body; use a new one for every upload")
+        body = self.store.read_reply(known)
+        if body is None:
+            raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
+        self.engine.metrics.repeated.inc()
+        return Answer(head_of(known), (body,))
+
+
+class Body:
+    """The body of one request, streamed to a file. It may neither stall nor trickle."""
+
+    def __init__(self, request: Request, limits: Limits) -> None:
+        self.received = 0
+        self._request, self._limits = request, limits
+        self._begun = time.monotonic()
+        self._is_over = False
+        self._timer: asyncio.Timeout | None = None
+        self._reason: WireError | None = None
+
+    async def spool(self, path: Path, limit: int) -> None:
+        """Write the body to a file; the first byte beyond `limit` ends it."""
+        held = bytearray()
+        with await asyncio.to_thread(path.open, "wb") as file:
+            async for piece in self._pieces():
+                if self.received > limit:
+                    raise TooLargeError(f"the body is more than {limit} bytes; expected at most that")
+                held += piece
+                if len(held) >= PIECE:
+                    await asyncio.to_thread(file.write, held)
+                    held = bytearray()
+            await asyncio.to_thread(file.write, held)
+        if self._reason is not None:  # it was given up after the last piece
+            raise self._reason
+
+    def give_up(self, reason: WireError) -> None:
+        """Stop waiting: `spool` raises `reason`, even if the whole body is there."""
+        self._reason = reason
+        if self._timer is not None:
+            self._timer.reschedule(asyncio.get_running_loop().time())
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while not self._is_over:
+            try:
+                async with asyncio.timeout(self._seconds_left()) as self._timer:
+                    message = await self._request.receive()
+            except TimeoutError:
+                slow = TooSlowError(f"the body came too slowly, {self.received} bytes so far; send it again")
+                raise self._reason or slow from None
+            finally:
+                self._timer = None
+            self._is_over = not message.get("more_body", False)
+            if message["type"] == "http.disconnect":
+                raise MalformedError("the connection was closed in the middle of the body")
+            self.received += len(message.get("body", b""))
+            yield message.get("body", b"")
+
+    def _seconds_left(self) -> float:
+        """Return the seconds until the next byte must arrive."""
+        if self._reason is not None:
+            return 0.0
+        behind = time.monotonic() - self._begun - self.received / self._limits.least_rate
+        return max(0.0, self._limits.stall_seconds - max(0.0, behind))
 
 
 @dataclass(eq=False)
-class Submission:
-    """An upload that was received, found to be in order, and is durable; it waits to be applied."""
+class _Place:
+    """The one upload of a client that is under way."""
 
-    client_id: str
     key: str
-    base_epoch: int
-    digest: str
-    local_model: Tensor  # (P,)
-    upload: str  # blob
-    last_mixture: tuple[float, ...] | None
-    past_harm: float = 1.0
-    received: float = field(default_factory=time.time)
-    losses: Tensor | None = None  # (K,) once they are known
-    base: str | None = None  # blob of the model it was trained from, once that is found
-    base_model: Tensor | None = None  # (P,) that model
-    answer: "Future[Answer]" = field(default_factory=Future)
+    body: Body | None  # None: it has arrived
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What goes back to a client."""
-
-    head: ReplyHead
-    personal_model: Tensor  # (P,)
-
-
-def head_of(entry: Entry) -> ReplyHead:
-    """What the headers of the reply to an entry say."""
-    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, _detail_of(entry))
-
-
-def _detail_of(entry: Entry) -> str:
-    """Why an upload was rejected, for its client; from the journal alone, so that a repeated reply says the same."""
-    if entry.outcome != "rejected" or entry.harm is None:
-        return ""
-    if entry.usual_harm is None:
-        why = "it is absurdly far from all of them, compared with their size and its losses"
-    else:
-        why = f"it would do {entry.harm / entry.usual_harm:.3g} times the usual harm, more than the server allows"
-        if entry.past_harm > 1:
-            why += (
-                " a client with such a past: its last uploads did too much, "
-                "and count until a few usual ones have made up for them"
-            )
-    return (
-        f"the upload is answered, but it moved no cluster: {why}. Where the data have just changed that may happen; "
-        "if it goes on, look at them and their labels, train with a smaller learning_rate, or, where noise is added "
-        "for privacy, add less of it"
-    )
-
-
-def outcome_of(reply: Reply) -> Outcome:
-    """What became of an upload, in the word that journal and headers have for it."""
-    return "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
-
-
-def distances_of(reply: Reply) -> tuple[float, ...] | None:
-    """What the journal keeps of them: a rejected upload may be farther away than numbers reach."""
-    if reply.measures is None or not bool(reply.measures.distances.isfinite().all()):
-        return None
-    return tuple(reply.measures.distances.tolist())
-
-
-def entry_of(submission: Submission, state: ServerState, reply: Reply) -> Entry:
-    """What the journal keeps of an upload; `state` is the one after it."""
-    outcome = outcome_of(reply)
-    losses = None if outcome == "deprecated" else submission.losses
-    return Entry(
-        epoch=reply.epoch,
-        client_id=submission.client_id,
-        base_epoch=submission.base_epoch,
-        key=submission.key,
-        digest=submission.digest,
-        outcome=outcome,
-        losses=None if losses is None else tuple(losses.tolist()),
-        cluster_losses=from_losses(state.cluster_losses),
-        mixture=tuple(reply.mixture.tolist()),
-        rates=tuple(reply.rates.tolist()),
-        staleness=reply.staleness,
-        received=submission.received,
-        harm=reply.harm,
-        usual_harm=reply.usual_harm,
-        past_harm=submission.past_harm,
-        distances=distances_of(reply),
-        upload=submission.upload,
-        base=submission.base,
-    )
+def _check_head(headers: Mapping[str, str], coding: str, limit: int) -> None:
+    """Refuse a body by its headers."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in CONTENT_TYPES:
+        raise UnsupportedError(f"the content type is {kind[:80]!r}; expected {' or '.join(CONTENT_TYPES)}")
+    if coding not in ("identity", "zstd"):
+        raise UnsupportedError(f"the content encoding is {coding[:80]!r}; expected zstd or none")
+    length = headers.get("content-length")
+    if length is None and "chunked" not in headers.get("transfer-encoding", "").lower():
+        raise LengthRequiredError("the length of the body is unknown; expected Content-Length or a chunked body")
+    if length is not None and parse_count("Content-Length", length) > limit:
+        raise TooLargeError(f"the body is {length} bytes; expected at most {limit}")

@@ -1,55 +1,50 @@
-"""Is what is stored what it should be? Snapshots are read, the journal is run again and compared, bit for bit."""
+"""Verify a store: read the snapshots, replay the journal and compare bit for bit."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from cdfl.core import NotFiniteError, Reply, ServerState, Settings
-from cdfl.server import rows
-from cdfl.server.journal import Entry, Snapshot, StoreDamaged, StoreError
-from cdfl.server.replay import replay
-from cdfl.server.snapshots import load_state
+from cdfl.core import NotFiniteError, Reply, ServerState, Settings, Upload
+from cdfl.server import tables
+from cdfl.server.records import Entry, Snapshot, StoreDamaged, StoreError
 from cdfl.server.store import Store
-from cdfl.server.uploads import distances_of, outcome_of
 from cdfl.wire import DTYPES, UnfitError, encode_model
 
-TRIES = 5  # beside a running server, which may delete what is about to be read
+NUM_TRIES = 5  # a running server may delete what is about to be read
 
 
 @dataclass
 class Verified:
-    """What was looked at, and what was wrong with it."""
+    """What was checked, and what was wrong."""
 
-    first: int  # epoch of the snapshot the replay began with
-    last: int  # epoch it came to
-    read: int = 0  # snapshots of which every byte is what was written
-    snapshots: int = 0  # those of them that were compared with the replay
+    first: int  # epoch of the snapshot where the replay began
+    last: int  # epoch where it ended
+    read: int = 0  # snapshots that could be read, byte for byte
+    snapshots: int = 0  # of these, how many were compared with the replay
     entries: int = 0
     replies: int = 0
-    findings: list[str] = field(default_factory=list)  # one sentence each; empty: all of that is as it should be
+    findings: list[str] = field(default_factory=list)  # one sentence each; empty: nothing is wrong
 
 
 class _Overtaken(Exception):  # noqa: N818
-    """A running server has deleted what was to be read next, as it should."""
+    """A running server has deleted what was about to be read."""
 
 
 def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
     """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
 
-    Snapshots that the replay does not come by are read as well: `cdfl rollback` offers them.
-
-    `tolerance` is for a store whose server ran on other hardware: by so much, and by that part of themselves, may
-    mixtures, rates, harms and distances differ.
+    Snapshots before that are read as well: `cdfl rollback` offers them. `tolerance`, absolute and relative, is for a
+    store whose server ran on other hardware: by so much may recorded numbers differ from the replayed ones.
     """
-    for _ in range(TRIES):
+    for _ in range(NUM_TRIES):
         try:
             return _Walk(store, tolerance).run(progress or (lambda done, total: None))
         except _Overtaken:
             pass
-    raise StoreError("the server takes snapshots faster than this can look at them; try again, or stop it meanwhile")
+    raise StoreError("the server takes snapshots faster than they can be verified; try again, or stop the server")
 
 
 class _Walk:
@@ -62,14 +57,16 @@ class _Walk:
         self.snapshots = {snapshot.epoch: snapshot for snapshot in store.snapshots()}
         self.unread = set(self.snapshots)
         with store.reading() as connection:
-            complete, last = rows.complete_since(connection), rows.last_epoch(connection)
+            complete, last = tables.complete_since(connection), tables.last_epoch(connection)
         first = min(epoch for epoch in self.snapshots if epoch >= complete)
         self.result = Verified(first=first, last=last or 0)
 
     def run(self, progress: Callable[[int, int], None]) -> Verified:
-        """Go from the first snapshot to the last entry. After something unreadable, go on at the next snapshot."""
+        """Go from the first snapshot to the last entry; after a damaged entry, continue at the next snapshot."""
         result = self.result
-        self._load_all(epoch for epoch in self.snapshots if epoch < result.first)  # now: a server deletes them first
+        self._load_all(
+            epoch for epoch in self.snapshots if epoch < result.first
+        )  # first: a running server deletes them first
         state = self._load(self.snapshots[result.first])
         settings = self.snapshots[result.first].settings
         for entry in self._entries():
@@ -88,54 +85,44 @@ class _Walk:
             yield entry
 
     def _step(self, state: ServerState, entry: Entry, settings: Settings) -> ServerState | None:
-        """The state after an entry; None if it cannot be known."""
+        """Return the state after an entry; None if it cannot be replayed."""
         self.result.entries += 1
         try:
-            model = self.store.read_upload(entry, self.layout)
-            base_model = self.store.read_base(entry, self.layout)
-            known, mixture = self._last_mixture(entry)
-            anew = known and model is not None  # else only what was recorded can be replayed
-            after, reply = replay(state, entry, model, settings, mixture, base_model=base_model, anew=anew)
-            same = self._same_decision(entry, reply, anew=anew) if known else True
-            if same and self.tolerance == 0:
+            anew = entry.upload is not None  # otherwise only the recorded decision can be replayed
+            after, reply = self.store.replay(state, entry, settings, self.layout, anew=anew)
+            if self._same_decision(entry, after, reply) and self.tolerance == 0:
                 return after
-            return replay(state, entry, model, settings, base_model=base_model)[0]
+            return self.store.replay(state, entry, settings, self.layout)[0]
         except (StoreDamaged, NotFiniteError) as error:
             self._unreadable(f"entry {entry.epoch}: {error}")
             return None
 
-    def _last_mixture(self, entry: Entry) -> tuple[bool, tuple[float, ...] | None]:
-        """Whether the mixture this client had before is known, and which. An entry that was applied does without."""
-        if entry.client_id == "" or entry.outcome == "applied":
-            return entry.client_id != "", None
-        with self.store.reading() as connection:
-            before = rows.last_entry(connection, entry.client_id, before=entry.epoch)
-        if before is not None:
-            return True, before.mixture
-        return self.store.journal_start == 0, None
-
-    def _same_decision(self, entry: Entry, reply: Reply, *, anew: bool) -> bool:
-        """Compare what was decided with what is decided now; False: something differs."""
-        pairs: list[tuple[str, object, object]] = [("mixture", entry.mixture, tuple(reply.mixture.tolist()))]
-        if anew:
-            pairs += [
-                ("outcome", entry.outcome, outcome_of(reply)),
-                ("rates", entry.rates, tuple(reply.rates.tolist())),
-                ("staleness", entry.staleness, reply.staleness),
-                ("harm", entry.harm, reply.harm),
-            ]
-            if entry.distances is not None:  # an older cdfl did not write them down
-                pairs.append(("distances", entry.distances, distances_of(reply)))
-        differs = [(name, was, now) for name, was, now in pairs if not self._same(was, now)]
-        for name, was, now in differs:
-            self.result.findings.append(f"entry {entry.epoch}: {name} was {was}, a replay gives {now}")
+    def _same_decision(self, entry: Entry, after: ServerState, reply: Reply) -> bool:
+        """Compare the recorded decision with the replayed one; return whether they are the same."""
+        upload = Upload(reply.personal_model, entry.base_epoch, entry.client_id)
+        again = Entry.of(after, upload, entry.client_before, reply, key="", digest="", received=0.0)
+        was, now = entry.decision | {"outcome": entry.outcome}, again.decision | {"outcome": reply.outcome}
+        if entry.upload is None:  # the measures and the verdict are not made again
+            was, now = (
+                {name: each[name] for name in ("mixture", "rates", "staleness", "outcome")} for each in (was, now)
+            )
+        differs = [name for name in now if not self._same(was[name], now[name])]
+        for name in differs:
+            self.result.findings.append(f"entry {entry.epoch}: {name} was {was[name]}, a replay gives {now[name]}")
         return not differs and self._same_reply(entry, reply)
 
     def _same(self, was: object, now: object) -> bool:
+        if isinstance(was, dict) and isinstance(now, dict):
+            return was.keys() == now.keys() and all(self._same(was[name], now[name]) for name in now)
         if self.tolerance == 0 or not isinstance(was, tuple | float) or not isinstance(now, tuple | float):
             return was == now
-        then, today = torch.tensor(was, dtype=torch.float64), torch.tensor(now, dtype=torch.float64)
-        return then.shape == today.shape and torch.allclose(then, today, rtol=self.tolerance, atol=self.tolerance)
+        if isinstance(was, tuple) and isinstance(now, tuple):
+            return len(was) == len(now) and all(self._same(*pair) for pair in zip(was, now, strict=True))
+        return (
+            isinstance(was, float)
+            and isinstance(now, float)
+            and math.isclose(was, now, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        )
 
     def _same_reply(self, entry: Entry, reply: Reply) -> bool:
         stored = self.store.read_reply(entry) if self.tolerance == 0 else None
@@ -143,22 +130,22 @@ class _Walk:
             return True
         self.result.replies += 1
         for dtype in DTYPES:
-            with suppress(UnfitError):  # a value beyond float16
+            with suppress(UnfitError):  # a value that does not fit float16
                 if encode_model(reply.personal_model, self.layout, dtype) == stored:
                     return True
         self.result.findings.append(f"entry {entry.epoch}: the stored reply {entry.reply} is not what a replay gives")
         return False
 
     def _compare(self, state: ServerState | None, snapshot: Snapshot) -> ServerState | None:
-        """Compare a replayed state with a snapshot; go on with the snapshot, which is what recovery would do."""
+        """Compare a replayed state with a snapshot; continue with the snapshot, as recovery does."""
         stored = self._load(snapshot)
         if state is None or stored is None:
             return stored
         self.result.snapshots += 1
-        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures")
+        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory")
         for name in parts:
             if not _same_bits(getattr(state, name), getattr(stored, name)):
-                self.result.findings.append(f"snapshot {snapshot.epoch}: {name} are not what a replay gives")
+                self.result.findings.append(f"snapshot {snapshot.epoch}: {name} is not what a replay gives")
         return stored
 
     def _load_all(self, epochs: Iterable[int]) -> None:
@@ -168,9 +155,9 @@ class _Walk:
     def _load(self, snapshot: Snapshot) -> ServerState | None:
         self.unread.discard(snapshot.epoch)
         try:
-            state = load_state(snapshot, self.layout, self.store.blobs)
+            state = self.store.load_state(snapshot, self.layout)
         except StoreDamaged as error:
-            is_newest = snapshot.epoch == max(self.snapshots)  # else the server runs without it
+            is_newest = snapshot.epoch == max(self.snapshots)  # the server runs without the others
             words = error if is_newest else f"{error.what}; restore it from a backup, or there is no way back to it"
             self._unreadable(f"snapshot {snapshot.epoch}: {words}")
             return None
@@ -184,5 +171,5 @@ class _Walk:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal to the last bit: signed zeros differ, NaN equals itself."""
+    """Return whether two tensors have the same bits: signed zeros differ, NaN equals itself."""
     return one.shape == other.shape and one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()

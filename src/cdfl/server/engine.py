@@ -1,0 +1,410 @@
+"""The engine owns the one state of a server. Uploads wait in its queue and are applied in order.
+
+Two threads do the work. The first evaluates the uploads that wait, and fetches the models they were trained from; this
+depends on nothing but the upload, so it needs neither lock nor order. The second takes evaluated uploads in order
+through `core.server_update` and commits a group of them at once. Only then is the new state visible, and only then are
+the clients answered. A commit that fails leaves the state unchanged.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cdfl.core import (
+    NEWCOMER,
+    ClientMemory,
+    Evaluate,
+    Layout,
+    NotFiniteError,
+    ServerState,
+    Settings,
+    Upload,
+    base_model_of,
+    is_too_stale,
+    join,
+    server_update,
+)
+from cdfl.device import torch_threads
+from cdfl.server.limits import MEGABYTE, Limits, MeanTime
+from cdfl.server.maintenance import Maintenance, Outage
+from cdfl.server.metrics import Metrics
+from cdfl.server.records import Entry, StoreDamaged, StoreLost, StoreUnavailable
+from cdfl.server.store import Store
+from cdfl.wire import ForbiddenError, ReplyHead, UnavailableError, UnfitError, WireError, body_parts
+
+logger = logging.getLogger("cdfl.server")
+
+GROUP = 32  # uploads that are evaluated, or committed, together at most
+GROUP_BYTES = 512 * MEGABYTE  # limit for a group's replies and base models, which are in memory together
+RETRY_SECONDS = 2.0  # that clients are asked to wait
+MAINTENANCE_SECONDS = 1.0  # between two calls of `Maintenance` while no upload comes
+
+
+class Evaluator(Protocol):
+    """Evaluates models on the proxy sets, as `core.ProxySets` does."""
+
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """Return the loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        ...
+
+    def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Return the losses of n models (P,) on every set (n, K)."""
+        ...
+
+
+@dataclass(eq=False)
+class Submission:
+    """A received upload: checked and durable, it waits to be applied."""
+
+    client_id: str
+    key: str
+    base_epoch: int
+    digest: str
+    local_model: Tensor  # (P,)
+    upload: str  # blob of the local model
+    client: ClientMemory = NEWCOMER
+    sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None: gone
+    received: float = field(default_factory=time.time)
+    losses: Tensor | None = None  # (K,) once they are known
+    base: str | None = None  # blob of the model it was trained from, once it is kept
+    base_model: Tensor | None = None  # (P,) that model
+    answer: "Future[Answer]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client gets: the headers and the model, encoded as float32."""
+
+    head: ReplyHead
+    body: tuple[bytes | memoryview, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One upload of a group that is not committed yet."""
+
+    submission: Submission
+    entry: Entry
+    body: tuple[bytes | memoryview, ...]  # of the reply
+
+
+class Engine:
+    """The state, the queue before it, and the threads that empty it. May be called from any thread.
+
+    `evaluate_uploads` and `evaluate_clusters` are each used by one thread only.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        layout: Layout,
+        settings: Settings,
+        store: Store,
+        evaluate_uploads: Evaluator,
+        evaluate_clusters: Evaluate,
+        *,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        metrics: Metrics | None = None,
+        snapshot_every: int = 100,
+        on_commit: Callable[[], None] = lambda: None,
+        on_loss: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self.state = state  # the last committed one; replaced as a whole
+        self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
+        self.metrics = metrics or Metrics()
+        self.on_commit = on_commit  # called after every commit, by the thread that applies
+        self.on_loss = on_loss  # called once if the store is lost: the server must stop
+        self.lost: str | None = None  # why the store is lost
+        self.maintenance = Maintenance(store, snapshot_every)
+        self.outage = Outage()
+        self._evaluate_uploads, self._evaluate_clusters = evaluate_uploads, evaluate_clusters
+        self._needs_base = settings.rates.cluster_step == "along"
+        upload_bytes = 4 * layout.size * (2 if self._needs_base else 1)
+        self.capacity = limits.queue_of(upload_bytes)
+        self._group_size = max(1, min(GROUP, GROUP_BYTES // upload_bytes))
+        self._depth, self._turn = 0, threading.Lock()
+        self._evaluating, self._applying = MeanTime(), MeanTime()
+        self._waiting: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._evaluated: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._closed = False
+        self._cores = torch.get_num_threads()  # for evaluation; a new thread may have another number, and other bits
+        self._threads = [
+            threading.Thread(target=work, name=f"cdfl-{name}", daemon=True)
+            for name, work in (("evaluate", self._evaluate_all), ("apply", self._apply_all))
+        ]
+        self.metrics.queue.set_function(lambda: self._depth)
+        self.metrics.show(state.epoch, state.cluster_losses)
+        for thread in self._threads:
+            thread.start()
+
+    # -- for clients
+
+    def join(self, client_id: str) -> Answer:
+        """Return a model for a client that uploads nothing; that it was given this epoch is durable."""
+        state = self.state
+        record = self.store.client(client_id, state.epoch)
+        if record is None and self.store.num_clients() >= self.limits.clients:
+            raise ForbiddenError(f"the server knows {self.limits.clients} clients and takes no more")
+        reply = join(state, self.settings, NEWCOMER if record is None else record.memory)
+        body = body_parts(reply.personal_model.cpu(), self.layout)
+        is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_given)
+        if not is_recorded:
+            self.store.grant(client_id, reply.epoch, body if self._needs_base else None)
+        self.metrics.joins.inc()
+        return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
+
+    def check_room(self) -> None:
+        """Raise UnavailableError if no upload can be taken now."""
+        if self._closed:
+            raise UnavailableError("the server is shutting down; come back later", retry_after=RETRY_SECONDS)
+        if self.is_full:
+            wait = min(60.0, max(RETRY_SECONDS, self._expected_wait / 2))
+            raise UnavailableError(f"{self._depth} uploads wait already; come back later", retry_after=wait)
+
+    def submit(self, submission: Submission) -> "Future[Answer]":
+        """Put an upload into the queue; its answer comes when it is durable."""
+        with self._turn:
+            self.check_room()
+            self._depth += 1
+            submission.answer.set_running_or_notify_cancel()  # it cannot be cancelled from here on
+            submission.answer.add_done_callback(self._leave)
+            self._waiting.put(submission)
+        return submission.answer
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the queue has no room, or another upload would wait too long. The next one always fits."""
+        return self._depth >= self.capacity or (self._depth > 1 and self._expected_wait > self.limits.queue_seconds)
+
+    @property
+    def _expected_wait(self) -> float:
+        """Return the seconds until a new upload is answered; the slower of the two threads decides."""
+        return self._depth * max(self._evaluating.seconds, self._applying.seconds)
+
+    def close(self) -> None:
+        """Empty the queue, then take a snapshot. Later uploads are refused."""
+        with self._turn:
+            already, self._closed = self._closed, True
+            if not already:
+                self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.maintenance.finish(self.state)
+
+    def stop(self, error: Exception) -> None:
+        """Stop for good: the store is lost, or cdfl has a bug."""
+        is_news = self.lost is None
+        with self._turn:
+            already, self._closed = self._closed, True
+            if not already:
+                self.lost = str(error)
+                self._waiting.put(None)
+        if is_news:
+            is_bug = not isinstance(error, StoreLost)
+            logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
+        if not already:
+            self.on_loss(str(error))
+
+    def _leave(self, _: object) -> None:
+        with self._turn:
+            self._depth -= 1
+
+    # -- the thread that evaluates
+
+    def _evaluate_all(self) -> None:
+        use_torch_threads(self._cores)
+        is_open = True
+        while is_open:
+            batch, is_open = _take(self._waiting, self._group_size)
+            with _timed(self._evaluating, len(batch)):
+                self._evaluate(batch)
+            for submission in batch:
+                if not submission.answer.done():
+                    self._evaluated.put(submission)
+        self._evaluated.put(None)
+
+    def _evaluate(self, batch: list[Submission]) -> None:
+        """Compute the losses and fetch the bases of uploads, except those that are too stale already."""
+        epoch = self.state.epoch + 1  # it only grows
+        fresh = [each for each in batch if not is_too_stale(epoch - each.base_epoch, self.settings.rates)]
+        if not fresh:
+            return
+        try:
+            with self.metrics.timed("evaluate"):
+                losses = self._evaluate_uploads.of_each([submission.local_model for submission in fresh])  # (n, K)
+        except Exception as error:  # any error: these clients are answered, and the others served
+            for submission in fresh:
+                self._drop(submission, _unavailable(submission, error))
+            return
+        for submission, submission.losses in zip(fresh, losses, strict=True):
+            if not bool(torch.isfinite(submission.losses).all()):
+                self._drop(submission, UnfitError("the model has no finite loss; train with a smaller learning_rate"))
+            elif self._needs_base and submission.sent is not None:
+                self._fetch_base(submission, submission.sent)
+
+    def _fetch_base(self, submission: Submission, sent: str) -> None:
+        """Fetch the model that the client was sent. If it is gone, `core.base_model_of` replaces it."""
+        try:
+            submission.base = self.store.keep_sent(sent)
+            if submission.base is not None:
+                submission.base_model = self.store.read_model(submission.base, self.layout)
+        except (StoreDamaged, WireError) as error:
+            logger.warning("the model %s was sent cannot be used: %s", submission.client_id, error)
+            self.store.drop(submission.base)
+            submission.base = None
+        except Exception as error:  # as above
+            self._drop(submission, _unavailable(submission, error))
+
+    # -- the thread that applies
+
+    def _apply_all(self) -> None:
+        use_torch_threads(1)
+        is_open = True
+        while is_open:
+            group, is_open = _take(self._evaluated, self._group_size, timeout=MAINTENANCE_SECONDS)
+            try:
+                with _timed(self._applying, len(group)):
+                    self._apply_group(group)
+                if self.outage.is_on:
+                    self.store.check()
+                    self.outage.end()
+                self.maintenance.run_due(self.state)
+            except StoreUnavailable as error:
+                self.outage.begin(error)
+            except Exception as error:  # the store is lost, or cdfl has a bug
+                self.stop(error)
+
+    def _apply_group(self, group: list[Submission]) -> None:
+        """Apply the uploads of a group, commit them, publish the state, answer the clients."""
+        state, steps = self._steps(group)
+        if not steps:
+            return
+        try:
+            with self.metrics.timed("commit"):
+                self.store.commit([(step.entry, step.body) for step in steps])
+        except Exception as error:  # the store has dropped the uploads
+            for step in steps:
+                step.submission.answer.set_exception(_unavailable(step.submission, error))
+            raise
+        self.state = state
+        self.metrics.show(state.epoch, state.cluster_losses)
+        self.metrics.group.observe(len(steps))
+        for step in steps:
+            self.metrics.uploads.labels(step.entry.outcome).inc()
+            if step.entry.outcome == "rejected":
+                seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
+                logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
+            step.submission.answer.set_result(Answer(head_of(step.entry), step.body))
+        self.on_commit()
+
+    def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
+        """Return the state after a group; an upload that cannot be applied is refused and changes nothing."""
+        state, steps = self.state, []
+        for submission in group:
+            try:
+                state, step = self._step(state, submission)
+                steps.append(step)
+            except NotFiniteError as error:
+                self._drop(submission, UnfitError(str(error)))
+            except Exception as error:
+                self._drop(submission, _unavailable(submission, error))
+        return state, steps
+
+    def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
+        begun, evaluating = time.perf_counter(), 0.0
+        upload = Upload(
+            submission.local_model,
+            submission.base_epoch,
+            submission.client_id,
+            submission.losses,
+            base_model=submission.base_model,
+        )
+        # A base model that replaces a lost one is journalled, too, so it is computed here.
+        upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
+
+        def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
+            nonlocal evaluating
+            begun = time.perf_counter()
+            with torch_threads(self._cores):
+                losses = self._evaluate_clusters(models, clusters).cpu()
+            evaluating += time.perf_counter() - begun
+            return losses
+
+        state, reply = server_update(state, upload, self.settings, evaluate, submission.client)
+        if upload.base_model is not None and submission.base is None and reply.outcome == "applied":
+            submission.base = self.store.keep_base(body_parts(upload.base_model, self.layout))
+        submission.base_model = None
+        entry = Entry.of(
+            state,
+            upload,
+            submission.client,
+            reply,
+            key=submission.key,
+            digest=submission.digest,
+            received=submission.received,
+            upload=submission.upload,
+            base=submission.base,
+        )
+        step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
+        self.metrics.seconds.labels("evaluate").observe(evaluating)
+        self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - evaluating)
+        return state, step
+
+    def _drop(self, submission: Submission, error: WireError) -> None:
+        """Answer with an error, and delete the upload."""
+        self.store.drop(submission.upload, submission.base)
+        submission.answer.set_exception(error)
+
+
+def head_of(entry: Entry) -> ReplyHead:
+    """Return the headers of the reply to an entry: the same if it is sent again."""
+    detail = entry.verdict.reason if entry.outcome == "rejected" else ""
+    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, detail)
+
+
+def use_torch_threads(count: int) -> None:
+    """Set the number of threads that torch uses in the calling thread.
+
+    Evaluation gets all cores. All else is arithmetic on single vectors, which is bound by memory: a second thread
+    saves little, and on a busy machine the two wait for each other. The bits of `core.server_update` are the same.
+    """
+    torch.get_num_threads()  # the first call in a thread takes the number that was set last in any thread
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def _timed(mean: MeanTime, num_uploads: int) -> Iterator[None]:
+    begun = time.perf_counter()
+    yield
+    if num_uploads:
+        mean.add(time.perf_counter() - begun, num_uploads)
+
+
+def _take(
+    source: "queue.SimpleQueue[Submission | None]", most: int, timeout: float | None = None
+) -> tuple[list[Submission], bool]:
+    """Take all uploads that wait, at most `most`; False: the queue has ended. Wait up to `timeout` for the first."""
+    taken: list[Submission] = []
+    with suppress(queue.Empty):
+        while len(taken) < most:
+            submission = source.get(block=not taken, timeout=timeout)
+            if submission is None:
+                return taken, False
+            taken.append(submission)
+    return taken, True
+
+
+def _unavailable(submission: Submission, error: Exception) -> WireError:
+    """Return the error for a client that may send the same upload again."""
+    if not isinstance(error, StoreUnavailable):
+        logger.error("an upload of %s could not be applied", submission.client_id, exc_info=error)
+    return UnavailableError("the server cannot take the upload now; send it again", retry_after=RETRY_SECONDS)

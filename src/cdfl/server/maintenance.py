@@ -1,0 +1,112 @@
+"""Work beside the uploads: snapshots, deleting old data, forgetting clients, and noticing outages of the store."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from cdfl.core import ServerState
+from cdfl.server.records import StoreError, StoreLost, StoreUnavailable
+from cdfl.server.store import Store
+
+logger = logging.getLogger("cdfl.server")
+
+SNAPSHOT_SECONDS = 600.0  # a quiet server takes a snapshot, too: then old uploads can be deleted
+RETRY_SNAPSHOT_SECONDS = 30.0  # after a snapshot that failed
+PRUNE_SECONDS = 60.0  # between deletions of old data
+FORGET_SECONDS = 1.0  # between checks for clients to forget
+
+
+class Maintenance:
+    """Called by the thread that commits; long work runs in a thread beside it."""
+
+    def __init__(self, store: Store, snapshot_every: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.snapshot_every = store, snapshot_every
+        self._clock = clock
+        self._snapshot_epoch = max((snapshot.epoch for snapshot in store.snapshots()), default=0)
+        self._snapshot_time = self._prune_time = self._forget_time = clock()
+        self._failed_time = -math.inf
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="cdfl-snapshot")
+        self._work: Future[None] | None = None
+
+    def run_due(self, state: ServerState) -> None:
+        """Do what is due; `state` is the newest. StoreLost: another server owns the store now."""
+        if self._work is None or self._work.done():
+            if self._work is not None and isinstance(lost := self._work.exception(), StoreLost):
+                raise lost
+            if self._is_snapshot_due(state):
+                self._work = self._worker.submit(self._snapshot, state)
+            elif self._clock() - self._prune_time >= PRUNE_SECONDS:
+                self._work = self._worker.submit(self._prune)
+        if self._clock() - self._forget_time >= FORGET_SECONDS:
+            self._forget_time = self._clock()
+            for client_id in self.store.asked_to_forget():
+                self.store.forget(client_id, state)
+                logger.info("a client was forgotten")
+
+    def finish(self, state: ServerState) -> None:
+        """Take the last snapshot."""
+        self._worker.shutdown()
+        if state.epoch > self._snapshot_epoch:
+            with suppress(StoreLost):  # the new owner takes it
+                self._snapshot(state)
+
+    def _is_snapshot_due(self, state: ServerState) -> bool:
+        new = state.epoch - self._snapshot_epoch
+        age = self._clock() - self._snapshot_time
+        is_time = new >= self.snapshot_every or (new > 0 and age >= SNAPSHOT_SECONDS)
+        return is_time and self._clock() - self._failed_time >= RETRY_SNAPSHOT_SECONDS
+
+    def _snapshot(self, state: ServerState) -> None:
+        """Take a snapshot. One that fails loses no data: the next start replays more entries."""
+        self._snapshot_time = self._prune_time = self._clock()
+        try:
+            self.store.snapshot(state)
+            self._snapshot_epoch = state.epoch
+        except StoreLost:
+            raise
+        except StoreError as error:
+            self._failed_time = self._clock()
+            logger.warning("no snapshot of epoch %d: %s", state.epoch, error)
+
+    def _prune(self) -> None:
+        self._prune_time = self._clock()
+        try:
+            self.store.prune()
+        except StoreLost:
+            raise
+        except StoreError as error:
+            logger.warning("old data were not deleted: %s", error)
+
+
+class Outage:
+    """Whether the store is away; logs the beginning and the end once each. May be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether the store is known to be away."""
+        return self._since is not None
+
+    def begin(self, error: StoreUnavailable) -> None:
+        """Note that the store could not be used."""
+        with self._turn:
+            is_known = self.is_on
+            if not is_known:
+                self._since = self._clock()
+        if not is_known:
+            logger.warning("the store is away: %s; clients are asked to come back until it returns", error)
+
+    def end(self) -> None:
+        """Note that the store can be read and written."""
+        with self._turn:
+            since, self._since = self._since, None
+        if since is not None:
+            logger.warning("the store is back, after %.0f s; nothing was lost", self._clock() - since)

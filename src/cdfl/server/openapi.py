@@ -1,0 +1,166 @@
+"""What the OpenAPI page says beyond what FastAPI finds in the routes: answers in JSON, refusals, headers of replies."""
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, Field
+
+from cdfl.server.engine import Engine
+from cdfl.server.records import ClientRecord, numbers
+from cdfl.wire import (
+    CONTENT_TYPE,
+    CONTENT_TYPES,
+    DETAIL,
+    EPOCH,
+    MIXTURE,
+    OUTCOME,
+    RATES,
+    STALENESS,
+    Outcome,
+)
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    detail: str = Field(description="One sentence: what came, what was expected, what to do.")
+
+
+class TensorInfo(BaseModel):
+    """A tensor of the model."""
+
+    name: str
+    shape: list[int]
+
+
+class LimitsInfo(BaseModel):
+    """What the server accepts."""
+
+    body_bytes: int
+    queue: int
+    requests_per_second: float
+    burst: int
+
+
+class Status(BaseModel):
+    """The state of the server."""
+
+    epoch: int
+    num_clusters: int
+    cluster_epochs: list[int] = Field(description="The epoch at which each cluster last moved.")
+    cluster_losses: list[float | None] = Field(description="The loss of each cluster on its proxy set.")
+    clients: int
+    uploads: int
+    num_parameters: int
+    layout: list[TensorInfo] = Field(description="The tensors that a body must hold, with their shapes.")
+    limits: LimitsInfo
+
+    @classmethod
+    def of(cls, engine: Engine, body_limit: int) -> "Status":
+        """Describe an engine."""
+        state, layout, limits = engine.state, engine.layout, engine.limits
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        return cls(
+            epoch=state.epoch,
+            num_clusters=state.num_clusters,
+            cluster_epochs=state.cluster_epochs.tolist(),
+            cluster_losses=list(numbers(state.cluster_losses)),
+            clients=engine.store.num_clients(),
+            uploads=state.epoch,
+            num_parameters=layout.num_parameters,
+            layout=[TensorInfo(name=name, shape=list(shape)) for name, shape in shapes],
+            limits=LimitsInfo(
+                body_bytes=body_limit,
+                queue=engine.capacity,
+                requests_per_second=limits.requests_per_second,
+                burst=limits.burst,
+            ),
+        )
+
+
+class ClientStatus(BaseModel):
+    """What the server knows of one client."""
+
+    client_id: str
+    is_known: bool
+    since: float | None = Field(description="Unix time of its first request for a model.")
+    uploads: int
+    epoch: int | None = Field(description="The epoch of its last upload.")
+    mixture: list[float] | None = Field(description="The mixture of the last reply to an upload.")
+    outcome: str | None = Field(description="The outcome of its last upload: applied, deprecated or rejected.")
+
+    @classmethod
+    def of(cls, client_id: str, record: ClientRecord | None) -> "ClientStatus":
+        """Describe a client."""
+        last = None if record is None else record.last
+        return cls(
+            client_id=client_id,
+            is_known=record is not None,
+            since=None if record is None else record.since,
+            uploads=0 if record is None else record.uploads,
+            epoch=None if last is None else last.epoch,
+            mixture=None if last is None else list(last.mixture),
+            outcome=None if last is None else last.outcome,
+        )
+
+
+class Health(BaseModel):
+    """A server that answers."""
+
+    status: str
+
+
+_WHY = {
+    400: "A header, the query, the body or the safetensors in it cannot be read.",
+    401: "No token, or one that is unknown or revoked; in open mode, no name.",
+    403: "The token of another client; or the server takes no more clients.",
+    408: "The body came too slowly.",
+    409: "A base epoch that this client was never given; or, with Retry-After, an upload still in process.",
+    410: "This upload was taken, but its reply is no longer kept.",
+    411: "A body without a length.",
+    413: "The body is too large, as it came or once decompressed.",
+    415: "A content type or encoding that the server does not read.",
+    422: "The tensors do not fit the model or are not finite; or the key was used with another body.",
+    429: "Too many requests of this client.",
+    503: "The queue is full, too many event streams are open, the store is away, or the server shuts down.",
+}
+_COUNT = {"type": "integer", "minimum": 0}
+_NUMBERS = {"type": "string", "pattern": r"^[0-9.e+-]+(,[0-9.e+-]+)*$"}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_RETRY = {"headers": {"Retry-After": {"description": "Seconds to wait.", "schema": _COUNT}}}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def refusals(*statuses: int) -> Responses:
+    """Describe the refusals of a route."""
+    return {
+        status: {"model": Problem, "description": _WHY[status]} | (_RETRY if status in (429, 503) else {})
+        for status in statuses
+    }
+
+
+def model_reply(*, to_upload: bool) -> Responses:
+    """Describe the reply that carries a model."""
+    headers = {
+        EPOCH: {"description": "The base epoch of the next upload.", "schema": _COUNT},
+        MIXTURE: {"description": "The shares of the clusters, with commas between them.", "schema": _NUMBERS},
+    }
+    if to_upload:
+        headers |= {
+            RATES: {"description": "How far each cluster moved to the upload.", "schema": _NUMBERS},
+            STALENESS: {"description": "Epochs since the base epoch.", "schema": _COUNT},
+            OUTCOME: {"description": "What happened to the upload.", "schema": {"enum": list(get_args(Outcome))}},
+            DETAIL: {"description": "Why it was rejected, and what to do.", "schema": {"type": "string"}},
+        }
+    text = "The personal model as safetensors, with the tensors of /v1/status."
+    return {200: {"description": text, "content": {CONTENT_TYPE: _BINARY}, "headers": headers}}
+
+
+METRICS_PAGE: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "The local model as safetensors: every tensor of /v1/status, all in F32, F16 or BF16.",
+        "content": dict.fromkeys(CONTENT_TYPES, _BINARY),
+    }
+}

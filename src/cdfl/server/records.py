@@ -1,0 +1,276 @@
+"""The records that a store keeps, as plain values; no database is needed to import them.
+
+Errors:
+  StoreError
+  ├── StoreUnavailable   database or disk away, full or read-only; nothing was changed, try again later
+  ├── StoreBusy          another server owns this store
+  ├── StoreLost          another server has taken this store over: this one must stop
+  ├── StoreVersion       the tables are not those of this cdfl
+  └── StoreDamaged       a stored value is not what was written
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cdfl.core import (
+    NEWCOMER,
+    UNMEASURED,
+    ClientMemory,
+    Layout,
+    Measures,
+    Outcome,
+    Reply,
+    ServerState,
+    Settings,
+    Upload,
+    Verdict,
+)
+from cdfl.core.state import ACCEPTED
+
+Numbers = tuple[float | None, ...]  # None: not a finite number, which JSON cannot hold
+
+
+class StoreError(Exception):
+    """The store cannot do what was asked; the message says why and what to do."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818 - named for what it says to the caller
+    """Database or disk are away, full or read-only. Nothing was changed; the same call works when they are back."""
+
+
+class StoreBusy(StoreError):  # noqa: N818
+    """Another process owns the store."""
+
+
+class StoreLost(StoreError):  # noqa: N818
+    """Another server took the store over while this one could not reach it. This one must stop."""
+
+
+class StoreVersion(StoreError):  # noqa: N818
+    """The tables are not those of this cdfl."""
+
+
+class StoreDamaged(StoreError):  # noqa: N818
+    """A stored value is not what was written."""
+
+    def __init__(self, what: str, remedy: str = "restore a backup, or go back with `cdfl rollback`") -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One upload in the journal.
+
+    The fields of `IDENTITY` are columns. All others are the decision and share one JSON column, so a new one is
+    written here and in `Entry.of` only. Numbers are kept exactly.
+    """
+
+    epoch: int  # t, after this upload
+    client_id: str  # "": the client was forgotten; only what the public event shows is left of the entry
+    key: str  # the idempotency key
+    digest: str  # sha256 of the uploaded safetensors, in hex
+    outcome: Outcome
+    received: float  # unix time
+    upload: str | None = None  # blob of the local model; None: not kept
+    base: str | None = None  # blob of the model it was trained from; None: not kept, or not needed
+    reply: str | None = None  # blob of the reply; None: not kept
+
+    base_epoch: int = 0
+    staleness: int = 0
+    mixture: tuple[float, ...] = ()  # of the reply
+    rates: tuple[float, ...] = ()
+    cluster_losses: Numbers = ()  # F(w_k; D_k) after this upload; None: not evaluated
+    losses: Numbers = ()  # F(v; D_k); (): not measured
+    loss_gaps: Numbers = ()
+    distances: Numbers = ()
+    verdict: Verdict = ACCEPTED  # of the defence
+    last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None: a newcomer
+    last_defence: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, state: ServerState, upload: Upload, client: ClientMemory, reply: Reply, /, **identity: Any) -> "Entry":
+        """Record the reply to an upload; `state` is the one after it."""
+        return cls(
+            epoch=reply.epoch,
+            client_id=str(upload.client_id),
+            outcome=reply.outcome,
+            base_epoch=upload.base_epoch,
+            staleness=reply.staleness,
+            mixture=tuple(reply.mixture.tolist()),
+            rates=tuple(reply.rates.tolist()),
+            cluster_losses=numbers(state.cluster_losses),
+            losses=numbers(reply.measures.losses),
+            loss_gaps=numbers(reply.measures.loss_gaps),
+            distances=numbers(reply.measures.distances),
+            verdict=reply.verdict,
+            last_mixture=None if client.mixture is None else tuple(client.mixture.tolist()),
+            last_defence=client.defence,
+            **identity,
+        )
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Entry":
+        """Read a row of the journal."""
+        decision = {name: _tuples(value) for name, value in row.pop("decision").items()}
+        verdict = Verdict(**{name: _tuples(value) for name, value in decision.pop("verdict").items()})
+        return cls(**row | {"client_id": row["client_id"] or ""}, **decision, verdict=verdict)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the row of the journal."""
+        return {name: getattr(self, name) for name in IDENTITY} | {"decision": self.decision}
+
+    @property
+    def decision(self) -> dict[str, Any]:
+        """What was decided about the upload, as JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in IDENTITY}
+        return values | {"verdict": self.verdict._asdict()}
+
+    def forgotten(self) -> "Entry":
+        """Return what is left when the client is forgotten: nothing about the client."""
+        return Entry(
+            epoch=self.epoch,
+            client_id="",
+            key="",
+            digest="",
+            outcome=self.outcome,
+            received=self.received,
+            base_epoch=self.base_epoch,
+            staleness=self.staleness,
+            cluster_losses=self.cluster_losses,
+        )
+
+    @property
+    def measures(self) -> Measures:
+        """The measures of the upload."""
+        if not self.losses:
+            return UNMEASURED
+        return Measures(tensor(self.losses), tensor(self.loss_gaps), tensor(self.distances))
+
+    @property
+    def client_before(self) -> ClientMemory:
+        """What was remembered of the client before this upload."""
+        return ClientMemory(None if self.last_mixture is None else tensor(self.last_mixture), self.last_defence)
+
+    @property
+    def client_after(self) -> ClientMemory:
+        """What is remembered of the client after this upload."""
+        return ClientMemory(tensor(self.mixture), self.verdict.client)
+
+
+IDENTITY = ("epoch", "client_id", "key", "digest", "outcome", "received", "upload", "base", "reply")
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What the store knows of a client, and of one epoch and one key that were asked about."""
+
+    client_id: str
+    since: float  # unix time of the first contact
+    uploads: int
+    last: Entry | None = None  # its newest entry; None: it has not uploaded yet
+    repeated: Entry | None = None  # its entry with the key; the reply may be gone
+    was_given: bool = False  # whether it was sent a model of the epoch
+    sent: str | None = None  # blob of that model; None: not kept
+
+    @property
+    def memory(self) -> ClientMemory:
+        """What the core remembers of it."""
+        return self.last.client_after if self.last else NEWCOMER
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The server at one epoch, and the settings in force from then on."""
+
+    epoch: int
+    created: float  # unix time
+    models: tuple[str, ...]  # blobs, one a cluster
+    state: dict[str, Any]  # the small tensors of `ServerState`, as lists
+    settings: Settings
+
+    @classmethod
+    def of(cls, state: ServerState, settings: Settings, models: Sequence[str], created: float) -> "Snapshot":
+        """Describe a state whose cluster models are in blobs."""
+        small = {
+            "cluster_losses": numbers(state.cluster_losses),
+            "cluster_epochs": state.cluster_epochs.tolist(),
+            "memory": state.memory.tolist(),
+            "defence_memory": state.defence_memory.tolist(),
+        }
+        return cls(state.epoch, created, tuple(models), small, settings)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Snapshot":
+        """Read a row."""
+        settings = Settings.from_dict(row.pop("settings"))
+        return cls(**row | {"models": tuple(row["models"])}, settings=settings)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the row."""
+        return asdict(replace(self, settings=DEFAULTS)) | {"settings": self.settings.to_dict()}
+
+    def restore(self, cluster_models: Tensor, layout: Layout) -> ServerState:
+        """Return the state; `cluster_models` (K, P) are those of the blobs."""
+        return ServerState(
+            cluster_models=cluster_models,
+            cluster_losses=tensor(self.state["cluster_losses"]),
+            cluster_epochs=torch.tensor(self.state["cluster_epochs"], dtype=torch.int64),
+            epoch=self.epoch,
+            num_parameters=layout.num_parameters,
+            memory=torch.tensor(self.state["memory"], dtype=torch.float64),
+            defence_memory=torch.tensor(self.state["defence_memory"], dtype=torch.float64),
+        )
+
+
+DEFAULTS = Settings()
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A server as it was when it stopped: snapshot plus journal."""
+
+    state: ServerState
+    layout: Layout  # of the stored model
+    settings: Settings  # those in force
+    replayed: int  # entries after the snapshot
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token, without its secret."""
+
+    token_id: str  # the beginning of its hash, enough to name it
+    client_id: str
+    created: float  # unix time
+    revoked: float | None
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long things are kept. The defaults keep what recovery needs."""
+
+    keep_snapshots: int = 2
+    keep_uploads: bool = False  # True: as long as the oldest snapshot, so that `cdfl verify` reaches back to it
+    keep_replies: float = 7 * 24 * 3600.0  # seconds; of each client only the last model is kept
+    keep_grants: int = 16  # epochs given to a client that asked without uploading
+    keep_entries: int = 100_000  # journal entries; the last entry of every client stays
+
+
+def numbers(values: Tensor) -> Numbers:
+    """Return a vector as JSON values: None stands for NaN and infinity."""
+    return tuple(value if math.isfinite(value) else None for value in values.double().tolist())
+
+
+def tensor(values: Sequence[float | None]) -> Tensor:
+    """Return JSON values as a vector: NaN stands for None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

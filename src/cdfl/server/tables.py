@@ -1,0 +1,467 @@
+"""The tables of a store, and the statements on them. Each function runs inside a transaction of its caller.
+
+The journal is the one truth about a client's uploads: its last mixture, key and reply are those of its newest entry.
+So `cut`, which takes entries back, restores everything. Types are those that SQLite and PostgreSQL spell alike; JSON
+keeps every bit of a float.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+import torch
+from sqlalchemy import BigInteger, Column, Double, Index, Table, Text, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.types import TypeDecorator
+
+from cdfl.core import Layout, Settings
+from cdfl.server.records import ClientRecord, Entry, Retention, Snapshot, StoreVersion
+
+SCHEMA = "cdfl 1"  # what `meta` says of the tables below
+MAX_NAMES = 1000  # in one statement
+
+
+class Json(TypeDecorator[Any]):
+    """A JSON value."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+        """Write a value."""
+        return json.dumps(value, allow_nan=False)
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        """Read a value."""
+        return None if value is None else json.loads(value)
+
+
+TABLES = sa.MetaData()
+meta = Table("meta", TABLES, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+snapshots = Table(
+    "snapshots",
+    TABLES,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("created", Double, nullable=False),
+    Column("models", Json, nullable=False),  # blobs, one a cluster
+    Column("state", Json, nullable=False),  # the small tensors
+    Column("settings", Json, nullable=False),  # in force after this epoch
+)
+journal = Table(
+    "journal",
+    TABLES,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("client_id", Text),  # NULL: forgotten
+    Column("key", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("received", Double, nullable=False),
+    Column("upload", Text),
+    Column("base", Text),
+    Column("reply", Text),
+    Column("decision", Json, nullable=False),
+)
+clients = Table(
+    "clients",
+    TABLES,
+    Column("client_id", Text, primary_key=True),
+    Column("since", Double, nullable=False),
+    Column("uploads", BigInteger, nullable=False),
+)
+grants = Table(
+    "grants",
+    TABLES,
+    Column("client_id", Text, primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("model", Text),  # a blob, which several clients may share; NULL: not kept
+    Column("given", Double, nullable=False),  # unix time
+)
+tokens = Table(
+    "tokens",
+    TABLES,
+    Column("hash", Text, primary_key=True),
+    Column("client_id", Text, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("revoked", Double),
+)
+forgets = Table("forgets", TABLES, Column("client_id", Text, primary_key=True), Column("asked", Double, nullable=False))
+
+
+def _partial_index(name: str, column: Column[Any], is_set: Column[Any]) -> None:
+    Index(name, column, sqlite_where=is_set.is_not(None), postgresql_where=is_set.is_not(None))
+
+
+Index("journal_key", journal.c.client_id, journal.c.key, unique=True)
+Index("journal_client", journal.c.client_id, journal.c.epoch)
+_partial_index("journal_upload", journal.c.epoch, journal.c.upload)
+_partial_index("journal_base", journal.c.epoch, journal.c.base)
+_partial_index("journal_reply", journal.c.client_id, journal.c.reply)
+_partial_index("grants_given", grants.c.epoch, grants.c.model)
+_partial_index("grants_model", grants.c.model, grants.c.model)
+
+
+# -- the store as a whole
+
+
+def exist(connection: sa.Connection) -> bool:
+    """Are the tables there? StoreVersion: there are others, which this cdfl cannot use."""
+    present = set(sa.inspect(connection).get_table_names()) & set(TABLES.tables)
+    if not present:
+        return False
+    found = get(connection, "schema") if "meta" in present else None
+    if found != SCHEMA:
+        what = "tables that are not of this cdfl" if found is None else f"the tables of {found!r}"
+        raise StoreVersion(
+            f"the database holds {what}; expected those of {SCHEMA!r}: use the cdfl that made them, or a new --store"
+        )
+    return True
+
+
+def create(connection: sa.Connection) -> None:
+    """Create the tables unless they are there."""
+    if not exist(connection):
+        TABLES.create_all(connection, checkfirst=False)
+        put(connection, "schema", SCHEMA)
+
+
+def get(connection: sa.Connection, name: str) -> str | None:
+    """Return a value of the store as a whole."""
+    return connection.execute(select(meta.c.value).where(meta.c.name == name)).scalar()
+
+
+def put(connection: sa.Connection, name: str, value: str) -> None:
+    """Set a value of the store as a whole."""
+    new = _insert(connection, meta).values(name=name, value=value)
+    connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
+
+
+def _insert(connection: sa.Connection, table: Table) -> Any:
+    """Return an INSERT with `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+
+
+def layout(connection: sa.Connection) -> Layout | None:
+    """Return the layout of the stored model; None: nothing was begun."""
+    text = get(connection, "layout")
+    if text is None:
+        return None
+    read = json.loads(text)
+    shapes = tuple(torch.Size(shape) for shape in read["shapes"])
+    return Layout(tuple(read["names"]), shapes, read["num_parameters"], sum(shape.numel() for shape in shapes))
+
+
+def put_layout(connection: sa.Connection, layout: Layout) -> None:
+    """Set the layout of the stored model."""
+    shapes = [list(shape) for shape in layout.shapes]
+    text = json.dumps({"names": layout.names, "shapes": shapes, "num_parameters": layout.num_parameters})
+    put(connection, "layout", text)
+
+
+# -- entries
+
+
+def last_epoch(connection: sa.Connection) -> int | None:
+    """Return the epoch of the newest entry or snapshot; None: nothing was begun."""
+    newest = select(func.max(journal.c.epoch)).union_all(select(func.max(snapshots.c.epoch)))
+    return max((epoch for epoch in connection.execute(newest).scalars() if epoch is not None), default=None)
+
+
+def entries(connection: sa.Connection, after: int, limit: int) -> list[Entry]:
+    """Return entries with epochs above `after`, oldest first."""
+    chosen = select(journal).where(journal.c.epoch > after).order_by(journal.c.epoch).limit(limit)
+    return [Entry.from_row(row._asdict()) for row in connection.execute(chosen)]
+
+
+def complete_since(connection: sa.Connection) -> int:
+    """Return the epoch after which no entry is missing, forgotten or, if applied, without its upload."""
+    not_kept = sa.and_(journal.c.outcome == "applied", journal.c.upload.is_(None))
+    broken = select(func.max(journal.c.epoch)).where(sa.or_(not_kept, journal.c.client_id.is_(None)))
+    return max(connection.execute(broken).scalar() or 0, journal_start(connection) - 1)
+
+
+class Sent(NamedTuple):
+    """A model that a client was sent."""
+
+    client_id: str
+    epoch: int
+    blob: str
+    is_reply: int  # to an upload; 0: the client asked for it
+    is_shared: int  # with clients outside the group
+
+
+def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[Sent]:
+    """Append to the journal; clear and return the models that these clients were sent before."""
+    uploads = Counter(entry.client_id for entry in added)
+    since = {entry.client_id: entry.received for entry in reversed(added)}
+    superseded = _supersede(connection, list(uploads))
+    connection.execute(sa.insert(journal), [entry.to_row() for entry in added])
+    new = _insert(connection, clients)
+    total = clients.c.uploads + new.excluded.uploads
+    counts = [{"client_id": name, "since": since[name], "uploads": count} for name, count in uploads.items()]
+    connection.execute(new.on_conflict_do_update(index_elements=["client_id"], set_={"uploads": total}), counts)
+    return superseded
+
+
+def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[Sent]:
+    replies = sa.and_(journal.c.client_id.in_(client_ids), journal.c.reply.is_not(None))
+    given = sa.and_(grants.c.client_id.in_(client_ids), grants.c.model.is_not(None))
+    others = grants.alias()
+    shared = sa.exists().where(others.c.model == grants.c.model, others.c.client_id.not_in(client_ids))
+    yes: sa.ColumnElement[int] = sa.literal_column("1")
+    no: sa.ColumnElement[int] = sa.literal_column("0")
+    found = select(journal.c.client_id, journal.c.epoch, journal.c.reply, yes, no).where(replies)
+    found_given = select(grants.c.client_id, grants.c.epoch, grants.c.model, no, sa.case((shared, yes), else_=no))
+    superseded = [Sent(*row) for row in connection.execute(found.union_all(found_given.where(given)))]
+    if any(sent.is_reply for sent in superseded):
+        connection.execute(sa.update(journal).where(replies).values(reply=None))
+    if not all(sent.is_reply for sent in superseded):
+        connection.execute(sa.update(grants).where(given).values(model=None))
+    return superseded
+
+
+def restore(connection: sa.Connection, superseded: Iterable[Sent]) -> None:
+    """Undo what `add_entries` cleared."""
+    for sent in superseded:
+        table, column = (journal, journal.c.reply) if sent.is_reply else (grants, grants.c.model)
+        row = sa.and_(table.c.client_id == sent.client_id, table.c.epoch == sent.epoch)
+        connection.execute(sa.update(table).where(row).values({column: sent.blob}))
+
+
+def cut(connection: sa.Connection, epoch: int) -> list[str]:
+    """Delete everything after an epoch; return blobs that are no longer referenced."""
+    later = journal.c.epoch > epoch
+    names = blobs_of(connection, later)
+    for models in connection.execute(select(snapshots.c.models).where(snapshots.c.epoch > epoch)).scalars():
+        names += models
+    names += _clear_grants(connection, grants.c.epoch > epoch)
+    taken_back = select(func.count()).where(later, journal.c.client_id == clients.c.client_id).scalar_subquery()
+    concerned = clients.c.client_id.in_(select(journal.c.client_id).where(later))
+    connection.execute(sa.update(clients).where(concerned).values(uploads=clients.c.uploads - taken_back))
+    for table in (journal, snapshots, grants):
+        connection.execute(sa.delete(table).where(table.c.epoch > epoch))
+    return names
+
+
+def count_after(connection: sa.Connection, epoch: int) -> tuple[int, int]:
+    """Return how many entries of how many clients come after an epoch."""
+    counts = select(func.count(), func.count(journal.c.client_id.distinct())).where(journal.c.epoch > epoch)
+    num_entries, num_clients = connection.execute(counts).one()
+    return num_entries, num_clients
+
+
+# -- blobs
+
+
+def blobs_of(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Return the blobs of some entries."""
+    columns = (journal.c.upload, journal.c.base, journal.c.reply)
+    kept = sa.or_(*(column.is_not(None) for column in columns))
+    found = connection.execute(select(*columns).where(kept, condition))
+    return [name for row in found for name in row if name is not None]
+
+
+def blobs_of_client(connection: sa.Connection, client_id: str) -> list[str]:
+    """Return the blobs that belong to this client alone."""
+    own, others = grants.c.client_id == client_id, grants.alias()
+    shared = sa.exists().where(others.c.model == grants.c.model, others.c.client_id != client_id)
+    given = connection.execute(select(grants.c.model).where(own, grants.c.model.is_not(None), ~shared).distinct())
+    return [*blobs_of(connection, journal.c.client_id == client_id), *given.scalars()]
+
+
+def all_blobs(connection: sa.Connection) -> set[str]:
+    """Return all blobs that are referenced."""
+    models = connection.execute(select(snapshots.c.models)).scalars()
+    given = connection.execute(select(grants.c.model).where(grants.c.model.is_not(None)).distinct()).scalars()
+    return {*blobs_of(connection, sa.true()), *given, *(name for names in models for name in names)}
+
+
+def unreferenced(connection: sa.Connection, names: Sequence[str]) -> list[str]:
+    """Return those of some blobs that no grant references; other blobs have one reference each."""
+    needed: set[str | None] = set()
+    for begin in range(0, len(names), MAX_NAMES):
+        asked = select(grants.c.model).where(grants.c.model.in_(names[begin : begin + MAX_NAMES]))
+        needed.update(connection.execute(asked.distinct()).scalars())
+    return [name for name in names if name not in needed]
+
+
+# -- retention
+
+
+def expire(connection: sa.Connection, retention: Retention, now: float) -> list[str]:
+    """Delete old snapshots; clear uploads, bases and sent models that are old; return their blobs."""
+    epochs = list(connection.execute(select(snapshots.c.epoch).order_by(snapshots.c.epoch.desc())).scalars())
+    kept = epochs[: max(1, retention.keep_snapshots)]
+    if not kept:
+        return []
+    old = snapshots.c.epoch < kept[-1]
+    names = [name for models in connection.execute(select(snapshots.c.models).where(old)).scalars() for name in models]
+    connection.execute(sa.delete(snapshots).where(old))
+    recoverable = journal.c.epoch <= (kept[-1] if retention.keep_uploads else kept[0])
+    names += _clear(connection, journal.c.upload, recoverable)
+    names += _clear(connection, journal.c.base, recoverable)
+    names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
+    names += _clear_grants(connection, grants.c.given < now - retention.keep_replies)
+    return names
+
+
+def _clear(connection: sa.Connection, column: Column[Any], condition: sa.ColumnElement[bool]) -> list[str]:
+    """Set a column of blobs to NULL; return the blobs."""
+    chosen = sa.and_(column.is_not(None), condition)
+    names = list(connection.execute(select(column).where(chosen).distinct()).scalars())
+    if names:
+        connection.execute(sa.update(column.table).where(chosen).values({column: None}))
+    return names
+
+
+def _clear_grants(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Clear the models of some grants; return blobs that are no longer referenced."""
+    return unreferenced(connection, _clear(connection, grants.c.model, condition))
+
+
+def journal_start(connection: sa.Connection) -> int:
+    """Return the epoch before which entries may be deleted already."""
+    return int(get(connection, "journal_start") or 0)
+
+
+def journal_needed(connection: sa.Connection, retention: Retention, epoch: int) -> int:
+    """Return the epoch from which on entries must stay: `keep_entries`, and all after the oldest snapshot."""
+    oldest = connection.execute(select(func.min(snapshots.c.epoch))).scalar() or 0
+    return min(epoch - retention.keep_entries + 1, oldest + 1)
+
+
+def shorten_journal(connection: sa.Connection, start: int) -> list[str]:
+    """Delete entries before `start` except the last one of every client; return blobs no longer referenced."""
+    newer = journal.alias()
+    superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.epoch > journal.c.epoch)
+    gone = sa.or_(journal.c.client_id.is_(None), superseded)
+    connection.execute(sa.delete(journal).where(journal.c.epoch < start, gone))
+    names = _clear_grants(connection, grants.c.epoch < start)
+    connection.execute(sa.delete(grants).where(grants.c.epoch < start))
+    put(connection, "journal_start", str(start))
+    return names
+
+
+# -- clients
+
+
+def client(
+    connection: sa.Connection, client_id: str, epoch: int | None = None, key: str | None = None
+) -> ClientRecord | None:
+    """Return what is known of a client, of an epoch it may have been given and of a key: one statement."""
+    newer = journal.alias()
+    newest = select(func.max(newer.c.epoch)).where(newer.c.client_id == client_id).scalar_subquery()
+    wanted = sa.or_(journal.c.epoch == newest, journal.c.epoch == epoch, journal.c.key == key)
+    rows = connection.execute(
+        select(clients.c.since, clients.c.uploads, grants.c.epoch.label("granted"), grants.c.model, journal)
+        .select_from(
+            clients.outerjoin(grants, sa.and_(grants.c.client_id == client_id, grants.c.epoch == epoch)).outerjoin(
+                journal, sa.and_(journal.c.client_id == client_id, wanted)
+            )
+        )
+        .where(clients.c.client_id == client_id)
+        .order_by(journal.c.epoch)
+    ).all()
+    if not rows:
+        return None
+    columns = journal.c.keys()
+    found = [Entry.from_row({name: row._mapping[name] for name in columns}) for row in rows if row.decision is not None]
+    at_epoch = next((entry for entry in found if entry.epoch == epoch), None)
+    return ClientRecord(
+        client_id,
+        rows[0].since,
+        rows[0].uploads,
+        last=found[-1] if found else None,
+        repeated=next((entry for entry in found if entry.key == key), None),
+        was_given=rows[0].granted is not None or at_epoch is not None,
+        sent=(at_epoch and at_epoch.reply) or rows[0].model,
+    )
+
+
+def num_clients(connection: sa.Connection) -> int:
+    """Return how many clients are known."""
+    return connection.execute(select(func.count()).select_from(clients)).scalar_one()
+
+
+def add_grant(
+    connection: sa.Connection, client_id: str, epoch: int, model: str | None, *, keep: int, now: float
+) -> list[str]:
+    """Record that a client was given an epoch, and the blob; return blobs that are no longer referenced.
+
+    Of epochs the newest `keep` stay, of blobs the newest.
+    """
+    known = _insert(connection, clients).values(client_id=client_id, since=now, uploads=0)
+    connection.execute(known.on_conflict_do_nothing())
+    own = grants.c.client_id == client_id
+    old = [] if model is None else _clear(connection, grants.c.model, own)
+    new = _insert(connection, grants).values(client_id=client_id, epoch=epoch, model=model, given=now)
+    if model is None:
+        connection.execute(new.on_conflict_do_nothing())
+    else:
+        given = {"model": new.excluded.model, "given": new.excluded.given}
+        connection.execute(new.on_conflict_do_update(index_elements=["client_id", "epoch"], set_=given))
+    newest = select(grants.c.epoch).where(own).order_by(grants.c.epoch.desc()).limit(keep)
+    connection.execute(sa.delete(grants).where(own, grants.c.epoch.not_in(newest.scalar_subquery())))
+    return unreferenced(connection, old)
+
+
+def given_model(connection: sa.Connection, epoch: int, digest: str) -> str | None:
+    """Return a blob with this sha256 that any client was given at this epoch: newcomers all get the same model."""
+    alike = grants.c.model.like(f"%-{digest}")
+    return connection.execute(select(grants.c.model).where(grants.c.epoch == epoch, alike).limit(1)).scalar()
+
+
+def knows(connection: sa.Connection, client_id: str) -> bool:
+    """Return whether anything is stored of a client."""
+    found = [sa.exists().where(table.c.client_id == client_id) for table in (clients, journal, grants, tokens)]
+    return bool(connection.execute(select(sa.or_(*found))).scalar())
+
+
+def erase(connection: sa.Connection, client_id: str) -> bool:
+    """Remove a client from all tables; return whether there was anything. Its entries stay, without its data."""
+    own = journal.c.client_id == client_id
+    rows = connection.execute(select(journal).where(own)).all()
+    if rows:
+        nothing = {"client_id": None, "key": "", "digest": "", "upload": None, "base": None, "reply": None}
+        changed = sa.update(journal).where(journal.c.epoch == sa.bindparam("at"))
+        left = [Entry.from_row(row._asdict()) for row in rows]
+        connection.execute(
+            changed.values(**nothing, decision=sa.bindparam("left")),
+            [{"at": entry.epoch, "left": entry.forgotten().decision} for entry in left],
+        )
+    found = len(rows)
+    for table in (clients, grants, tokens):
+        found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
+    connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
+    return found > 0
+
+
+def ask_to_forget(connection: sa.Connection, client_id: str, now: float) -> None:
+    """Ask the owner of the store to forget a client."""
+    connection.execute(_insert(connection, forgets).values(client_id=client_id, asked=now).on_conflict_do_nothing())
+
+
+def asked_to_forget(connection: sa.Connection) -> list[str]:
+    """Return the clients that the owner was asked to forget."""
+    return list(connection.execute(select(forgets.c.client_id).order_by(forgets.c.asked)).scalars())
+
+
+# -- snapshots
+
+
+def all_snapshots(connection: sa.Connection) -> list[Snapshot]:
+    """Return all snapshots, oldest first."""
+    found = connection.execute(select(snapshots).order_by(snapshots.c.epoch))
+    return [Snapshot.from_row(row._asdict()) for row in found]
+
+
+def add_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
+    """Add a snapshot."""
+    connection.execute(sa.insert(snapshots).values(snapshot.to_row()))
+
+
+def change_settings(connection: sa.Connection, epoch: int, settings: Settings) -> None:
+    """Set the settings in force after a snapshot."""
+    chosen = sa.update(snapshots).where(snapshots.c.epoch == epoch)
+    connection.execute(chosen.values(settings=settings.to_dict()))

@@ -1,0 +1,110 @@
+"""One schema: other tables are refused, and nothing is changed in them."""
+
+from dataclasses import fields
+
+import pytest
+import sqlalchemy as sa
+
+from cdfl.core import Verdict
+from cdfl.server import tables
+from cdfl.server.auth import Tokens
+from cdfl.server.database import Database, parse_url
+from cdfl.server.records import IDENTITY, Entry, StoreVersion
+from cdfl.server.store import Store
+
+from .toy import Toy, keep, some_entry, stored_blobs
+
+
+@pytest.fixture
+def engine(store_url):
+    engine = sa.create_engine(parse_url(store_url), poolclass=sa.NullPool)
+    yield engine
+    engine.dispose()
+
+
+def columns_of(engine) -> dict[str, set[str]]:
+    inspector = sa.inspect(engine)
+    return {table: {column["name"] for column in inspector.get_columns(table)} for table in inspector.get_table_names()}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_new_store_has_the_tables(where, engine, own):
+    assert not Database.exists(where[0])
+    Store.open(*where, own=own).close()
+    assert Database.exists(where[0])
+    assert columns_of(engine) == {table.name: set(table.c.keys()) for table in tables.TABLES.sorted_tables}
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("UPDATE meta SET value = 'cdfl 7' WHERE name = 'schema'", "the database holds the tables of 'cdfl 7'"),
+        ("DELETE FROM meta WHERE name = 'schema'", "the database holds tables that are not of this cdfl"),
+        ("DROP TABLE meta", "the database holds tables that are not of this cdfl"),
+    ],
+)
+def test_other_tables_are_refused(where, engine, own, change, words):
+    with Store.open(*where) as store:
+        Toy(store).upload("car-7")
+    with engine.begin() as connection:
+        connection.execute(sa.text(change))
+    before = columns_of(engine)
+    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 1': use the cdfl that made them"):
+        Store.open(*where, own=own)
+    assert columns_of(engine) == before
+
+
+def test_tables_of_other_programs_may_be_beside_ours(where, engine):
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE theirs (name TEXT)"))
+    with Store.open(*where) as store:
+        Toy(store).upload("car-7")
+    assert "theirs" in columns_of(engine)
+
+
+def test_an_entry_comes_back_with_every_field(store, toy):
+    """A field of the decision that a row lost would be lost in a crash, too."""
+    entry = some_entry(
+        1,
+        outcome="rejected",
+        base_epoch=1,
+        losses=(0.1, 1e300, 5e-324),
+        loss_gaps=(0.3, 0.2, 0.1),
+        distances=(None, 2.0, 3.0),
+        verdict=Verdict(is_accepted=False, seen=(0.1, None), client=(2.5,), reason="too far"),
+        last_mixture=(1.0, 0.0, 0.0),
+        last_defence=(1.5,),
+        upload=keep(store, b"upload"),
+    )
+    defaults = {field.name: field.default for field in fields(Entry)}
+    told = [name for name in defaults if name not in IDENTITY and getattr(entry, name) == defaults[name]]
+    assert told == []  # or this test says nothing of them
+    store.commit([(entry, b"reply")])
+    (kept,) = store.entries(after=0)
+    assert kept.decision == entry.decision
+    assert (kept.outcome, kept.key, kept.received) == (entry.outcome, entry.key, entry.received)
+    assert stored_blobs(store, "upload") == []  # it moved nothing
+
+
+def test_an_upload_costs_two_queries(store, toy):
+    """One about the client and one, for a whole group, about what its clients were sent."""
+    for client_id in ("car-7", "car-8"):
+        toy.join(client_id)
+        toy.upload(client_id)
+    queries = []
+    group = [
+        toy.take(toy.state.replace(epoch=toy.state.epoch + number), f"car-{7 + number}", "k")[1] for number in (0, 1)
+    ]
+
+    def count(connection, cursor, statement, *_):
+        if statement.lstrip().startswith("SELECT"):
+            queries.append(statement)
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", count)
+    assert store.client("car-7", epoch=2, key="key").last.epoch == 1
+    assert len(queries) == 1
+    store.commit([(entry, b"reply") for entry in group])
+    assert len(queries) == 2
+    assert Tokens(store.database).client("nobody's") is None
+    assert len(queries) == 3
