@@ -18,7 +18,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def named(found: re.Match[str]) -> str:
         target = (ROOT / folder / found["target"]).resolve().relative_to(ROOT)
-        return found[0] if target.parts[0] == "docs" else f"{found['words']} (`{target}` in the repository)"
+        if target.parts[0] == "docs":
+            return found[0]
+        name = f"`{target}` in the repository"
+        return name if found["words"] == str(target) else f"{found['words']} ({name})"
 
     markdown = OUTSIDE.sub(named, markdown)
     return markdown.replace("<!-- commands -->", commands(typer.main.get_command(app), "cdfl"))
@@ -31,13 +34,14 @@ def commands(command: Any, name: str) -> str:
     for parameter in command.params:
         if parameter.name == "help":
             continue
-        record = getattr(parameter, "help", None) or ""
+        words = getattr(parameter, "help", None) or ""
         is_option = parameter.param_type_name == "option"
         names = ", ".join(f"`{flag}`" for flag in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
         default = parameter.default if is_option else None
-        shown = "" if default in (None, False, ()) or callable(default) else f" Default: `{default}`."
+        has_default = isinstance(default, str | int | float) and default is not False
+        shown = f" Default: `{default}`." if has_default else ""
         variable = f" Environment: `{parameter.envvar}`." if getattr(parameter, "envvar", None) else ""
-        rows.append(f"| {names} | {record}{shown}{variable} |".replace("\n", " "))
+        rows.append(f"| {names} | {words}{shown}{variable} |".replace("\n", " "))
     if rows and name != "cdfl":
         parts.append("| | |\n|---|---|\n" + "\n".join(rows) + "\n")
     for below in getattr(command, "commands", {}).values():

@@ -46,7 +46,7 @@ logger = logging.getLogger("cdfl.server")
 CHECK_SECONDS = 5.0  # that /readyz waits for the store
 CHECKED_SECONDS = 1.0  # that the result of a check stays valid
 PIECE = 2**20  # bytes of a model that are sent at once
-DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` explains it."
+DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/reference/http.md` explains it."
 
 
 class ModelQuery(BaseModel):
