@@ -123,10 +123,10 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     ("options", "message"),
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
-        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class Patient"),
+        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; pass the class Patient"),
         ({"algorithm": Sometimes}, "Sometimes has no initial, join, .*; expected a name, or a class with"),
-        ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected a word of its own, .*: name = 'unnamed'"),
-        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
+        ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected another one than .*, e.g. name = 'unnamed'"),
+        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
         (
