@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 import torch
-from cdfl.server.receive import Body
+from cdfl.server.uploads import Body
 from starlette.requests import Request
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -308,11 +308,11 @@ class TestConnections:
             for _ in range(2000):
                 last = idle.enter_context(Raw(server)).socket.getsockname()
             # Until then the connection of `model` may be closed just as it is used again.
-            wait_for(lambda: last in [connection.client for connection in list(server.server.door._open)])
+            wait_for(lambda: last in [connection.client for connection in list(server.server.connections._open)])
             assert server.update(near(server, 0)).headers[wire.OUTCOME] == "applied"
             with httpx.Client(base_url=server.url) as newcomer:
                 assert newcomer.get("/healthz").status_code == 200
-            wait_for(lambda: len(server.server.door._open) <= 300)
+            wait_for(lambda: len(server.server.connections._open) <= 300)
 
     def test_one_that_says_nothing_and_one_that_never_ends_its_header(self, tmp_path):
         with Live(tmp_path, limits=Limits(idle_seconds=0.5)) as server, Raw(server) as silent, Raw(server) as trickling:
@@ -334,11 +334,11 @@ class TestConnections:
         with Live(tmp_path, limits=Limits(connections=1, stall_seconds=5)) as server:
             server.model()
             server.http.close()
-            wait_for(lambda: not server.server.door._open)
+            wait_for(lambda: not server.server.connections._open)
             body = near(server, 0)
             with Raw(server) as busy:
                 busy.begin(len(body))
-                wait_for(lambda: [each for each in server.server.door._open if each.is_busy])
+                wait_for(lambda: [each for each in server.server.connections._open if each.is_busy])
                 with Raw(server) as other:
                     wait_for(other.is_closed)
                 busy.socket.sendall(body)
@@ -349,8 +349,8 @@ class TestConnections:
         large = Setup(nn.Linear(2000, 2000), mse_loss, [(torch.zeros(1, 2000), torch.ones(1, 2000))], None, Settings())
         with Live(tmp_path, large, limits=Limits(stall_seconds=0.5)) as server, Raw(server) as deaf:
             deaf.socket.sendall(b"GET /v1/model HTTP/1.1\r\nHost: x\r\nCDFL-Client: deaf\r\n\r\n")
-            wait_for(lambda: [each for each in server.server.door._open if each.stalled_since is not None])
-            wait_for(lambda: not [each for each in server.server.door._open if each.stalled_since is not None])
+            wait_for(lambda: [each for each in server.server.connections._open if each.stalled_since is not None])
+            wait_for(lambda: not [each for each in server.server.connections._open if each.stalled_since is not None])
             assert server.model("other").status_code == 200
 
     @pytest.mark.parametrize(

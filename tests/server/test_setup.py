@@ -100,7 +100,7 @@ class TestLoading:
                 r"`proxy_sets\[0\]` is a tensor of shape \[2, 3\] \(float32\); expected",
             ),
             ({"proxy_sets": [(3, 4)]}, r"`proxy_sets\[0\]` is \(of type int, of type int\); expected two tensors"),
-            ({"proxy_sets": [(torch.ones(3), torch.ones(4))]}, "as many of each"),
+            ({"proxy_sets": [(torch.ones(3), torch.ones(4))]}, "equal numbers of both"),
             ({"proxy_sets": [(torch.ones(0), torch.ones(0))]}, "at least one"),
             ({"pretraining_sets": [data(0, 4)]}, "1 pretraining_sets and 3 proxy_sets"),
         ],
@@ -179,7 +179,7 @@ class TestMistakes:
         place.write_text(FILE.format(model="Net()") + lines)
         said = said_by(load_setup(str(place)).try_out)
         assert said.startswith(f"{place}: `loss(outputs, targets)` on proxy_sets[0] with a tensor of shape [4, 1] ")
-        assert f"is {came}; expected a finite number: look for NaN" in said
+        assert f"is {came}; expected a finite number: check inputs" in said
 
     def test_pretraining_that_fails(self):
         setup = tiny_setup(pretraining_sets=[(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 3)
@@ -239,25 +239,25 @@ class TestTakingUp:
             with Store.open(tmp_path) as store:
                 open_engine(setup, store).close()
             assert ("all 3 clusters begin with the same weights" in caplog.text) == told
-            assert ("name some data for each, and a new --store" in caplog.text) == told
+            assert ("name pretraining_sets, and use a new --store" in caplog.text) == told
 
     def test_one_cluster_needs_no_warning(self, tmp_path, caplog):
         with Store.open(tmp_path) as store:
             open_engine(tiny_setup(proxy_sets=[data(0, 4)], pretraining_sets=None), store).close()
         assert caplog.text == ""
 
-    def test_new_hyperparameters_are_kept(self, tmp_path):
+    def test_new_settings_are_kept(self, tmp_path):
         for rate in (0.1, 0.2):
             with Store.open(tmp_path) as store:
                 open_engine(tiny_setup().with_settings(base_rate=rate), store).close()
-                assert store.snapshots()[-1].settings.base_rate == rate
+                assert store.snapshots()[-1].settings.rates.base_rate == rate
 
     def test_another_model_is_refused(self, tmp_path):
         with Store.open(tmp_path) as store:
             open_engine(tiny_setup(), store).close()
             other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
             with pytest.raises(
-                SetupError, match=r"not the stored one: 0.bias, 0.weight, 1.bias differ; serve the model"
+                SetupError, match=r"not the stored one: 0.bias, 0.weight, 1.bias differ; serve the stored model"
             ):
                 open_engine(tiny_setup(model=other), store)
 
