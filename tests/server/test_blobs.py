@@ -3,10 +3,8 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cdfl.server.places import open_blobs
-from cdfl.server.remote import RemoteBlobs
 
-from cdfl.server.blobs import FolderBlobs, digest_in, digest_of, new_name
+from cdfl.server.blobs import FolderBlobs, RemoteBlobs, digest_in, digest_of, new_name, open_blobs
 from cdfl.server.records import StoreError, StoreUnavailable
 from cdfl.server.store import Store
 

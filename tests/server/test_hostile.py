@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 import torch
-from cdfl.server.uploads import Body
 from starlette.requests import Request
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -23,6 +22,7 @@ from cdfl.core import Settings
 from cdfl.server.connections import MOST_HEAD
 from cdfl.server.limits import Limits
 from cdfl.server.setup import Setup
+from cdfl.server.uploads import Body
 
 from .live import FAST, LAYOUT, Live, near, wait_for
 from .toy import same_state, stored_blobs
