@@ -1,4 +1,4 @@
-"""Is everything that was acknowledged there, once, and are the models what a replay through `core` gives?"""
+"""Check that every acknowledged upload is in the store once, and that a replay gives the same models."""
 
 import hashlib
 from collections import Counter
@@ -29,10 +29,10 @@ class Report:
 
 
 def settle(site: Site, first: ServerState, report: Report) -> None:
-    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, look at everything."""
+    """End a campaign, when all clients have ended: repeat uploads, stop the server, check everything."""
     ledgers = Ledgers(site.folder)
     check_repeats(site, ledgers, report)
-    report.expect(site.stop() == 0, "the server did not end in order when it was told to stop")
+    report.expect(site.stop() == 0, "the server did not stop cleanly")
     check_answers(ledgers.read(), report)
     with site.open_store() as store:
         entries = list(store.all_entries(0))
@@ -55,7 +55,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 
 
 def check_files(site: Site, report: Report) -> None:
-    """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
+    """Check that the store has the files it names, and no others; a start may remove unnamed ones."""
     missing, left = site.files()
     kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
     report.expect(not kept, f"files are left over: {kept}")
@@ -104,7 +104,7 @@ def check_answers(ledgers: list[Ledger], report: Report) -> None:
 
 
 def check_journal(entries: list[Entry], ledgers: list[Ledger], report: Report) -> None:
-    """Epochs without a gap, every key once, every acknowledged upload at the epoch it was told, nobody else's."""
+    """Check the journal: no gap, no key twice, every acknowledged upload at its epoch, no other uploads."""
     epochs = [entry.epoch for entry in entries]
     report.expect(epochs == list(range(1, len(entries) + 1)), f"the epochs of the journal have gaps: {epochs}")
     kept = {(entry.client_id, entry.key): entry for entry in entries}
@@ -134,7 +134,7 @@ def check_models(
     """Decide every upload again, from epoch 0 and what the clients say they sent; returns digests of the replies."""
     state, last, digests = first, dict[str, Reply](), {}
     asked = asked_for(entries)
-    states = {0: first}  # of the epochs at which somebody asked for a model
+    states = {0: first}  # at the epochs at which a client asked for a model
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)

@@ -1,4 +1,4 @@
-"""Faults that a server must live through: it refuses with 503 and a Retry-After, and goes on by itself afterwards."""
+"""Faults that a server must survive: it refuses with 503 and Retry-After, and recovers by itself."""
 
 import random
 import shutil
@@ -16,7 +16,7 @@ from benchmarks.crash.cuts import Cutter
 from benchmarks.crash.site import Site
 from tests.server.postgres import Postgres
 
-PATIENCE = 60.0  # seconds until a server that does not go on counts as one that never will
+PATIENCE = 60.0  # seconds that a server may take to recover
 FILLER = "filler"
 Fault = Callable[[Site, Load], AbstractContextManager[Callable[[], object]]]
 
@@ -30,7 +30,7 @@ def _refuses_more(load: Load, before: int) -> bool:
 
 
 def live_through(site: Site, fault: Fault, times: int, clients: int, chance: random.Random) -> Report:
-    """Let clients upload, and let a fault come and go; every client must get on afterwards, with the same server."""
+    """Let a fault come and go while clients upload; afterwards every client must succeed with the same server."""
     report, recovery = Report(), []
     server = site.start("--snapshot-every", "5")
     first, _ = site.recovered()
@@ -57,7 +57,7 @@ def live_through(site: Site, fault: Fault, times: int, clients: int, chance: ran
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int = 32) -> Iterator[Path]:
-    """A file system of its own, which can be filled."""
+    """Mount a small file system that can be filled."""
     folder.mkdir(parents=True)
     try:
         _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))

@@ -1,4 +1,4 @@
-"""A server that can be started and killed again and again: its store, its port, and a look at what a kill leaves."""
+"""A server that can be started and killed repeatedly: its store, its port, and what a kill leaves."""
 
 import json
 import random
@@ -139,7 +139,7 @@ class Site:
 
     @contextmanager
     def _rows(self) -> Iterator[Any]:
-        """A connection to the database; of SQLite's files a copy, since looking at them is enough to recover them."""
+        """Yield a connection to the database; copy the files of SQLite first, since opening them would recover them."""
         if not self.is_sqlite:
             with psycopg.connect(self.database) as connection:
                 yield connection
@@ -157,7 +157,7 @@ class Site:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

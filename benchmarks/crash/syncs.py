@@ -52,7 +52,7 @@ class Call:
 
 
 def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> Report:
-    """Trace a server while clients upload, several at a time; then look at every answer it gave."""
+    """Trace a server while clients upload; then check every answer."""
     report = Report()
     log = site.folder / "strace.log"
     with syncing(postgres) as family:
@@ -67,7 +67,7 @@ def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> R
         report.findings += [f"entry {entry.epoch}: {finding}" for finding in _check_entry(entry, calls, site)]
     report.expect(len(entries) == uploads, f"{len(entries)} uploads were taken; expected {uploads}")
     syncs = sum(call.name in SYNCS for call in calls)
-    report.counts |= {"answers looked at": len(entries), "syncs seen": syncs}
+    report.counts |= {"answers checked": len(entries), "syncs seen": syncs}
     return report
 
 
@@ -100,7 +100,7 @@ def traced(pids: list[int], log: Path) -> Iterator[None]:
     try:
         wait_for(lambda: _attached(told) >= len(pids) or process.poll() is not None, 20)
         if process.poll() is not None:
-            raise NotHere(f"strace may not look at processes: {told.read_text().strip()}")
+            raise NotHere(f"strace may not trace processes: {told.read_text().strip()}")
         yield
     finally:
         process.terminate()

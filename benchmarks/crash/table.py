@@ -42,7 +42,7 @@ def _moments(row: dict[str, Any]) -> str:
 
 
 def _often(counts: dict[str, Any]) -> str:
-    for name, word in (("kills", "kills"), ("cuts", "cuts"), ("times", "times"), ("answers looked at", "answers")):
+    for name, word in (("kills", "kills"), ("cuts", "cuts"), ("times", "times"), ("answers checked", "answers")):
         if name in counts:
             return f"{counts[name]} {word}"
     return "-"

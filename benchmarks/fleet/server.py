@@ -1,4 +1,4 @@
-"""`cdfl serve` in a process of its own, on SQLite and a folder, and a look at it from outside."""
+"""`cdfl serve` in its own process, on SQLite and a folder, with its metrics and its use of the machine."""
 
 import os
 import re
@@ -75,7 +75,7 @@ class Server:
 
     @cached_property
     def clusters(self) -> np.ndarray:
-        """The cluster models as they were when somebody asked first (K, P)."""
+        """The cluster models at the first access (K, P)."""
         with Store.open(self.folder / "store", own=False) as store:
             recovered = store.recover()
         if recovered is None:

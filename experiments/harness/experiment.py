@@ -18,7 +18,7 @@ def _no_cells(trials: int) -> Sequence[Cell]:
 class Experiment:
     """What a file in `experiments/` defines.
 
-    It is made of cells, or of a `measure` of its own: `measure(results, smoke, tell)` adds what is missing to results.
+    It has cells, or its own `measure`: `measure(results, smoke, tell)` adds what is missing to results.
     """
 
     name: str
