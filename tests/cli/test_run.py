@@ -16,7 +16,7 @@ from cdfl.sim import checkpoint, progress
 from cdfl.sim.runner import configure, run_events
 from cdfl.sim.stack import Stack
 
-from ..sim.test_resume import stop_after
+from ..sim.test_checkpoint import stop_after
 from .small import call, scenario_file
 
 
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_named(small, tmp_path):
         file.write_bytes(damaged)
         code, output = call("run", small, "--out", out, "--resume")
         assert (code, output.startswith(f"cdfl: {file} is damaged (")) == (2, True)
-        assert output.endswith("); restore it, or delete it to start the run anew")
+        assert output.endswith("); restore it, or delete it to start a new run")
     file.unlink()
     assert call("run", small, "--out", out, "--resume")[0] == 0
     (out / "events.jsonl").write_text("oops\n")
@@ -252,10 +252,10 @@ def test_a_run_without_uploads(small, tmp_path):
     code, output = call("run", small, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
     assert re.search(r"clients, after the reply \W+ - ", output)
-    assert "0 of 2 uploads were made: the policy never said upload in 1" in output
+    assert "0 of 2 uploads were made: the policy never uploaded in 1" in output
     code, output = call("compare", small, "--algorithms", "cdfl", "--seeds", 1, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
-    assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never said upload in 1" in output
+    assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never uploaded in 1" in output
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "cdfl,local")])

@@ -229,7 +229,7 @@ def test_triton_ties_zeros_and_nan_as_torch():
 
 @needs_triton
 @pytest.mark.usefixtures("reading")
-def test_triton_skips_clients_that_nobody_wants():
+def test_triton_skips_inactive_clients():
     images, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
     weight[1] = float("nan")
     active = torch.tensor([True, False, True], device=DEVICE)

@@ -188,7 +188,7 @@ def test_what_is_wrong_is_said_before_anything_is_made(tmp_path, options, messag
 
 
 JOINED = [Tick(0.0, client, "join") for client in range(5)]
-LOOKS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
+TURNS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
 LATER = [
     ([Tick(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
     ([Tick(float("nan"), 0)], "goes from time 100.0 to nan"),
@@ -202,7 +202,7 @@ LATER = [
 @pytest.mark.parametrize(("ticks", "message"), LATER)
 @pytest.mark.parametrize("policy", ["always", Decides(lambda memory, turn: ((), False))], ids=["always", "never"])
 def test_turns_are_checked_as_long_as_they_come(ticks, message, policy):
-    config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *ticks), policy=policy, num_uploads=TICKS_TRIED + 9)
+    config = configure(SMALL, time_model=Turning(*JOINED, *TURNS, *ticks), policy=policy, num_uploads=TICKS_TRIED + 9)
     with pytest.raises(ValueError, match=message):
         list(run_events(config))
 
@@ -275,7 +275,22 @@ def test_a_network_of_ones_own(tmp_path):
     result = run(own, out=tmp_path / "own")
     assert result.uploads == run(replace(SMALL, model="normed")).uploads
     assert RunFolder(tmp_path / "own").config()["scenario"]["model"] == f"{normed.__module__}.normed"
-    with pytest.raises(ValueError, match=r"the model .* made list; expected \(input_shape, num_classes\) -> nn.Module"):
+    with pytest.raises(
+        ValueError, match=r"the model .* returned a list; expected \(input_shape, num_classes\) -> nn.Module"
+    ):
         run(replace(SMALL, model=lambda input_shape, num_classes: []))
     with pytest.raises(ValueError, match=r"there is no model 7; expected one of .*, or in Python a function"):
         replace(SMALL, model=7)
+
+
+class Tires:
+    """A policy that returns rubbish after five decisions."""
+
+    def decide(self, memory, turn):
+        turns = len(memory) + 1
+        return (*memory, 1.0) if turns > 5 else ((*memory, 1.0), False)
+
+
+def test_a_policy_is_checked_whenever_it_is_asked():
+    with pytest.raises(ValueError, match=r"Tires.decide returned \(1.0, 1.0, .*; expected \(memory, bool\)"):
+        run(SMALL, policy=Tires())

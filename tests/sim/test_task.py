@@ -34,7 +34,7 @@ def test_clients_and_looks_have_random_numbers_of_their_own():
     assert len({task.observe(flatten(task.model), draw, *key).chance for key in keys}) == 5
 
 
-def test_making_a_task_touches_nobody_elses_random_numbers():
+def test_making_a_task_keeps_the_global_random_state():
     before = torch.get_rng_state()
     task = make_task()
     task.pretrain()

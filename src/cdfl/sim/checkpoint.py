@@ -90,7 +90,7 @@ def _opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, 
             yield file, json.loads(file.metadata()["numbers"])
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{folder / FILE} is damaged ({error}); restore it, or delete it to start the run anew"
+            f"{folder / FILE} is damaged ({error}); restore it, or delete it to start a new run"
         ) from error
 
 

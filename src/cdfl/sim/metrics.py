@@ -99,17 +99,17 @@ def uploaded_event(
 
 
 def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
-    """Why a run made fewer uploads than asked for, after so many ticks of each kind; nothing if it made them all."""
+    """Return why a run made fewer uploads than planned, given its ticks of each kind; "" if it made all."""
     events, asked = list(events), task.scenario.num_uploads
     made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
     if made == asked:
         return ""
     reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
     if made + diverged < asked and ticks.total() == task.most_ticks:
-        said = f"said upload {made + diverged} times" if made + diverged else "never said upload"
+        times = f"uploaded {made + diverged} times" if made + diverged else "never uploaded"
         reasons.append(
-            f"the policy {said} in {ticks['turn']} turns, and a run ends after about "
-            f"{TURNS_PER_UPLOAD} turns for each upload asked for"
+            f"the policy {times} in {ticks['turn']} turns, and a run ends after about "
+            f"{TURNS_PER_UPLOAD} turns for each planned upload"
         )
     elif made + diverged < asked:
         gone = ticks["leave"] == ticks["join"]
@@ -118,7 +118,7 @@ def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
 
 
 def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") -> Finished:
-    """The end of a run in a few numbers, from its events.
+    """Summarize a run in a few numbers, from its events.
 
     Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
     is the mean over clusters at the end.
@@ -148,7 +148,7 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
 
 
 def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
-    """How many uploads were how stale, in bins of equal width.
+    """Count uploads by their staleness, in bins of equal width.
 
     >>> staleness_histogram([1, 2, 2, 9], width=4)
     {'0-3': 3, '8-11': 1}

@@ -112,7 +112,7 @@ class Simulation:
         if len(events) < bookmark.num_events:
             raise ValueError(
                 f"the checkpoint was written after {bookmark.num_events} events, but only {len(events)} are left; "
-                "restore the events file, or start the run anew"
+                "restore the events file, or start a new run"
             )
         self.bookmark, self.emitted = bookmark, list(events[: bookmark.num_events])
 
@@ -281,9 +281,9 @@ class Simulation:
         sets = self.task.proxy_sets
         sizes = [len(targets) for _, targets in sets]
         outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
-        said = torch.stack(outputs)  # (B, n, classes)
-        targets = torch.cat([own for _, own in sets]).expand(len(said), -1)  # (B, n)
-        losses = cross_entropy(said.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        logits = torch.stack(outputs)  # (B, n, classes)
+        targets = torch.cat([own for _, own in sets]).expand(len(logits), -1)  # (B, n)
+        losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         return torch.stack([own.mean(dim=1) for own in losses.split(sizes, dim=1)], dim=1).double().cpu()
 
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:

@@ -34,7 +34,7 @@ class TimeModel(Protocol):
         ...
 
 
-def everybody_joins(num_clients: int) -> Iterator[Tick]:
+def all_join(num_clients: int) -> Iterator[Tick]:
     """Return ticks with which all clients join at time 0."""
     return (Tick(0.0, client, "join") for client in range(num_clients))
 
@@ -45,7 +45,7 @@ class Uniform:
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
         """Yield one turn per unit of time."""
-        yield from everybody_joins(num_clients)
+        yield from all_join(num_clients)
         for time in count(1):
             yield Tick(float(time), int(rng.integers(num_clients)))
 
@@ -56,7 +56,7 @@ class Sessions:
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
         """Yield one turn per unit of time."""
-        yield from everybody_joins(num_clients)
+        yield from all_join(num_clients)
         for session in count():
             for place, client in enumerate(rng.permutation(num_clients)):
                 yield Tick(float(session * num_clients + place + 1), int(client))
@@ -75,7 +75,7 @@ class FewActive:
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
         """Yield one turn per unit of time."""
-        yield from everybody_joins(num_clients)
+        yield from all_join(num_clients)
         time = count(1)
         while True:
             order = rng.permutation(num_clients)
@@ -96,7 +96,7 @@ class Exponential:
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
         """Yield the turns; exponential waiting times need no queue."""
-        yield from everybody_joins(num_clients)
+        yield from all_join(num_clients)
         rates = rng.lognormal(-(self.unevenness**2) / 2, self.unevenness, num_clients)
         shares = np.cumsum(rates) / rates.sum()
         time = 0.0

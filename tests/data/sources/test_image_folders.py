@@ -70,7 +70,7 @@ def test_the_few_shot_split_is_pooled(tmp_path):
     assert data.notes == (said,)
 
 
-def test_places_of_one_class_that_nobody_set_apart_are_pooled(tmp_path):
+def test_folders_of_one_class_without_a_split_are_pooled(tmp_path):
     place(tmp_path, {f"site{s}/{c}/{i}.png": picture(s) for s in (1, 2) for c in ("car", "dog") for i in range(10)})
     data = read_folder("x", tmp_path)
     assert [np.bincount(labels).tolist() for labels in (data.train_labels, data.test_labels)] == [[16, 16], [4, 4]]

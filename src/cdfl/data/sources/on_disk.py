@@ -125,7 +125,7 @@ def _folder(source: Source, root: Path) -> Path:
 
 
 def _wrong_checksums(source: Source, folder: Path) -> list[str]:
-    """Readable, but not the published file: packed anew, or changed. Packed folders have nothing to compare."""
+    """Return a line for each file that differs from the published one; packed folders have no such files."""
     return [
         f"{file.name} is readable, but its MD5 is not the published {file.md5}; fetch it again to be sure"
         for file in source.files
