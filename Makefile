@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-flower check install clean
+.PHONY: demo test test-flower check docs install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
@@ -23,6 +23,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site, in site/. A broken link or reference is an error.
+docs: $(READY)
+	$(BIN)/python -m benchmarks.tables
+	$(BIN)/mkdocs build --strict --quiet
+
 install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -31,4 +36,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

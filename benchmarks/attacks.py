@@ -1,7 +1,7 @@
-"""Clients that poison what they upload, to see what a server makes of it.
+"""Clients that upload poisoned models.
 
-A share of the clients, chosen by the seed, attacks at every upload. Turns, data and batches of everybody, and the
-replies to attackers, come about as in the honest run. Nobody conspires: each attacker knows what a client knows.
+A share of the clients, chosen by the seed, attacks at every upload. Turns, data and batches are those of the honest
+run. Attackers do not cooperate; each knows what a client knows.
 """
 
 from dataclasses import dataclass, replace
@@ -156,7 +156,7 @@ def attacked_server(algorithm: Algorithm, task: Task, attack: Attack) -> Algorit
 
 
 def attacked(simulation: Simulation, attack: Attack) -> Simulation:
-    """A run with attackers: `Together` trains its clients in common stacks with those of other runs."""
+    """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
     task = attacked_task(simulation.task, attack)
     server = attacked_server(simulation.algorithm, task, attack)
     return Simulation(task, server, simulation.time_model, simulation.engines, simulation.policy)

@@ -1,9 +1,12 @@
-"""Claim: memory follows the number of clients' models, not of stacks or uploads; time is linear in uploads.
+"""Measure time and memory of the simulator for many clients.
 
-python benchmarks/clients.py     10,000 clients of the small CNN within 8 GB, and a growing number of uploads; minutes
-Writes benchmarks/results/clients.json. Each case runs in a process of its own, whose peak memory is reported.
+Claim: memory grows with the number of clients, not with the number of uploads; time is linear in uploads. 10,000
+clients of the small CNN fit into 8 GB.
+
+Writes benchmarks/results/clients.json. Each case runs in its own process. Takes minutes.
 """
 
+import argparse
 import json
 import resource
 import subprocess
@@ -11,30 +14,32 @@ import sys
 import time
 from pathlib import Path
 
-from machine import commit, machine
-
+from benchmarks.result_files import commit, machine, write
 from cdfl.record import Uploaded
 from cdfl.sim.runner import configure, run_events
 
-RESULTS = Path(__file__).resolve().parent / "results" / "clients.json"
 CASES = [(400, 500), (400, 1000), (400, 2000), (400, 4000), (10_000, 10_000)]  # clients, uploads
 
 
 def main() -> None:
-    """Run all cases, or the one that the command line names."""
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(*map(int, sys.argv[1:]))))
+    """Run all cases, or one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", type=int, nargs=2, metavar=("CLIENTS", "UPLOADS"), help="run this; print the numbers")
+    case = parser.parse_args().case
+    if case:
+        print(json.dumps(measure(*case)))
         return
     rows = []
     for case in CASES:
-        ran = subprocess.run([sys.executable, __file__, *map(str, case)], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "benchmarks.clients", "--case", *map(str, case)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
         rows.append(json.loads(ran.stdout))
         print(rows[-1], flush=True)
-    RESULTS.write_text(json.dumps({"machine": machine(), "commit": commit(), "rows": rows}, indent=1) + "\n")
+    write("clients", {"machine": machine(), "commit": commit(), "rows": rows})
 
 
 def measure(clients: int, uploads: int) -> dict[str, float]:
-    """Run digits-4 with one local epoch, and look at memory on the way."""
+    """Run digits-4 with one local epoch; record memory after a quarter of the uploads and at the end."""
     config = configure("digits-4", num_clients=clients, num_uploads=uploads, local_epochs=1, device="cpu")
     begun = time.perf_counter()
     memory = []
@@ -52,7 +57,7 @@ def measure(clients: int, uploads: int) -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Megabytes this process holds now."""
+    """Return the megabytes that this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return round(pages * resource.getpagesize() / 2**20)
 

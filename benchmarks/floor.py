@@ -1,11 +1,10 @@
-"""Claim: what ResNet-18 takes on a GPU is its convolutions; stacks take away most of the rest.
+"""Time the convolutions of ResNet-18 alone: a lower bound for a simulation that leaves them to cuDNN.
 
-    python benchmarks/floor.py --data-dir DATA --out benchmarks/results/floor-h200.json
+Claim: on a GPU a run of ResNet-18 is mostly convolutions; stacks remove most of the rest.
 
-Times every convolution of a training step, forward and back, and of a look at a proxy set, as cuDNN computes them on a
-batch by itself, replayed from a CUDA graph: no batch norm, no ReLU, no optimiser, no Python. Times the number of steps
-and turns of the run that benchmarks/speed.py times, that is a floor for any way to run it that leaves the convolutions
-to cuDNN.
+Times every convolution of a training step (forward and backward) and of an evaluation of a proxy set, each on one batch
+and replayed from a CUDA graph: no batch norm, no ReLU, no optimizer, no Python. The bound is that time multiplied by
+the number of steps and evaluations of the run that `benchmarks.speed` times.
 """
 
 import argparse
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import microseconds
-from machine import commit, machine
 from torch import Tensor, nn
 
+from benchmarks.kernels import microseconds
+from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.runner import configure
 from cdfl.sim.task import Task
@@ -28,20 +27,20 @@ DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", default="cifar-10-4")
-    parser.add_argument("--clients", type=int, default=80)
-    parser.add_argument("--uploads", type=int, default=40)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="of the code, where git cannot tell")
+    parser.add_argument("--scenario", default="cifar-10-4", help="name of a scenario with ResNet-18")
+    parser.add_argument("--num-clients", type=int, default=80, help="clients of the run")
+    parser.add_argument("--num-uploads", type=int, default=40, help="uploads of the run")
+    parser.add_argument("--data-dir", type=Path, help="folder of the datasets; default: $CDFL_DATA")
+    parser.add_argument("--out", type=Path, default=RESULTS / "floor-h200.json", help="result file")
+    parser.add_argument("--commit", help="commit of the code, for a copy without git")
     args = parser.parse_args()
-    config = configure(args.scenario, num_clients=args.clients, num_uploads=args.uploads)
+    config = configure(args.scenario, num_clients=args.num_clients, num_uploads=args.num_uploads)
     task = Task(config.scenario, config.scenario.federation(0, args.data_dir), config.settings)
-    steps, turns = counts(task, args.uploads)
-    found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.uploads, "steps": steps, "evaluations": turns}
-    found |= {"machine": machine(), "commit": args.commit or commit(), "ms": {}}
+    steps, evaluations = counts(task, args.num_uploads)
+    found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.num_uploads, "steps": steps}
+    found |= {"evaluations": evaluations, "machine": machine(), "commit": args.commit or commit(), "ms": {}}
     for precision, dtype in DTYPES.items():
         with tensor_cores(precision):
             batch = config.settings.training.batch_size
@@ -50,7 +49,7 @@ def main() -> None:
                 microseconds(work) for work in convolutions(task, len(task.proxy_sets[0][0]), dtype, back=False)
             )
         found["ms"][precision] = {"step": round(step / 1e3, 3), "evaluation": round(evaluation / 1e3, 3)}
-        seconds = (steps * step + turns * evaluation) / 1e6
+        seconds = (steps * step + evaluations * evaluation) / 1e6
         print(
             f"{precision}: {step / 1e3:.2f} ms a step, {evaluation / 1e3:.2f} ms an evaluation, {seconds:.2f} s",
             flush=True,
@@ -59,18 +58,18 @@ def main() -> None:
 
 
 def counts(task: Task, uploads: int) -> tuple[int, int]:
-    """Training steps of clients, and turns of an upload at a proxy set; nothing else is counted."""
+    """Return the training steps of clients, and the evaluations of uploads on proxy sets."""
     turns = [tick for tick in islice(task.ticks(Uniform()), 10 * uploads) if tick.kind == "turn"][:uploads]
     seen: dict[int, int] = {}
     steps = 0
     for turn in turns:
-        steps += len(task.drawn(turn.client, seen.get(turn.client, 0)).plan)
+        steps += len(task.turn_data(turn.client, seen.get(turn.client, 0)).plan)
         seen[turn.client] = seen.get(turn.client, 0) + 1
     return steps, uploads * len(task.proxy_sets)
 
 
 def convolutions(task: Task, batch: int, dtype: torch.dtype, *, back: bool) -> list[Any]:
-    """One piece of work for each convolution of the network: forward and, where asked for, both ways back."""
+    """Return one call for each convolution of the network: forward and, with `back`, also both gradients."""
     shapes: list[tuple[nn.Conv2d, torch.Size]] = []
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, _: shapes.append((layer, inputs[0].shape)))
@@ -97,7 +96,7 @@ def _work(layer: nn.Conv2d, shape: torch.Size, batch: int, dtype: torch.dtype, *
     def work() -> None:
         torch.ops.aten.convolution(images, filters, None, *settings)
         if back:
-            wanted = [not first, True, False]  # nobody needs the gradient of the images
+            wanted = [not first, True, False]  # the gradient of the images is not needed
             torch.ops.aten.convolution_backward(grad, images, filters, None, *settings, wanted)
 
     return work

@@ -1,18 +1,13 @@
-"""Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside plain PyTorch doing the same work.
-
-    python benchmarks/kernels.py [--out results.json] [--widths 1 4 8 16 64] [--images 28x1 32x3]
+"""Check and time the GPU kernels of `cdfl.sim.kernels` on the paper's CNN, beside PyTorch doing the same work.
 
 Times are microseconds for one client and one training step of a batch of 128 (forward, backward, Adam with the
-proximal term), medians over replays of a CUDA graph, except for the eager loop, which cannot be captured.
+proximal term): medians over replays of a CUDA graph. The eager loop cannot be captured and is timed as it runs.
 """
 
 import argparse
 import json
-import platform
 import statistics
-import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks.result_files import commit, machine
 from cdfl.core import Layout
 from cdfl.models.cnn import cnn
 from cdfl.sim import kernels
@@ -37,7 +31,7 @@ def microseconds(work: Callable[[], Any], calls: int = 20, replays: int = 7) -> 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # compiles, and makes handles and workspaces, none of which can be captured
+        for _ in range(3):  # compile and allocate workspaces first: neither can be captured
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -54,7 +48,7 @@ def _timed(work: Callable[[], Any]) -> float:
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return float(start.elapsed_time(end)) * 1e3
 
 
 class Stack:
@@ -118,14 +112,16 @@ def im2col(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     columns = patches.permute(0, 1, 3, 4, 2, 5, 6).reshape(B, -1, C * kernel * kernel)
     out = torch.baddbmm(bias[:, None], columns, weight.flatten(2).mT)  # (B, N*H'*W', OC)
     out = out.view(B * N, H - kernel + 1, W - kernel + 1, OC).permute(0, 3, 1, 2)
-    return F.max_pool2d(out.relu(), 2).unflatten(0, (B, N))
+    pooled: Tensor = F.max_pool2d(out.relu(), 2)
+    return pooled.view(B, N, *pooled.shape[1:])
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The same block as one convolution with a group for each client."""
     B = x.shape[0]
     out = F.conv2d(x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1), bias.flatten(), groups=B)
-    return F.max_pool2d(out.relu(), 2).unflatten(1, (B, -1)).transpose(0, 1)
+    pooled: Tensor = F.max_pool2d(out.relu(), 2)
+    return pooled.view(len(pooled), B, -1, *pooled.shape[2:]).transpose(0, 1)
 
 
 def eager(shape: tuple[int, int, int]) -> float:
@@ -228,9 +224,9 @@ def kernel_times(stack: Stack, precision: kernels.Precision) -> dict[str, float]
 
 def main() -> None:
     """Check, time, print, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="result file; default: print only")
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 64], help="clients in a stack")
     parser.add_argument("--images", nargs="+", default=["28x1", "32x3"], help="size x channels")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -240,11 +236,8 @@ def main() -> None:
         size, channels = (int(n) for n in images.split("x"))
         runs.append(run((channels, size, size), options.widths))
     if options.out:
-        machine = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            "date": date.today().isoformat(),
-        }  # fmt: skip
-        options.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1))
+        found = {"machine": machine(), "commit": commit(), "runs": runs}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def run(shape: tuple[int, int, int], widths: list[int]) -> dict[str, Any]:
@@ -263,7 +256,7 @@ def run(shape: tuple[int, int, int], widths: list[int]) -> dict[str, Any]:
         stack = Stack(width, shape)
         for name, way in ways.items():
             if width > 16 and "kernels" not in name:
-                continue  # their memory and time grow with the width; the time a client does not fall any more
+                continue  # the time for each client no longer falls there, and memory grows
             work = lambda way=way, stack=stack: way(stack)  # noqa: E731
             rows.setdefault(name, {})[str(width)] = microseconds(work, calls=5) / width
         for precision in ("tf32", "bf16"):

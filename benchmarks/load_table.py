@@ -1,42 +1,25 @@
-"""The tables of docs/server.md, from the result file of load.py."""
+"""The tables of what `benchmarks.load` measured."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs" / "server.md"
-RESULTS = HERE / "results" / "load.json"
-DISTURBED = 0.1  # cores that others may use before it is told
+from benchmarks.result_files import read
+
+DISTURBED = 0.1  # cores used by other processes; a run with more is marked
 
 STAGES = {
     "receive": "receive: the upload to a file",
-    "decode": "decode: hash, look up, check, sync",
-    "evaluate": "**evaluate: losses on the proxy sets, of the upload and of clusters that moved**",
+    "decode": "decode: hash, find, check, sync",
+    "evaluate": "**evaluate: losses of the upload and of moved clusters on the proxy sets**",
     "apply": "apply: mixture, rates, moved clusters, personal model",
     "commit": "commit: reply, journal, sync",
     "reply": "reply: the personal model to the client",
-    "rest": "HTTP, and from one thread to the next",
+    "rest": "HTTP, and waiting between stages",
 }
 
 
-def write_docs() -> None:
-    """Put every table between its marks."""
-    DOCS.write_text(rendered(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def rendered(text: str) -> str:
-    """The page with its tables written anew."""
-    results = json.loads(RESULTS.read_text())
-    for name, table in (("fleet", fleet), ("paper", paper), ("exchanges", exchanges)):
-        begin, end = f"<!-- load, {name}: written by benchmarks/load.py -->\n", f"<!-- load, {name}: end -->"
-        head, rest = text.split(begin)
-        text = head + begin + table(results) + end + rest.split(end)[1]
-    return text
-
-
-def fleet(results: dict[str, Any]) -> str:
-    """Many clients at once, one alone, and strangers who sit there."""
+def fleet() -> str:
+    """Return the rates of many clients, of one alone, and beside idle connections."""
+    results = read("load")
     together, alone, idle = results["fleet"]["together"], results["fleet"]["alone"], results["idle"]
     first, second = idle["nobody else"], idle["idle"]
     third = idle["idle, half are allowed"]
@@ -44,8 +27,8 @@ def fleet(results: dict[str, Any]) -> str:
         (f"{together['clients']} clients at once", together),
         ("one client alone", alone),
         (f"{first['clients']} clients", first),
-        (f"the same, and {second['idle']:,} connections of others that say nothing", second),
-        (f"the same, and the server allows {third['idle'] // 2:,} connections", third),
+        (f"{second['clients']} clients and {second['idle']:,} idle connections of others", second),
+        (f"the same, with `--max-connections {third['idle'] // 2}`", third),
     ]
     lines = ["| | updates | a second | p50 | p99 | errors | 503 |", "|---|---|---|---|---|---|---|"]
     for name, run in rows:
@@ -56,31 +39,35 @@ def fleet(results: dict[str, Any]) -> str:
         )
     memory = together["rss_mb"]
     fifth = max(1, len(memory) // 5)
-    words = (
-        f"Memory of the server with {together['clients']} clients: {memory[fifth]} MB after a fifth of the updates, "
-        f"{memory[-1]} MB after all of them, {max(memory)} MB at most. An update takes it "
-        f"{together['server_cpu_ms']:.0f} ms of CPU, and one commit takes {together['uploads_a_commit']:.0f} uploads."
-    )
-    return "\n".join([*lines, "", words, "", _when(results, "fleet", "idle")]) + "\n"
+    costs = [
+        f"| the server with {together['clients']} clients | |",
+        "|---|---|",
+        f"| memory after a fifth of the updates | {memory[fifth]} MB |",
+        f"| memory at the end | {memory[-1]} MB |",
+        f"| memory, peak | {max(memory)} MB |",
+        f"| CPU for an update | {together['server_cpu_ms']:.0f} ms |",
+        f"| uploads in a commit | {together['uploads_a_commit']:.0f} |",
+    ]
+    return "\n".join([*lines, "", *costs, "", _when(results, "fleet", "idle")]) + "\n"
 
 
-def paper(results: dict[str, Any]) -> str:
-    """Where the time of an update goes."""
+def paper() -> str:
+    """Return the stages of an upload of the paper's CNN."""
+    results = read("load")
     run, together = results["paper"]["alone"], results["paper"]["together"]
     stages = run["stages_ms"]
     whole = sum(stages.values())
     lines = ["| stage | ms | share |", "|---|---|---|"]
     lines += [f"| {words} | {stages[stage]:.1f} | {stages[stage] / whole:.1%} |" for stage, words in STAGES.items()]
     lines.append(f"| an update{_mark(run)} | {whole:.0f} | |")
-    words = (
-        f"All but evaluation is **{1 - stages['evaluate'] / whole:.1%}** of an update. "
-        f"{together['clients']} clients at once get {together['rate']:.1f} updates a second."
-    )
-    return "\n".join([*lines, "", words, "", _when(results, "paper")]) + "\n"
+    lines.append(f"| everything except evaluation | | **{1 - stages['evaluate'] / whole:.1%}** |")
+    lines.append(f"| updates a second, {together['clients']} clients at once | {together['rate']:.1f} | |")
+    return "\n".join([*lines, "", _when(results, "paper")]) + "\n"
 
 
-def exchanges(results: dict[str, Any]) -> str:
-    """Models exchanged without evaluation, and in other frameworks."""
+def exchanges() -> str:
+    """Return the rates of exchanges without evaluation, ours and those of other frameworks."""
+    results = read("load")
     lines = ["| | exchanges a second | p50 | p99 |", "|---|---|---|---|"]
     for clients, run in sorted(results["exchanges"].items()):
         if clients.isdecimal():
@@ -92,10 +79,9 @@ def exchanges(results: dict[str, Any]) -> str:
         version = f" {row['versions'][package]}" if "versions" in row else ""
         rate = f"{row['rate']:.2f}{_mark(row)}" if "rate" in row else f"did not run: {row['error']}"
         lines.append(f"| {row['contender']}{version}, 4 clients; {row['setting']} | {rate} | | |")
-    words = _when(results, "exchanges", "others")
-    if earlier := [f"{run['8']:.1f} ({run['commit']})" for run in results["exchanges"].get("earlier", [])]:
-        words += f" Earlier runs with 8 clients: {', '.join(earlier)}; the speed of the machine itself changes as much."
-    return "\n".join([*lines, "", words]) + "\n"
+    for run in results["exchanges"].get("earlier", []):
+        lines.append(f"| cdfl, 8 clients, earlier run ({run['commit']}) | {run['8']:.1f} | | |")
+    return "\n".join([*lines, "", _when(results, "exchanges", "others")]) + "\n"
 
 
 def _time(milliseconds: float) -> str:
@@ -107,15 +93,15 @@ def _mark(run: dict[str, Any]) -> str:
 
 
 def _when(results: dict[str, Any], *parts: str) -> str:
-    """On what, when, and whether anybody else was there."""
+    """Return machine, versions and days, and what (!) means if a row has it."""
     on = results["machine"]
     days = sorted({results[part]["began"][:10] for part in parts})
     words = f"{on['cores']} cores of {on['cpu']}; torch {on['torch']}, Python {on['python']}, {' and '.join(days)}."
     if any(_mark(run) for part in parts for run in runs_of(results[part])):
-        words += " (!) Other processes took more than a tenth of a core meanwhile: it can be faster than this."
+        words += " (!) Other processes used more than a tenth of a core meanwhile."
     return words
 
 
 def runs_of(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """All that was measured in a part."""
+    """Return every measurement of a part."""
     return [run for run in [*part.values(), *part.get("rows", [])] if isinstance(run, dict)]

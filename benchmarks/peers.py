@@ -1,11 +1,9 @@
-"""Client trainings a second on 2 CPU cores: a bare PyTorch loop, other frameworks and cdfl, all on the same work.
+"""Measure client trainings a second on 2 CPU cores: a bare PyTorch loop, other frameworks and cdfl on the same work.
 
-python benchmarks/peers.py                  measure, and store benchmarks/results/peers.json (CDFL_DATA: real images)
-python benchmarks/peers.py --table          print the stored results as a Markdown table
-python benchmarks/peers.py --quick          see that everything runs; stores nothing
+Each framework runs in its own virtual environment. It is made on first use, with the torch that cdfl is tested with.
+benchmarks/contenders holds the work (work.py) and one script for each framework.
 
-Each framework runs in a virtual environment of its own, made on first use in --cache from the package index, with the
-torch that cdfl is tested with. benchmarks/contenders has the work (work.py) and what each framework does with it.
+Writes benchmarks/results/peers.json.
 """
 
 import argparse
@@ -22,13 +20,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import machine
-from peers_table import BARE, BARE_AGAIN, DISTURBED, RESULTS, table
-from processes import ROOT, FailedError, last_words, observe, others_cores
 
+from benchmarks.peers_table import BARE, BARE_AGAIN, DISTURBED, table
+from benchmarks.processes import FailedError, last_words, observe, others_cores
+from benchmarks.result_files import ROOT, machine, read, write
 from cdfl.data import DataError, load_source
 
-HERE = Path(__file__).resolve().parent
+SCRIPTS = ROOT / "benchmarks" / "contenders"
 TORCH = "torch==2.13.0"
 TRIES = 3
 
@@ -161,7 +159,7 @@ def python_of(contender: Contender, cache: Path) -> Path:
 
 
 def call(command: list[str]) -> None:
-    """Run a command that must succeed."""
+    """Run a command; raise if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise FailedError(last_words(done.stderr))
@@ -171,7 +169,7 @@ def call(command: list[str]) -> None:
 
 
 def write_data(work: Work, data_dir: Path | None, path: Path) -> str:
-    """Store images and labels of all clients for one work; returns what they are."""
+    """Store images and labels of all clients for one work; return the name of the data."""
     count = work.clients * work.samples
     try:
         dataset, kind = load_source(work.source, data_dir), work.source
@@ -193,18 +191,18 @@ def write_data(work: Work, data_dir: Path | None, path: Path) -> str:
 
 
 def run(contender: Contender, setting: Setting, work: Work, data: Path, cache: Path) -> dict[str, Any]:
-    """One contender in one setting: speed, memory, versions; or the error. Again, where others took the cores."""
+    """Measure one contender in one setting; try again if other processes used the cores."""
     tries = []
     for _ in range(TRIES):
         tries.append(run_once(contender, setting, work, data, cache))
         if (tries[-1].get("others_cores") or 0.0) <= DISTURBED:
             break
-    least_disturbed = min(tries, key=lambda row: row.get("others_cores") or 0.0)  # whatever its speed
+    least_disturbed = min(tries, key=lambda row: row.get("others_cores") or 0.0)  # not the fastest
     return {**least_disturbed, "tries": len(tries)}
 
 
 def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cache: Path) -> dict[str, Any]:
-    """One try."""
+    """Measure once: speed, memory and versions, or the error."""
     row: dict[str, Any] = {"work": work.model, "contender": contender.name, "setting": setting.name}
     clients = min(setting.clients or work.clients, work.clients)
     work = replace(work, clients=clients, rounds=setting.rounds or work.rounds)
@@ -214,9 +212,7 @@ def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cac
             job = Path(folder) / "job.json"
             values = {name: value for name, value in asdict(work).items() if name != "source"}
             job.write_text(json.dumps({**values, "data": str(data), "setting": setting.options}))
-            result, samples, started = observe(
-                [str(python), str(HERE / "contenders" / contender.script), str(job)], folder
-            )
+            result, samples, started = observe([str(python), str(SCRIPTS / contender.script), str(job)], folder)
     except FailedError as failure:
         return {**row, "error": str(failure)}
     ends = result["round_ends"]
@@ -244,7 +240,7 @@ def run_once(contender: Contender, setting: Setting, work: Work, data: Path, cac
 
 
 def measure(contenders: list[Contender], works: dict[str, Work], data_dir: Path | None, cache: Path) -> dict[str, Any]:
-    """Everybody, one after the other."""
+    """Measure all contenders, one after the other."""
     results: dict[str, Any] = {"machine": machine(), "works": {}, "rows": []}
     results["machine"]["load_before"] = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -262,17 +258,21 @@ def measure(contenders: list[Contender], works: dict[str, Work], data_dir: Path 
 
 
 def main() -> None:
-    """Measure, or show what was measured."""
+    """Measure, or print the stored table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="folder of the datasets; else CDFL_DATA")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".venv-peers", help="where the environments are made")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="contenders with this in their names; stores nothing")
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
-    parser.add_argument("--quick", action="store_true", help="two clients, one round; stores nothing")
-    parser.add_argument("--table", action="store_true", help="print the stored results")
+    parser.add_argument("--data-dir", type=Path, help="folder of the datasets; default: $CDFL_DATA")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".venv-peers", help="folder of the virtual environments")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="only contenders whose names contain this; stores nothing"
+    )
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), help="default: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="check that it runs: two clients, one round; stores nothing"
+    )
+    parser.add_argument("--table", action="store_true", help="print the stored results as Markdown")
     args = parser.parse_args()
     if args.table:
-        print(table(json.loads(RESULTS.read_text("utf-8"))), end="")
+        print(table(read("peers")), end="")
         return
     works = {name: WORKS[name] for name in args.works}
     contenders = CONTENDERS
@@ -282,8 +282,7 @@ def main() -> None:
         contenders = [c for c in contenders if any(text.lower() in c.name.lower() for text in args.only)]
     results = measure(contenders, works, args.data_dir, args.cache.resolve())
     if not (args.quick or args.only or len(works) < len(WORKS)):
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write("peers", results)
     print(table(results), end="")
 
 

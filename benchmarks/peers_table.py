@@ -1,20 +1,18 @@
-"""The table of what peers.py measured: the best setting of each contender against a bare PyTorch loop."""
+"""The table of what `benchmarks.peers` measured: the best setting of each contender against a bare PyTorch loop."""
 
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
-DISTURBED = 0.1  # cores that other processes may use while somebody is measured; else it is measured again
+DISTURBED = 0.1  # cores used by other processes; a run with more is repeated
 BARE, BARE_AGAIN = "bare PyTorch loop", "bare PyTorch loop, again at the end"
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown: the best setting of each contender, the others named."""
+    """Return the results as Markdown: the best setting of each contender, and the others that were tried."""
     on = results["machine"]
     parts = [
-        f"Measured on {on['date']}: {on['cores']} cores of {on['cpu']}, Python {on['python']}, torch {on['torch']}. "
-        "Rounds of federated averaging; medians over rounds, lowest and highest in brackets; the first round is not "
-        "measured. Memory is that of all processes of a contender, after the first and after the last round.",
+        f"{on['cores']} cores of {on['cpu']}; torch {on['torch']}, Python {on['python']}, {on['date']}. "
+        "Rounds of federated averaging: the median over rounds, with the lowest and the highest in brackets, without "
+        "the first round. Memory: of all processes of a contender, after the first and after the last round.",
     ]
     for name, work in results["works"].items():
         rows = [row for row in results["rows"] if row["work"] == name]
@@ -34,17 +32,18 @@ def table(results: dict[str, Any]) -> str:
             parts.append(line(tried, sum(bare) / len(bare) if bare else None))
     notes = dict.fromkeys(f"- {row['contender']}: {note}." for row in results["rows"] for note in row.get("notes", []))
     if any(is_disturbed(row) for row in results["rows"]):
-        notes["- (!) Other processes took more than a tenth of a core meanwhile: do not compare."] = None
-    return "\n".join([*parts, *(["", *notes] if notes else []), ""])
+        notes["- (!) Other processes used more than a tenth of a core meanwhile: do not compare."] = None
+    provenance = ["", results["provenance"]] if "provenance" in results else []
+    return "\n".join([*parts, *(["", *notes] if notes else []), *provenance, ""])
 
 
 def is_disturbed(row: dict[str, Any]) -> bool:
-    """Whether others took the cores while this was measured, in every try."""
+    """Return whether other processes used the cores in every try."""
     return (row.get("others_cores") or 0.0) > DISTURBED
 
 
 def line(tried: list[dict[str, Any]], bare: float | None) -> str:
-    """One row of the table for all settings of one contender."""
+    """Return the row of one contender, with all its settings."""
     best = max(tried, key=lambda row: row.get("rate", -1.0))
     others = [
         f"{row['setting']}: {row['rate']:.2f}{' (!)' * is_disturbed(row)}"

@@ -1,4 +1,4 @@
-"""Processes of others, run and watched from outside: what they say, their memory, and who else takes the cores."""
+"""Run other programs and observe them: output, memory, and the cores that anything else uses."""
 
 import json
 import os
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.result_files import ROOT
+
 TIME_LIMIT = 300  # seconds for one run
 
 
 class FailedError(Exception):
-    """A contender that cannot be installed or does not run; the text is its own last words."""
+    """A contender cannot be installed or fails; the text is its last output."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Sample:
 
 
 def others_cores(samples: list[Sample]) -> float | None:
-    """Cores that other processes used meanwhile: with one of two taken, two threads that wait for each other crawl."""
+    """Return the cores that other processes used meanwhile."""
     if len(samples) < 2:
         return None
     first, last = samples[0], samples[-1]
@@ -38,13 +39,13 @@ def others_cores(samples: list[Sample]) -> float | None:
 
 
 def observe(command: list[str], folder: str) -> tuple[dict[str, Any], list[Sample], float]:
-    """Run a script and watch it: its one line of JSON, a sample every second, and when it began."""
+    """Run a script; return its line of JSON, a sample for each second, and when it began."""
     env = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),  # for cdfl.models
+        "PYTHONPATH": str(ROOT / "src"),  # for cdfl.models
         "TMPDIR": folder,
         "RAY_TMPDIR": folder,
-        "RAY_worker_niceness": "0",  # Ray's workers would yield to anything else that runs; nobody else's do
+        "RAY_worker_niceness": "0",  # else Ray's workers yield to every other process
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_TELEMETRY_ENABLED": "0",
         "WANDB_MODE": "disabled",
@@ -66,15 +67,15 @@ def observe(command: list[str], folder: str) -> tuple[dict[str, Any], list[Sampl
                 for pid in family(process.pid):
                     os.kill(pid, signal.SIGKILL)
                 process.wait()
-                raise FailedError(f"it was not done after {TIME_LIMIT} seconds")
+                raise FailedError(f"not done after {TIME_LIMIT} seconds")
     lines = [line for line in out.read_text(errors="replace").splitlines() if line.startswith("{")]
     if process.returncode or not lines:
-        raise FailedError(last_words(err.read_text(errors="replace")) or f"it ended with status {process.returncode}")
+        raise FailedError(last_words(err.read_text(errors="replace")) or f"ended with status {process.returncode}")
     return json.loads(lines[-1]), samples, started
 
 
 def loopback_only() -> list[str]:
-    """A prefix that runs a command with a network of its own that ends at this machine, where the system allows it.
+    """Return a prefix that runs a command in a network namespace with loopback only, if the system allows it.
 
     Ray and torch.distributed listen on every address they find.
     """
@@ -84,7 +85,7 @@ def loopback_only() -> list[str]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants, as /proc knows them."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -99,7 +100,7 @@ def family(pid: int) -> list[int]:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of one process; pages that processes share count for each."""
+    """Return the resident memory of one process; shared pages count for each process."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
@@ -108,7 +109,7 @@ def resident_mb(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that one process has used."""
+    """Return the CPU seconds that one process has used."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -117,7 +118,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def busy_seconds() -> float:
-    """CPU time that this machine has used for anything."""
+    """Return the CPU seconds that this machine has used."""
     try:
         user, nice, system, _, _, *interrupts = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
     except OSError:
@@ -126,7 +127,7 @@ def busy_seconds() -> float:
 
 
 def last_words(text: str) -> str:
-    """What a process said at last, without the paths of this machine."""
+    """Return the last errors in a log, without local paths."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line] or lines
     return " / ".join(line[:300] for line in errors[-2:]).replace(str(ROOT), ".").replace(str(Path.home()), "~")

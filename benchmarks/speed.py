@@ -1,12 +1,13 @@
-"""Claim: clients trained together give the plain loop's answer in a fraction of its time.
+"""Time the simulator against a plain loop over clients.
 
-python benchmarks/speed.py fashion-mnist-4 --device cuda --plain-uploads 100 --out benchmarks/results/speed-h200.json
-python benchmarks/speed.py digits-4 --uploads 200
-python benchmarks/speed.py --docs        write the tables in docs/simulator.md from the result files
+Claim: clients that are trained together give the same result in a fraction of the time.
 
-Both run in this process, on the same data, at the same precision. The plain loop may be stopped early: its time for
-the whole run is then that of its pre-training and the mean time of an upload, which does not change over a run.
-Each case is added to the JSON file that --out names.
+Both run in this process, on the same data, at the same precision. --plain-uploads stops the plain loop early; its time
+for the whole run is then computed from the mean time of an upload, which is constant over a run. The case is appended
+to the result file. Examples:
+
+    python -m benchmarks.speed digits-4 --num-uploads 200
+    python -m benchmarks.speed fashion-mnist-4 --device cuda --plain-uploads 100 --out speed-h200.json
 """
 
 import argparse
@@ -16,13 +17,13 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import commit, machine
 
+from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.algorithms import make_algorithm
 from cdfl.cli.options import parse_settings
 from cdfl.record import Clusters, Event, Finished, Uploaded
@@ -35,38 +36,30 @@ from cdfl.sim.stack import Rows
 from cdfl.sim.task import Task
 from cdfl.sim.time_models import TIME_MODELS
 
-HERE = Path(__file__).resolve().parent
-
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure one case and store it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", nargs="?", default="digits-4")
-    parser.add_argument("--uploads", type=int)
-    parser.add_argument("--clients", type=int)
-    parser.add_argument("--plain-uploads", type=int, default=10**9, help="stop the plain loop after so many")
-    parser.add_argument("--algorithm", default="cdfl")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precisions", default="auto", help="with commas between them; the plain loop runs the first")
-    parser.add_argument("--width", type=int, help="stack height, where the fastest is not wanted")
+    parser.add_argument("scenario", nargs="?", default="digits-4", help="name of a scenario; default: digits-4")
+    parser.add_argument("--num-uploads", type=int, help="default: the scenario's")
+    parser.add_argument("--num-clients", type=int, help="default: the scenario's")
+    parser.add_argument("--plain-uploads", type=int, default=10**9, help="uploads after which the plain loop stops")
+    parser.add_argument("--algorithm", default="cdfl", help="default: cdfl")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--precisions", default="auto", help="separated by commas; the plain loop runs the first")
+    parser.add_argument("--width", type=int, help="clients in a stack; default: the fastest")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting, as name=value")
-    parser.add_argument("--once", action="store_true", help="one run each: no warm-up, no profile")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "speed-cpu.json")
-    parser.add_argument("--commit", help="of the code, where git cannot tell")
-    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--once", action="store_true", help="run each once: no warm-up, no profile")
+    parser.add_argument("--data-dir", type=Path, help="folder of the datasets; default: $CDFL_DATA")
+    parser.add_argument("--out", type=Path, default=RESULTS / "speed-cpu.json", help="result file")
+    parser.add_argument("--commit", help="commit of the code, for a copy without git")
     args = parser.parse_args()
-    if args.docs:
-        from speed_table import write_docs
-
-        write_docs()
-        return
     case: dict[str, Any] = {"scenario": args.scenario, "algorithm": args.algorithm, "machine": machine(), "fast": {}}
     case["commit"], case["settings"] = args.commit or commit(), args.settings
     for number, precision in enumerate(args.precisions.split(",")):
         config = configure(
             args.scenario, algorithm=args.algorithm, device=args.device, precision=precision,
-            num_uploads=args.uploads, num_clients=args.clients, **parse_settings(args.settings),
+            num_uploads=args.num_uploads, num_clients=args.num_clients, **parse_settings(args.settings),
         )  # fmt: skip
         federation = config.scenario.federation(0, args.data_dir).to(config.device)
         case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients
@@ -76,7 +69,8 @@ def main() -> None:
             engines = make_engines(task, precision=config.precision, width=args.width)
             algorithm = make_fast(make_algorithm(config.algorithm, config.settings), task, engines)
             simulation = Simulation(task, algorithm, TIME_MODELS["uniform"], engines)
-            with stopwatch(simulation) if watch else nullcontext({}) as times:
+            watcher: AbstractContextManager[dict[str, float]] = stopwatch(simulation) if watch else nullcontext({})
+            with watcher as times:
                 found = clocked(simulation.events())
             return found | {"seconds_in": {stage: round(seconds, 3) for stage, seconds in times.items()}}
 
@@ -101,7 +95,7 @@ def main() -> None:
 
 
 def clocked(events: Iterator[Event], most: int = 10**9) -> dict[str, Any]:
-    """Run, and say how long it took: pre-training and start, uploads, all."""
+    """Run to the end or to `most` uploads; return the times of start and uploads, memory and scores."""
     gc.collect()
     begun = opened = time.perf_counter()
     uploads, end = 0, None
@@ -116,7 +110,7 @@ def clocked(events: Iterator[Event], most: int = 10**9) -> dict[str, Any]:
             break
     _wait()
     ended = time.perf_counter()
-    found = {
+    found: dict[str, Any] = {
         "uploads": uploads,
         "seconds_to_start": round(opened - begun, 3),
         "seconds_for_uploads": round(ended - opened, 3),
@@ -129,12 +123,12 @@ def clocked(events: Iterator[Event], most: int = 10**9) -> dict[str, Any]:
 
 
 def whole(run: dict[str, Any], uploads: int) -> float:
-    """Seconds for a whole run."""
+    """Return the seconds of a whole run."""
     return float(run["seconds_to_start"] + run["ms_per_upload"] * uploads / 1e3)
 
 
 def report(name: str, run: dict[str, Any], case: dict[str, Any]) -> None:
-    """One line about one run."""
+    """Print one line about one run."""
     seconds, plain = whole(run, case["uploads"]), whole(case["plain"], case["uploads"])
     scores = f"after {run['after']:.3f} cluster {run['cluster']:.3f}" if "after" in run else ""
     print(

@@ -1,17 +1,15 @@
-"""Adaptation: what a client goes through when the main cluster of its data jumps.
+"""Adaptation: what happens to a client when the main cluster of its data jumps.
 
-Claim: the paper's (abstract, section 6) is rapid adaptation to new tasks; as we read it, one reply brings a client back
-to where it was, and alone it takes longer. It has no figure of it, and does not ask whether rivals do as well.
-Settings: `default`, all algorithms; `paper-reading` on FashionMNIST for those of Table 1. Main clusters jump every 9
-(FashionMNIST) or 5 (8x8 digits) uploads of a client. With `paper-reading` clients are there for five uploads at a time:
-jumps fall into these, not on a return, after which replies also hold what clusters learned meanwhile.
-Machine: one H200 for FashionMNIST, two CPU cores for the digits; seconds stand beside the results. Cost: 55 runs of
-2,000 uploads, under four minutes with six processes side by side; 40 of 600, about seven minutes.
+Claim: the paper's (abstract, section 6): rapid adaptation to new tasks. We read it as: one reply brings a client back
+to its level, and alone it takes longer. The paper has no figure of it.
+Settings: `default`, all algorithms; `paper-reading` on FashionMNIST, the paper's algorithms. Main clusters jump every 9
+(FashionMNIST) or 5 (8x8 digits) uploads of a client.
+Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: 55 runs of 2,000 uploads, four minutes with six
+processes; 40 of 600, seven minutes.
 
     cdfl paper adaptation --rows digits-4-sudden
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,23 +17,24 @@ from typing import Any
 import numpy as np
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.paper import Cell, Kept, Results
-from cdfl.paper.compare import OUTCOMES, RULE, compare, grouped
-from cdfl.paper.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
-from cdfl.paper.rows import LOCAL
-from cdfl.paper.tables import NOTHING, counted, number, provenance, spread, table
+from experiments.harness import Cell, Experiment, Kept, Results
+from experiments.harness.compare import OUTCOMES, RULE, compare, grouped
+from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
+from experiments.harness.tables import NOTHING, number, provenance, spread, table
 
-NUMBER, TRIALS = 7, 5
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
-PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", LOCAL]}
-NAMES = LABELS | {"local": "Local (keeps)"}  # in lists, a comma is one too many
-THAN = {"level": "level with"} | {kind: f"{kind} than" for kind in OUTCOMES if "trial" in kind}
-WITHIN = 0.01  # of the level before the jump: recovered
-LEVEL = 3  # uploads whose replies make the level
+PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", "local"]}
+WITHIN = 0.01  # distance to the level before the jump that counts as recovered
+LEVEL = 3  # uploads before the jump whose replies make the level
+NOTE = (
+    f"Accuracy on data like the client's new ones. *Level before*: replies of the {LEVEL} uploads before the jump. "
+    f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial "
+    "before the next jump.\n"
+)
 
 
 def cells(trials: int) -> list[Cell]:
-    """Every algorithm on both; the paper has no values for the digits."""
+    """Return every algorithm on both scenarios; the paper has no values for the digits."""
     return [
         Cell(scenario, preset, algorithm, seed)
         for scenario in SCENARIOS
@@ -47,7 +46,7 @@ def cells(trials: int) -> list[Cell]:
 
 
 def jumps(kept: Kept) -> list[int]:
-    """The client uploads at which main clusters jumped, with enough uploads around them."""
+    """Return the uploads of a client at which main clusters jumped, with enough uploads around them."""
     every: int = kept.record["config"]["scenario"]["drift"]["every"]
     curves = kept.digest["updates"]
     enough = [number for number, clients in enumerate(curves["clients"]) if 2 * clients >= curves["clients"][0]]
@@ -55,14 +54,14 @@ def jumps(kept: Kept) -> list[int]:
 
 
 def around(kept: Kept) -> dict[str, Any]:
-    """What happened at the jumps of one run, on average over them."""
+    """Return what happened at the jumps of one run, mean over them."""
     curves = {name: np.array(kept.digest["updates"][name]) for name in ("held", "before", "after")}
     every = kept.record["config"]["scenario"]["drift"]["every"]
     found = []
     for jump in jumps(kept):
         level = curves["after"][max(0, jump - LEVEL) : jump].mean()
         back = np.flatnonzero(curves["after"][jump : jump + every] >= level - WITHIN)
-        at = {name: float(curve[jump]) for name, curve in curves.items()}
+        at: dict[str, Any] = {name: float(curve[jump]) for name, curve in curves.items()}
         found.append(at | {"level": float(level), "uploads": float(back[0] + 1) if len(back) else None})
     if not found:
         return {}
@@ -71,72 +70,38 @@ def around(kept: Kept) -> dict[str, Any]:
     return mean | {"uploads": None if None in waits else fmean(waits)}
 
 
+def at_jumps(results: Results, scenario: str, preset: str, algorithm: str = "cdfl") -> list[dict[str, Any]]:
+    """Return what happened at the jumps of every trial."""
+    return [at for kept in results.trials(scenario, preset, algorithm) if (at := around(kept))]
+
+
 def report(results: Results) -> str:
-    """What every algorithm gives a client whose data have jumped."""
-    parts, used = [], []
+    """Return what every algorithm gives a client after a jump, and CDFL's reply against the others'."""
+    parts, used, lines = [], [], []
+    header = ["algorithm", "trials", "level before", "old model, new data", "after local training", "after the reply"]
+    header += ["lost to the level", "uploads to recover"]
     for scenario, title in SCENARIOS.items():
         for preset, algorithms in PRESETS.items():
-            lines = []
-            for algorithm in algorithms:
-                trials = results.trials(scenario, preset, algorithm)
-                found = [at for kept in trials if (at := around(kept))]
-                if found:
-                    used += trials
-                    lines.append([NAMES[algorithm], str(len(found)), *_numbers(found)])
-            if lines:
-                header = ["algorithm", "trials", "level before", "old model, new data", "after local training",
-                          "after the reply", "lost to the level", "uploads to recover"]  # fmt: skip
-                parts += [f"**{title}**, `{preset}`\n", table(header, lines)]
-    words = (
-        f"Accuracy on data like the client's new ones. *Level before*: replies of the {LEVEL} uploads before the jump. "
-    )
-    words += (
-        f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; > : not in every trial "
-    )
-    words += "before the next jump.\n"
-    told = [] if results.smoke else [verdict(results), RULE]
-    return "\n".join([*parts, words, *told, provenance(used)])
+            there = {name: found for name in algorithms if (found := at_jumps(results, scenario, preset, name))}
+            used += [kept for name in there for kept in results.trials(scenario, preset, name)]
+            rows = [[LABELS[name], str(len(found)), *_numbers(found)] for name, found in there.items()]
+            if rows:
+                parts += [f"**{title}**, `{preset}`\n", table(header, rows)]
+            groups = grouped({LABELS[name]: kind for name, kind in rivals(results, scenario, preset).items()})
+            if groups:
+                lines.append([f"{title}, `{preset}`", *(", ".join(groups.get(kind, [])) for kind in OUTCOMES)])
+    judged = [table(["CDFL's reply after the jump, against", *OUTCOMES], lines), RULE] if lines else []
+    return "\n".join([*parts, NOTE, *([] if results.smoke else judged), provenance(used)])
 
 
-def verdict(results: Results) -> str:
-    """What the jump costs, what wins it back, whose replies are better right after it, and who is slow to recover."""
-    lines = []
-    for scenario, title in SCENARIOS.items():
-        for preset, algorithms in PRESETS.items():
-            there = {name: trials for name in algorithms if (trials := results.trials(scenario, preset, name))}
-            ours = [at for kept in there.get("cdfl", []) if (at := around(kept))]
-            if ours:
-                lines.append(
-                    f"- {title}, `{preset}` ({counted(len(ours), 'trial')}): {_costs(ours)}; {_order(there)}\n"
-                )
-    return "".join(lines) or "Adaptation has not been run yet.\n"
-
-
-def _costs(ours: list[dict[str, Any]]) -> str:
-    lost, trained, replied = (
-        number(fmean(at["level"] - at[name] for at in ours)) for name in ("held", "before", "after")
-    )
-    return (
-        f"a jump costs CDFL's old model {lost}; {trained} are missing after local training, {replied} after the reply"
-    )
-
-
-def _order(there: Mapping[str, list[Kept]]) -> str:
-    """CDFL's reply right after the jump against the others, and who needs more than one upload."""
-    rivals = {
-        NAMES[name]: compare(there["cdfl"], trials, lambda kept: around(kept).get("after"))
-        for name, trials in there.items()
+def rivals(results: Results, scenario: str, preset: str) -> dict[str, str | None]:
+    """Return the outcome of CDFL's reply right after the jump against every other algorithm."""
+    ours = results.trials(scenario, preset)
+    return {
+        name: compare(ours, results.trials(scenario, preset, name), lambda kept: around(kept).get("after"))
+        for name in PRESETS[preset]
         if name != "cdfl"
     }
-    told = [f"{THAN.get(kind, kind)} {', '.join(names)}" for kind, names in grouped(rivals).items()]
-    waits = {NAMES[name]: [around(kept).get("uploads") for kept in trials] for name, trials in there.items()}
-    slow = [
-        f"{label} {'-' if None in found else f'{fmean(found):.1f}'}"
-        for label, found in waits.items()
-        if None in found or fmean(found) > 1
-    ]
-    reply = f"that reply is {'; '.join(told)}; " if told else ""
-    return f"{reply}more than one upload to recover: {', '.join(slow) or 'nobody'}"
 
 
 def _numbers(found: list[dict[str, Any]]) -> list[str]:
@@ -159,7 +124,7 @@ MOMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """What a client has before the jump and in the three moments after it, of every algorithm that was run."""
+    """Draw a client's accuracy before the jump and in three moments after it, for every algorithm."""
     there = [
         (scenario, preset)
         for preset in PRESETS
@@ -171,21 +136,24 @@ def draw(results: Results, folder: Path) -> list[str]:
     shown: Any = {"smoke": results.smoke, "ncols": len(there), "squeeze": False, "sharey": True}
     with figure(folder, "adaptation", PAGE, 3.1, **shown) as axes:
         for own, (scenario, preset) in zip(axes[0], there, strict=True):
-            _panel(own, results, scenario, preset)
+            draw_panel(own, results, scenario, preset)
             several = len(results.trials(scenario, preset)) > 1
             own.set(title=f"{SCENARIOS[scenario]}, {preset}", xlabel="accuracy ± SD" if several else "accuracy")
-        axes[0][0].set_yticks(range(len(ALGORITHMS)), [NAMES[algorithm] for algorithm in ALGORITHMS])
+        axes[0][0].set_yticks(range(len(ALGORITHMS)), [LABELS[algorithm] for algorithm in ALGORITHMS])
         axes[0][0].set_ylim(len(ALGORITHMS) - 0.5, -0.5)
         legend(axes[0][0], ncols=4)
     return ["adaptation"]
 
 
-def _panel(axes, results: Results, scenario: str, preset: str) -> None:
-    """A line for each algorithm, as in the tables; none where it was not run."""
+def draw_panel(axes: Any, results: Results, scenario: str, preset: str) -> None:
+    """Draw a line for each algorithm that was run."""
     for line, algorithm in enumerate(ALGORITHMS):
-        found = [at for kept in results.trials(scenario, preset, algorithm) if (at := around(kept))]
+        found = at_jumps(results, scenario, preset, algorithm)
         for place, (moment, (label, style)) in enumerate(MOMENTS.items()):
             values = [[at[moment] for at in found]]
             where = [line + 0.16 * (place - 1.5)]
             means(axes, where, values, across=True, ls="", color=COLORS[algorithm], label=label, **style)
         axes.axhline(line + 0.5, color=GREY, lw=0.4)
+
+
+EXPERIMENT = Experiment("adaptation", __doc__, report, draw, cells, trials=5)

@@ -1,64 +1,102 @@
-"""Overhead: what FedSoft-Async costs a client, relative to CDFL = 1.
+"""Overhead: what FedSoft-Async costs a client, relative to CDFL.
 
-Claim: the paper's (section 5.2, figure 6), as it follows from the algorithms: K models come down instead of one, and K
-evaluations of the local data are added to its training.
+Claim: the paper's (section 5.2, figure 6): K models come down instead of one, and a client evaluates K models on its
+data besides training.
 Settings: `paper-reading`; the runs of Table 1. Bytes are measured: models and replies are encoded as client and server
-do it (float32, safetensors, headers of CDFL's reply included). FLOPs are counted: those of one sample forward and
-backward through the network, times the samples that went through it in each run.
-Machine: any, these are counts. Cost: none beyond Table 1.
+do it (float32, safetensors, with the headers of a reply). FLOPs are counted: those of one sample forward and backward,
+times the samples of each run.
+Machine: any. Cost: none beyond Table 1.
 
     cdfl paper overhead --rows fashion-mnist-2,fashion-mnist-4 --trials 1
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from cdfl.paper import EVERY_ROW, Cell, Kept, Results, Row, row_cells
-from cdfl.paper.costs import Costs, costs, reply_bytes
-from cdfl.paper.figures import COLORS, PAGE, figure, legend, rows_below
-from cdfl.paper.rows import footnote
-from cdfl.paper.tables import provenance, table
+from cdfl.core import Layout
+from cdfl.data.sources import SOURCES
+from cdfl.models import build
 from cdfl.scenarios import load_scenario
+from cdfl.sim.flops import Flops, count_flops
+from cdfl.wire import ReplyHead, encode_model
+from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row, row_cells
+from experiments.harness.figures import COLORS, PAGE, figure, legend, rows_below
+from experiments.harness.tables import provenance, stand_ins, table
 
-NUMBER, TRIALS = 4, 5
-SMOKE_ROWS = ("fashion-mnist-2", "fashion-mnist-6")
-PASSES_BEFORE = 3  # runs that do not tell how many samples were trained took a training for so many forward passes
+SHAPES = {"fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32), "digits": (1, 8, 8)}  # of data that are not resized
+NOTE = "The server of CDFL evaluates each upload and each moved cluster on the proxy sets; FedSoft-Async's does not.\n"
+
+
+class Costs(NamedTuple):
+    """The costs of one network."""
+
+    weights: int  # P
+    body: int  # bytes of an encoded model
+    flops: Flops  # of one sample
+
+
+def costs(scenario: Mapping[str, Any]) -> Costs:
+    """Return the costs of the network of a scenario, given as a result file stores it."""
+    clusters = scenario["clusters"]
+    names = clusters.get("sources") or [clusters["source"]]
+    shape = clusters["shape"] or SHAPES[names[0]]
+    num_classes = max(SOURCES[part].num_classes for name in names for part in name.split("+"))
+    return _costs(scenario["model"], tuple(shape), num_classes)
+
+
+@lru_cache(maxsize=16)
+def _costs(model: str, shape: tuple[int, int, int], num_classes: int) -> Costs:
+    with torch.device("meta"):  # shapes only: neither counts nor lengths depend on the numbers
+        network = build(model, shape, num_classes)
+    layout = Layout.of(network)
+    return Costs(layout.size, len(encode_model(torch.zeros(layout.size), layout)), count_flops(network, shape))
+
+
+def reply_bytes(costs: Costs, num_clusters: int) -> int:
+    """Return the bytes of a reply of CDFL: the model, and headers with all digits."""
+    shares = (1 / 3,) * num_clusters
+    headers = ReplyHead(1000, shares, shares, staleness=100, outcome="applied").to_headers()
+    return costs.body + sum(len(f"{name}: {value}\r\n") for name, value in headers.items())
 
 
 def cells(trials: int) -> list[Cell]:
-    """The two that are compared."""
+    """Return the two algorithms that are compared."""
     return row_cells({"paper-reading": ["cdfl", "fedsoft"]}, trials)
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What was found for a row."""
+    """The costs of one row."""
 
     row: Row
-    used: list[Kept]  # trials of CDFL and of FedSoft-Async, with the same seeds
+    used: list[Kept]  # trials of CDFL and FedSoft-Async with the same seeds
     upload: int  # bytes
     reply: int
-    models: int  # what FedSoft-Async sends instead: bytes of K models
+    models: int  # bytes of the K models that FedSoft-Async sends
     flops: float  # of a client, for an upload
     rival_flops: float
     server_flops: float
 
     @property
     def download(self) -> float:
-        """FedSoft-Async's, relative to CDFL's."""
+        """FedSoft-Async's download, relative to CDFL's."""
         return self.models / self.reply
 
     @property
     def computation(self) -> float:
-        """FedSoft-Async's, relative to CDFL's."""
+        """FedSoft-Async's computation on the client, relative to CDFL's."""
         return self.rival_flops / self.flops
 
 
 def overheads(results: Results) -> list[Overhead]:
-    """All rows of which both have trials with the same seeds."""
+    """Return all rows of which both algorithms have trials with the same seeds."""
     return [found for row in EVERY_ROW if (found := _overhead(results, row)) is not None]
 
 
@@ -72,34 +110,20 @@ def _overhead(results: Results, row: Row) -> Overhead | None:
         return None
     cost = costs(pairs[0][0].record["config"]["scenario"])
     num_clusters = load_scenario(row.scenario).num_clusters
-    flops = [_client_flops(our, their, cost) for our, their in pairs]
     return Overhead(
         row,
         used=[kept for pair in pairs for kept in pair],
         upload=cost.body,
         reply=reply_bytes(cost, num_clusters),
         models=num_clusters * cost.body,
-        flops=fmean(our for our, _ in flops),
-        rival_flops=fmean(their for _, their in flops),
+        flops=fmean(our.end["client_flops"] / our.end["uploads"] for our, _ in pairs),
+        rival_flops=fmean(their.end["client_flops"] / their.end["uploads"] for _, their in pairs),
         server_flops=fmean(our.end["server_flops"] / our.end["uploads"] for our, _ in pairs),
     )
 
 
-def _client_flops(our: Kept, their: Kept, cost: Costs) -> tuple[float, float]:
-    """For an upload: what a client of CDFL computes, which only trains, and one of FedSoft-Async.
-
-    Both train on the same samples, as the seed decides who trains when on what. Earlier runs did not tell their number;
-    there it is in the passes that CDFL's clients were counted.
-    """
-    before = PASSES_BEFORE * cost.flops.forward
-    trained = our.end.get("trained") or our.end["client_flops"] / before
-    tried = their.end["client_flops"] - trained * (cost.flops.training if their.end.get("trained") else before)
-    training = trained * cost.flops.training
-    return training / our.end["uploads"], (training + tried) / their.end["uploads"]
-
-
 def report(results: Results) -> str:
-    """Ratios a row, and what the server pays for it."""
+    """Return bytes and FLOPs of every row."""
     found = overheads(results)
     rows = [
         [
@@ -115,32 +139,12 @@ def report(results: Results) -> str:
     header = ["row", "trials", "bytes: an upload", "reply of CDFL", "K models of FedSoft-Async"]
     header += ["download, FedSoft-Async / CDFL", "client computation, FedSoft-Async / CDFL"]
     header += ["GFLOP an upload: client, CDFL", "client, FedSoft-Async", "server, CDFL"]
-    words = "What the client saves, the server spends: CDFL evaluates each upload, and each cluster that moved, on the "
-    words += "proxy sets. FedSoft-Async's server does no such work.\n"
     used = [kept for one in found for kept in one.used]
-    if any("trained" not in kept.end for kept in used):
-        words += (
-            "\nRuns whose files do not tell the number of trained samples counted each as three forward passes; the "
-        )
-        words += "number follows from that, and is counted here with what one sample takes forward and backward.\n"
-    return "\n".join([table(header, rows), words, *footnote(one.row for one in found), provenance(used)])
-
-
-def verdict(results: Results) -> str:
-    """The range of both ratios."""
-    found = overheads(results)
-    if not found:
-        return "Overheads have not been measured yet.\n"
-    down, computed = ([getattr(one, name) for one in found] for name in ("download", "computation"))
-    return (
-        f"FedSoft-Async costs a client {min(down):.2f} to {max(down):.2f} times the download (encoded bytes, measured) "
-        f"and {min(computed):.2f} to {max(computed):.2f} times the computation (FLOPs, counted) of CDFL, over "
-        f"{len(found)} rows.\n"
-    )
+    return "\n".join([table(header, rows), NOTE, *stand_ins(one.row for one in found), provenance(used)])
 
 
 def draw(results: Results, folder: Path) -> list[str]:
-    """Bars over rows, with CDFL as the line at 1."""
+    """Draw bars over rows, with CDFL as the line at 1."""
     found = overheads(results)
     if not found:
         return []
@@ -155,3 +159,8 @@ def draw(results: Results, folder: Path) -> list[str]:
         axes.set(ylabel="FedSoft-Async / CDFL")
         legend(axes, ncols=3)
     return ["overhead"]
+
+
+EXPERIMENT = Experiment(
+    "overhead", __doc__, report, draw, cells, trials=5, smoke_rows=("fashion-mnist-2", "fashion-mnist-6")
+)

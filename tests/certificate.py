@@ -1,4 +1,4 @@
-"""A certificate that no authority has signed, for servers on this machine."""
+"""A self-signed certificate for local servers."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """The files of a certificate and its key."""
+    """Return the files of a certificate and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl, which makes the certificate, is not installed")

@@ -4,18 +4,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# On a busy machine examples take long to make; that is no fault of theirs.
+# Making examples is slow on a busy machine; that is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# A shell that runs tests in the background makes them ignore Ctrl-C, and the commands they start and interrupt as well.
+# A background shell makes the tests, and the commands they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """The problems of these tests are too small for more, and other work may share the machine."""
+    """The tests are too small to gain from more threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

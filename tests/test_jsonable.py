@@ -1,9 +1,6 @@
-"""Settings as plain values, the same in every process."""
-
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,8 @@ from torch import nn
 
 from cdfl.jsonable import jsonable
 from cdfl.policy import Sometimes, Unless
+
+ROOT = Path(__file__).parents[1]
 
 
 class Own:
@@ -27,7 +26,7 @@ class Inner:
     shares: tuple[float, ...] = (0.5, 0.5)
 
 
-def test_objects_are_their_class_and_attributes():
+def test_objects():
     held = Inner(Own(hour=3, names={"b", "a"}, array=np.arange(2), tensor=torch.ones(1), folder=Path("data")))
     own = {"kind": "Own", "hour": 3, "names": ["a", "b"], "array": [0, 1], "tensor": [1.0]}
     assert jsonable(held)["shares"] == [0.5, 0.5]
@@ -35,26 +34,30 @@ def test_objects_are_their_class_and_attributes():
     assert jsonable(Own(hour=3)) != jsonable(Own(hour=4))
 
 
-def test_functions_and_classes_are_their_names():
+def test_functions_and_classes():
     assert jsonable(nn.Linear) == "torch.nn.modules.linear.Linear"
     assert jsonable(Unless(Sometimes(), jsonable))["veto"] == "cdfl.jsonable.jsonable"
     assert jsonable(partial(jsonable, inside=(1,))) == ["cdfl.jsonable.jsonable", [], {"inside": [1]}]
 
 
-def test_what_holds_itself_is_told_once():
+def test_cycles_stop():
     own = Own()
     own.me = own
     assert jsonable(own) == {"kind": "Own", "me": {"kind": "Own"}}
 
 
-def test_nothing_depends_on_the_process():
+class Varies:
+    """Its repr and the order of its set differ from process to process."""
+
+    def __init__(self):
+        self.rng, self.words, self.key = np.random.default_rng(0), set("abc"), object()
+
+
+def test_values_are_equal_in_every_process():
     program = (
-        "import json, numpy as np\n"
-        "from cdfl.jsonable import jsonable\n"
-        "class Own:\n"
-        "    def __init__(self): self.rng, self.words, self.key = np.random.default_rng(0), set('abc'), object()\n"
-        "print(json.dumps(jsonable(Own())))"
+        "import json\nfrom cdfl.jsonable import jsonable\nfrom tests.test_jsonable import Varies\n"
+        "print(json.dumps(jsonable(Varies())))"
     )
-    told = Counter(subprocess.check_output([sys.executable, "-c", program], text=True) for _ in range(2))  # noqa: S603
-    assert len(told) == 1
-    assert json.loads(next(iter(told)))["words"] == ["a", "b", "c"]
+    elsewhere = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=ROOT)  # noqa: S603
+    assert json.loads(elsewhere) == jsonable(Varies())
+    assert jsonable(Varies())["words"] == ["a", "b", "c"]

@@ -44,7 +44,7 @@ def test_always():
     assert ALWAYS.decide((), Observation(1, unasked)) == ((), True)
 
 
-def test_every_so_many_samples():
+def test_every_samples():
     policy, memory, answers = EverySamples(100), (), []
     for samples in (40, 40, 40, 40, 100, 99, 1):
         memory, upload = policy.decide(memory, Observation(samples, unasked))
@@ -58,7 +58,7 @@ def test_sometimes():
     assert [policy.decide((), Observation(1, unasked, chance))[1] for chance in chances] == [True, True, False, False]
 
 
-def test_a_loss_that_rises_above_its_recent_mean():
+def test_loss_rises():
     policy = LossRises(factor=2.0, window=2)
     assert decisions(policy, [1.0, 1.0, 1.9, 2.8]) == [False, False, False, False]  # means 1, 1, 1.45
     assert decisions(policy, [1.0, 1.0, 2.1]) == [False, False, True]
@@ -66,7 +66,7 @@ def test_a_loss_that_rises_above_its_recent_mean():
     assert decisions(policy, [9.0, 1.0, 1.0, 2.1]) == [False, False, False, True]  # the 9 is forgotten
 
 
-def test_a_loss_that_drifts_by_hand():
+def test_page_hinkley_by_hand():
     policy = PageHinkley(threshold=1.0, tolerance=0.0)
     # means 1, 1, 5/3: the sum rises by 0, 0, 4/3
     assert decisions(policy, [1.0, 1.0, 3.0]) == [False, False, True]
@@ -81,7 +81,7 @@ def test_a_loss_that_drifts_by_hand():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_what_is_remembered_is_a_few_numbers(name):
+def test_memory_is_a_few_numbers(name):
     memory = ()
     for number in range(30):
         memory, upload = POLICIES[name].decide(memory, Observation(50, lambda number=number: 1.0 + number % 7, 0.7))
@@ -99,7 +99,7 @@ def at(policy, times, memory=()):
     return answers
 
 
-def test_every_so_many_seconds():
+def test_every_seconds():
     assert at(EverySeconds(10), [100, 105, 110, 119, 121]) == [False, False, True, False, True]
     assert at(EverySeconds(10), [100, 50, 55, 60]) == [False, False, False, True]  # the clock was set back at 50
 
@@ -108,7 +108,7 @@ def moment(text, zone="Europe/Berlin"):
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
 
 
-def test_once_a_day():
+def test_daily():
     policy = Daily("03:30", zone="Europe/Berlin")
     times = ["2026-05-01 03:29", "2026-05-01 03:31", "2026-05-01 23:00", "2026-05-02 03:29", "2026-05-02 12:00"]
     assert at(policy, map(moment, times)) == [False, True, False, False, True]
@@ -116,7 +116,7 @@ def test_once_a_day():
     assert at(policy, map(moment, after)) == [False, False, True, True]  # days were missed, then the day itself
 
 
-def test_once_a_day_when_clocks_change():
+def test_daily_when_clocks_change():
     policy = Daily("02:30", zone="Europe/Berlin")  # does not exist on 29 March 2026, comes twice on 25 October
     spring = ["2026-03-28 12:00", "2026-03-29 12:00", "2026-03-30 01:00", "2026-03-30 12:00"]
     assert at(policy, map(moment, spring)) == [False, True, False, True]
@@ -124,7 +124,7 @@ def test_once_a_day_when_clocks_change():
     assert at(policy, map(moment, autumn)) == [False, True, False, True]
 
 
-def test_a_veto_postpones():
+def test_unless_postpones():
     on_battery = iter([True, True, False, False])
     policy, memory, answers = Unless(EverySamples(20), lambda: next(on_battery)), (), []
     for _ in range(6):
@@ -135,13 +135,13 @@ def test_a_veto_postpones():
     assert next(on_battery, "asked four times") == "asked four times"
 
 
-def test_newcomers_upload_at_once():
+def test_at_first():
     policy = AtFirst(LossRises(factor=2.0))
     assert policy.decide((), Observation(1, unasked))[1]
     assert decisions(policy, [9.0, 1.0, 1.5, 9.0, 9.0]) == [True, False, False, True, False]
 
 
-def test_either_of_two():
+def test_either():
     policy, memory, answers = Either(EverySamples(100), LossRises(factor=2.0)), (), []
     for loss in (1.0, 1.0, 5.0, 5.0, 5.0, 5.0):
         memory, upload = policy.decide(memory, Observation(30, lambda loss=loss: loss))
@@ -186,7 +186,7 @@ def test_a_restart_changes_no_decision(policy, losses, restarts):
 
 
 @pytest.mark.parametrize("name", ["adwin", "kswin"])
-def test_detectors_notice_a_rise_and_let_a_fall_pass(name):
+def test_detectors_react_to_a_rise_and_not_to_a_fall(name):
     noise = random.Random(3)  # noqa: S311
     steady = [noise.gauss(1.0, 0.1) for _ in range(150)]
     rise = [noise.gauss(2.0, 0.1) for _ in range(150)]
@@ -196,14 +196,14 @@ def test_detectors_notice_a_rise_and_let_a_fall_pass(name):
     assert not any(decisions(POLICIES[name], rise + steady))
 
 
-def test_losses_beyond_the_window_are_forgotten():
+def test_losses_beyond_the_window_are_dropped():
     policy, memory = DriftDetected("ADWIN", window=10), ()
     for number in range(30):
         memory, _ = policy.decide(memory, Observation(1, lambda number=number: number % 3))
     assert memory == (2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
 
 
-def test_detectors_of_many_clients_do_not_pile_up():
+def test_the_cache_of_detectors_is_bounded():
     for client in range(2 * module.MOST_FED):
         DriftDetected("ADWIN").decide((), Observation(1, lambda client=client: float(client)))
     assert len(module._FED) == module.MOST_FED
@@ -241,12 +241,12 @@ def test_a_missing_package_names_its_remedy(monkeypatch):
         (lambda: DriftDetected(window=0), "window is 0; expected a whole number, 1 or more"),
     ],
 )
-def test_settings_that_are_wrong_are_refused_at_once(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_settings_that_mean_never_or_here():
+def test_infinity_means_never_and_an_empty_zone_means_local():
     assert at(EverySeconds(float("inf")), [0, 1e9]) == [False, False]
     assert decisions(LossRises(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
     assert decisions(PageHinkley(float("inf")), [0.0, 1.0, 9.0]) == [False, False, False]
@@ -295,7 +295,7 @@ class Answers:
         ((True,), r"Answers.decide returned \(True,\); expected \(memory, bool\)"),
     ],
 )
-def test_a_policy_in_another_is_checked_as_one_alone(around, answer, words):
+def test_inner_policies_are_checked(around, answer, words):
     policy = around(Answers(*answer))
     with pytest.raises(ValueError, match=words):
         policy.decide((1.0,) if isinstance(policy, AtFirst) else (), Observation(1, lambda: 1.0))

@@ -1,5 +1,3 @@
-"""What a run tells, and where it is kept."""
-
 import json
 
 import pytest
@@ -31,7 +29,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_is_one_line_and_comes_back_the_same(event):
+def test_an_event_survives_a_round_trip(event):
     line = to_json(event)
     assert "\n" not in line
     assert from_json(line) == event
@@ -42,16 +40,16 @@ def test_an_event_is_one_line_and_comes_back_the_same(event):
     "line",
     ['{"event": "party"}', '{"epoch": 3}', '{"event": "clusters", "epoch": 3}', '{"event": "clus', "[1, 2]", "3", "[]"],
 )
-def test_a_line_that_is_no_event(line):
-    with pytest.raises(ValueError, match="this line is no event of this version of cdfl: '"):
+def test_lines_that_are_not_events(line):
+    with pytest.raises(ValueError, match="this line is not an event of this version of cdfl: '"):
         from_json(line)
 
 
-def test_only_one_kind():
+def test_only():
     assert only(EVENTS, Clusters) == [EVENTS[1]]
 
 
-def test_a_folder_keeps_settings_versions_and_events(tmp_path):
+def test_a_folder_stores_config_versions_and_events(tmp_path):
     folder = RunFolder.create(tmp_path / "deep" / "run", {"seed": 3, "sharpness": (1.0,)})
     assert folder.events() == []
     with folder.writer() as write:
@@ -63,7 +61,7 @@ def test_a_folder_keeps_settings_versions_and_events(tmp_path):
     assert sorted(path.name for path in folder.path.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
 
 
-def test_going_on_after_what_was_told(tmp_path):
+def test_writing_after_earlier_events(tmp_path):
     folder = RunFolder.create(tmp_path, {})
     with folder.writer() as write:
         for event in EVENTS[:4]:
@@ -82,11 +80,11 @@ def test_going_on_after_what_was_told(tmp_path):
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
     folder = RunFolder.create(tmp_path, {})
     (tmp_path / "events.jsonl").write_text(f"{to_json(EVENTS[0])}\n{{oops\n{to_json(EVENTS[1])}\n")
-    with pytest.raises(ValueError, match=r"no event of this version of cdfl: '{oops'"):
+    with pytest.raises(ValueError, match=r"not an event of this version of cdfl: '{oops'"):
         folder.events()
 
 
-def test_what_holds_a_run_is_left_alone(tmp_path):
+def test_a_folder_with_a_run_is_refused(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {"seed": 0})
     RunFolder.create(tmp_path / "run", {"seed": 1})  # nothing has happened in it yet
     with folder.writer() as write:
@@ -97,7 +95,7 @@ def test_what_holds_a_run_is_left_alone(tmp_path):
     assert folder.config() == {"seed": 1}
 
 
-def test_versions_tell_no_names_or_paths():
+def test_versions_contain_no_names_or_paths():
     found = versions()
     assert set(found) == {"python", "machine", "system", "threads", "cdfl", "torch", "numpy", "scikit-learn"}
     assert not any("/" in value for value in found.values())

@@ -140,7 +140,7 @@ WHOLE = 'model = "cnn"\nnum_clients = 1\nnum_uploads = 1\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("= 3", "is no TOML file"),
+        ("= 3", "is not a TOML file"),
         (WHOLE, r"needs a table \[clusters\]"),
         (
             WHOLE + '[clusters]\nkind = "spirals"',

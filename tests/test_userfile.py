@@ -18,7 +18,7 @@ def said_of(path):
     return str(caught.value)
 
 
-def test_a_file_may_import_what_lies_beside_it_then_and_later(file):
+def test_a_file_may_import_its_neighbours_at_once_or_later(file):
     (file.parent / "my_numbers.py").write_text("one = 1")
     (file.parent / "my_later_numbers.py").write_text("two = 2")
     file.write_text(
@@ -28,7 +28,7 @@ def test_a_file_may_import_what_lies_beside_it_then_and_later(file):
     assert (module.one, module.later()) == (1, 2)
 
 
-def test_a_file_is_read_as_it_is_now(file):
+def test_a_changed_file_is_read_again(file):
     for number in (1, 2):  # the same length, within one second
         file.write_text(f"number = {number}")
         assert load_python(str(file), "").number == number
@@ -49,7 +49,7 @@ def test_each_file_has_its_own_neighbours(file):
     assert load_python(str(file.parent / "a" / "mine.py"), "").names == "edited a"
 
 
-def test_what_was_imported_before_a_file_is_not_imported_again(file, monkeypatch):
+def test_modules_loaded_before_are_not_loaded_again(file, monkeypatch):
     """A package of which the folder happens to hold the file: cdfl, say, in a clone of it."""
     monkeypatch.syspath_prepend(file.parent)
     (file.parent / "my_package.py").write_text("class Thing: pass")
@@ -62,20 +62,20 @@ def test_what_was_imported_before_a_file_is_not_imported_again(file, monkeypatch
     assert load_python(str(file), "").wave is wave
 
 
-def test_a_file_is_called_as_in_the_runs_there_are(file):
+def test_the_module_name_is_stable(file):
     """Names in it stand in the settings of a run, which a resumed one must share."""
     file.write_text("def net(): pass")
     assert load_python(str(file), "").net.__module__ == "<run_path>"
 
 
-def test_a_file_knows_where_it_lies_wherever_one_goes(file, monkeypatch):
+def test_dunder_file_is_absolute(file, monkeypatch):
     file.write_text("place = __file__")
     monkeypatch.chdir(file.parent)
     assert load_python("mine.py", "").place == str(file)
 
 
 @pytest.mark.parametrize("place", ["../t2/nothere", "a", "a/b", ".", "", "no-such", "a."])
-def test_what_can_be_no_module(file, monkeypatch, place):
+def test_names_that_are_not_modules(file, monkeypatch, place):
     monkeypatch.chdir(file.parent)
     Path("a", "b").mkdir(parents=True)
     assert said_of(place) == f"there is no file or module {place}; write one"
@@ -88,7 +88,7 @@ def test_a_package_is_a_module(file, monkeypatch):
     assert load_python("my_package_of_set_ups", "").one == 1
 
 
-def test_modules_that_are_not_there(file):
+def test_missing_modules(file):
     file.write_text("\nimport no_such.thing\n")
     assert said_of(file) == f"{file}, line 2: there is no module no_such; install it, or put no_such.py beside the file"
     (file.parent / "my_neighbour.py").write_text("import no_such_either")
@@ -98,7 +98,7 @@ def test_modules_that_are_not_there(file):
     assert said_of("no.such.module") == "there is no file or module no.such.module; write one"
 
 
-def test_packages_that_cdfl_misses_are_no_mistake_in_the_file(file, monkeypatch):
+def test_a_package_that_cdfl_misses_is_no_error_of_the_file(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     file.write_text("from cdfl.data import load_source\nload_source('digits')")
     with pytest.raises(ModuleNotFoundError, match=r"sklearn.datasets") as caught:
@@ -106,13 +106,13 @@ def test_packages_that_cdfl_misses_are_no_mistake_in_the_file(file, monkeypatch)
     assert caught.value.name == "sklearn.datasets"
 
 
-def test_packages_that_know_their_remedy_are_no_mistake_in_the_file(file, monkeypatch):
+def test_a_package_error_with_a_remedy_passes_through(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
     file.write_text("from cdfl.policy import DriftDetected\npolicy = DriftDetected('NoDrift')")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
         load_python(str(file), "")
 
 
-def test_a_missing_module_without_a_name_is_told_in_its_words(file):
+def test_a_module_error_without_a_name(file):
     file.write_text("raise ModuleNotFoundError('needs the driver')")
     assert said_of(file).startswith(f"{file}, line 1: reading it failed with ModuleNotFoundError: needs the driver;")

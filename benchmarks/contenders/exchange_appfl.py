@@ -19,7 +19,7 @@ ADDRESS = "127.0.0.1:9100"
 
 
 def server_configuration(job: Job, job_file: str, logs: str) -> Any:
-    """Of a server that waits for nobody."""
+    """The config of a server that waits for no client."""
     from appfl.config import ServerAgentConfig
     from omegaconf import OmegaConf
 
@@ -61,7 +61,7 @@ def exchange(job_file: str, number: int, told: "SimpleQueue[float]") -> None:
 
 
 def ends_of_rounds(times: list[float], clients: int) -> Iterator[float]:
-    """Nobody waits for anybody: a round is over when there were as many exchanges as there are clients."""
+    """Exchange without waiting; a round ends after as many exchanges as there are clients."""
     yield from sorted(times)[clients - 1 :: clients]
 
 

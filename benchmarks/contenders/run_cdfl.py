@@ -53,7 +53,7 @@ def as_federation(job: Job) -> Federation:
     """All clients' images as the train half of one cluster."""
     data = torch.load(job.data, weights_only=True)
     images, labels = data["images"].flatten(0, 1), data["labels"].flatten()
-    spare = images[:2], labels[:2]  # for the server's sets, which nobody looks at
+    spare = images[:2], labels[:2]  # for the server's sets, which are not used
     dataset = Dataset("work", torch.cat([spare[0], images]), torch.cat([spare[1], labels]), *spare, num_classes=10)
     sizes = Sizes(low=1, high=1, test=1, pretraining=2, proxy=1)
     return Federation([Cluster("work", dataset)], PaperDrift(), sizes)

@@ -44,7 +44,7 @@ class Job:
         return cls(**{**values, "shape": tuple(values["shape"])})
 
     def network(self) -> nn.Module:
-        """The network, with the same first weights for everybody."""
+        """Return the network, with the same initial weights for all."""
         torch.manual_seed(0)
         return build(self.model, self.shape, CLASSES)
 

@@ -1,1 +1,1 @@
-"""A server that is killed, starved and cut off, under load: does it keep its word? `python -m benchmarks.crash`."""
+"""Kill, starve and cut off a server under load, and check its store: `python -m benchmarks.crash`."""

@@ -1,9 +1,11 @@
-"""Claim: no acknowledged upload is lost, none is applied twice, and the models are those of a replay, bit for bit.
+"""Kill, starve and cut off a server under load, and check its store.
 
-python -m benchmarks.crash             100 kills and all faults on SQLite and PostgreSQL; about ten minutes, as root
-python -m benchmarks.crash --docs      only writes the table of docs/server.md from benchmarks/results/crash.json
-Real `cdfl serve` processes on loopback, real clients in processes of their own, a PostgreSQL of our own. Full and
-read-only disks are file systems that are mounted for it, which only root may do. Ends with 1 if anything was wrong.
+Claim: no acknowledged upload is lost, none is applied twice, and a replay of the journal gives the same models, bit for
+bit.
+
+Runs `cdfl serve` on loopback, each client in its own process, and its own PostgreSQL. Full and read-only disks are
+mounted for it, which needs root. Writes benchmarks/results/crash.json; the exit code is 1 if anything is wrong.
+100 kills and all faults on SQLite and PostgreSQL take about ten minutes.
 """
 
 import argparse
@@ -21,33 +23,25 @@ import torch
 from benchmarks.crash.campaigns import CAMPAIGNS, Campaigns, Size
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.nursery import Nursery
-from benchmarks.crash.table import RESULTS, write_docs
-from benchmarks.machine import commit, machine
+from benchmarks.result_files import commit, machine, write
 from tests.server.postgres import Postgres, find_binaries
 
 
 def main() -> None:
-    """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description="Kill, starve and cut off a server, and look whether it kept its word."
-    )
-    parser.add_argument("--kills", type=int, default=Size.kills, help="kills of the server, on each database")
-    parser.add_argument("--seed", type=int, default=None, help="of the moments; what happens then is up to the machine")
-    parser.add_argument("--only", choices=CAMPAIGNS, help="one campaign; nothing is written")
-    parser.add_argument("--docs", action="store_true", help="only write the table of the docs")
-    chosen = parser.parse_args()
-    if not chosen.docs:
-        _run_all(chosen)
-    if not chosen.only:
-        write_docs()
+    """Run the campaigns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=Size.kills, help="kills on each database; default: 100")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the moments of kills and faults")
+    parser.add_argument("--only", choices=CAMPAIGNS, help="run one campaign; write nothing")
+    _run_all(parser.parse_args())
 
 
 def _run_all(chosen: argparse.Namespace) -> None:
-    torch.set_num_threads(1)  # as the servers have it: sums of the replay must have their bits
+    torch.set_num_threads(1)  # as in the servers: the replay must round sums alike
     chance = random.Random(chosen.seed)
     binaries = find_binaries()
     if binaries is None:
-        sys.exit("PostgreSQL is not installed; the campaign needs its initdb and postgres")
+        sys.exit("PostgreSQL is not installed; install it: the campaign needs initdb and postgres")
     postgres = Postgres(binaries)
     rows = []
     try:
@@ -61,9 +55,8 @@ def _run_all(chosen: argparse.Namespace) -> None:
     finally:
         postgres.delete()
     if not chosen.only:
-        databases = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
-        stored = {"machine": machine() | databases, "commit": commit(), "campaigns": rows}
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+        versions = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
+        write("crash", {"machine": machine() | versions, "commit": commit(), "campaigns": rows})
     if any(row["findings"] for row in rows):
         sys.exit(1)
 

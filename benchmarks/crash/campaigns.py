@@ -13,7 +13,7 @@ from benchmarks.crash.syncs import check_syncs
 from tests.server.postgres import Postgres
 
 DATABASES = ("sqlite", "postgresql")
-CAMPAIGNS = {  # and where each makes sense
+CAMPAIGNS = {  # name -> databases
     "server killed": DATABASES,
     "disk full": DATABASES,
     "disk read-only": DATABASES,
@@ -27,18 +27,18 @@ CAMPAIGNS = {  # and where each makes sense
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The size of a campaign."""
 
     kills: int = 100  # of a server at its work; half as many again come while it starts
     faults: int = 10  # times that disk or database go away
     cuts: int = 200  # of connections
     client_kills: int = 50
-    traced: int = 40  # uploads whose system calls are looked at
+    traced: int = 40  # uploads whose system calls are traced
     clients: int = 5
 
 
 class Campaigns:
-    """Runs them, each in a folder and a database of its own."""
+    """Run campaigns, each in its own folder and database."""
 
     def __init__(self, nursery: Nursery, postgres: Postgres, folder: Path, size: Size, chance: random.Random) -> None:
         self.nursery, self.postgres, self.folder, self.size, self.chance = nursery, postgres, folder, size, chance
@@ -69,7 +69,7 @@ class Campaigns:
         return faults.live_through(site, fault, size.faults, size.clients, self.chance)
 
     def _on_disk(self, name: str, database: str, folder: Path, disk: Path) -> Report:
-        """A disk that is full holds SQLite as well; one that is read-only cannot, while somebody writes to it."""
+        """Put SQLite on the full disk too; it cannot lie on a disk that turns read-only."""
         if name == "disk full":
             site, fault = self._site(database, folder, disk), faults.full_disk
         else:

@@ -1,4 +1,4 @@
-"""Is everything that was acknowledged there, once, and are the models what a replay through `core` gives?"""
+"""Check that every acknowledged upload is in the store once, and that a replay gives the same models."""
 
 import hashlib
 from collections import Counter
@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import torch
 from torch import Tensor
 
 from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.core import Layout, Reply, ServerState, Settings, Upload, join, server_update
-from cdfl.server.records import Entry
+from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
+from cdfl.server.records import Entry, tensor
 
 
 @dataclass
@@ -30,10 +29,10 @@ class Report:
 
 
 def settle(site: Site, first: ServerState, report: Report) -> None:
-    """The end of a campaign, with a server that runs and clients that have ended: repeat, stop, look at everything."""
+    """End a campaign, when all clients have ended: repeat uploads, stop the server, check everything."""
     ledgers = Ledgers(site.folder)
     check_repeats(site, ledgers, report)
-    report.expect(site.stop() == 0, "the server did not end in order when it was told to stop")
+    report.expect(site.stop() == 0, "the server did not stop cleanly")
     check_answers(ledgers.read(), report)
     with site.open_store() as store:
         entries = list(store.all_entries(0))
@@ -56,7 +55,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 
 
 def check_files(site: Site, report: Report) -> None:
-    """Every file is there that the store speaks of, and no other. What nobody ever spoke of may wait for a start."""
+    """Check that the store has the files it names, and no others; a start may remove unnamed ones."""
     missing, left = site.files()
     kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
     report.expect(not kept, f"files are left over: {kept}")
@@ -105,7 +104,7 @@ def check_answers(ledgers: list[Ledger], report: Report) -> None:
 
 
 def check_journal(entries: list[Entry], ledgers: list[Ledger], report: Report) -> None:
-    """Epochs without a gap, every key once, every acknowledged upload at the epoch it was told, nobody else's."""
+    """Check the journal: no gap, no key twice, every acknowledged upload at its epoch, no other uploads."""
     epochs = [entry.epoch for entry in entries]
     report.expect(epochs == list(range(1, len(entries) + 1)), f"the epochs of the journal have gaps: {epochs}")
     kept = {(entry.client_id, entry.key): entry for entry in entries}
@@ -135,26 +134,25 @@ def check_models(
     """Decide every upload again, from epoch 0 and what the clients say they sent; returns digests of the replies."""
     state, last, digests = first, dict[str, Reply](), {}
     asked = asked_for(entries)
-    states = {0: first}  # of the epochs at which somebody asked for a model
+    states = {0: first}  # at the epochs at which a client asked for a model
     for entry in entries:
         model = wire.decode_model(ledgers.body(entry.digest), layout)
         before = last.get(entry.client_id)
+        client = NEWCOMER if before is None else before.client
         if before is not None and before.epoch == entry.base_epoch:
             base_model = before.personal_model
         else:
-            mixture = None if before is None else before.mixture
-            base_model = join(states[entry.base_epoch], settings, mixture).personal_model
-        state, reply = decide(state, entry, model, settings, base_model, before)
+            base_model = join(states[entry.base_epoch], settings, client).personal_model
+        state, reply = decide(state, entry, model, settings, base_model, client)
         last[entry.client_id] = reply
         if entry.epoch in asked:
             states[entry.epoch] = state
-        outcome = "deprecated" if reply.deprecated else "rejected" if reply.rejected else "applied"
         told = (entry.outcome, entry.mixture, entry.rates, entry.staleness)
-        now = (outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
+        now = (reply.outcome, tuple(reply.mixture.tolist()), tuple(reply.rates.tolist()), reply.staleness)
         report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
         body = wire.encode_model(reply.personal_model, layout)
         digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
-    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "recent_harms", "usual_measures"):
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory"):
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests
@@ -176,18 +174,13 @@ def decide(
     model: Tensor,
     settings: Settings,
     base_model: Tensor,
-    before: Reply | None,
+    client: ClientMemory,
 ) -> tuple[ServerState, Reply]:
-    """One step of the replay: losses are taken from the journal, everything else is computed.
-
-    `before` is the last reply to this client.
-    """
-    losses = None if entry.losses is None else torch.tensor(entry.losses, dtype=torch.float64)
-    known = [torch.nan if loss is None else loss for loss in entry.cluster_losses]
-    after = torch.tensor(known, dtype=torch.float64)
-    mixture, past_harm = (None, 1.0) if before is None else (before.mixture, before.past_harm)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, past_harm=past_harm)
-    return server_update(state, upload, settings, lambda _, clusters: after[clusters], mixture)
+    """Replay one upload: losses come from the journal, everything else is computed."""
+    losses = tensor(entry.losses) if entry.losses else None
+    after = tensor(entry.cluster_losses)
+    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+    return server_update(state, upload, settings, lambda _, clusters: after[clusters], client)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:

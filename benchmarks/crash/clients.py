@@ -1,4 +1,4 @@
-"""Clients that upload without pause, each a process with a state of its own, and a ledger of all that was said."""
+"""Clients that upload without a pause, each in its own process, with a ledger of every request and answer."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from benchmarks.crash.nursery import Process
 from benchmarks.crash.site import Site
 from cdfl import wire
 
-IMPATIENCE = 0.05  # seconds: the longest that a client waits before it tries again, whatever it is asked to
+IMPATIENCE = 0.05  # seconds a client waits at most before it tries again, whatever Retry-After says
 STOP = "stop"  # the file that ends all clients of a folder
 
 
@@ -25,7 +25,7 @@ STOP = "stop"  # the file that ends all clients of a folder
 
 
 class Scribe:
-    """Writes down what a client sends and gets, line by line: a kill cannot take back what a call has written."""
+    """Record what a client sends and gets, line by line; a kill cannot undo a line."""
 
     def __init__(self, folder: Path, client_id: str) -> None:
         self.bodies = folder / "bodies"
@@ -63,7 +63,7 @@ class Line(httpx.HTTPTransport):
         self.scribe, self.chance, self.loses, self.dies = scribe, chance, loses, dies
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Pass it on, and tell."""
+        """Send a request and record it."""
         key = request.headers.get(wire.KEY)
         if key is not None:
             self.scribe.sends(key, request.headers[wire.BASE_EPOCH], request.read())
@@ -134,12 +134,12 @@ class Ledger:
 
     @property
     def acknowledged(self) -> list[dict[str, Any]]:
-        """Answers to uploads that said yes."""
+        """Answers that acknowledged an upload."""
         return [answer for answer in self.answers if answer["status"] == 200 and answer["answered"] is not None]
 
     @property
     def refusals(self) -> list[dict[str, Any]]:
-        """Answers that said no."""
+        """Answers that refused."""
         return [answer for answer in self.answers if answer["status"] != 200]
 
     def read_on(self) -> None:
@@ -207,7 +207,7 @@ class Load:
         return time.monotonic() - begun
 
     def alarm(self) -> None:
-        """Tell if a client has ended that should not have."""
+        """Raise if a client has ended unexpectedly."""
         for process in self._clients.values():
             if not process.is_alive and process.wait(0) not in (0, -signal.SIGKILL):
                 raise RuntimeError(f"a client has given up; it said:\n{process.log.read_text()[-2000:]}")
@@ -238,7 +238,7 @@ class Load:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, alarm: Callable[[], Any] = lambda: None) -> None:
-    """Wait until something is so; `alarm` may find that it will never be."""
+    """Wait until a condition holds; `alarm` may raise if it never will."""
     deadline = time.monotonic() + seconds
     while not condition():
         alarm()

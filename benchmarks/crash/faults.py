@@ -1,4 +1,4 @@
-"""Faults that a server must live through: it refuses with 503 and a Retry-After, and goes on by itself afterwards."""
+"""Faults that a server must survive: it refuses with 503 and Retry-After, and recovers by itself."""
 
 import random
 import shutil
@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks.crash.checks import Report, settle
@@ -15,7 +16,7 @@ from benchmarks.crash.cuts import Cutter
 from benchmarks.crash.site import Site
 from tests.server.postgres import Postgres
 
-PATIENCE = 60.0  # seconds until a server that does not go on counts as one that never will
+PATIENCE = 60.0  # seconds that a server may take to recover
 FILLER = "filler"
 Fault = Callable[[Site, Load], AbstractContextManager[Callable[[], object]]]
 
@@ -24,8 +25,12 @@ class NotHere(Exception):  # noqa: N818
     """Such a fault cannot be made on this machine, or by this user."""
 
 
+def _refuses_more(load: Load, before: int) -> bool:
+    return load.refusals() > before
+
+
 def live_through(site: Site, fault: Fault, times: int, clients: int, chance: random.Random) -> Report:
-    """Let clients upload, and let a fault come and go; every client must get on afterwards, with the same server."""
+    """Let a fault come and go while clients upload; afterwards every client must succeed with the same server."""
     report, recovery = Report(), []
     server = site.start("--snapshot-every", "5")
     first, _ = site.recovered()
@@ -34,7 +39,7 @@ def live_through(site: Site, fault: Fault, times: int, clients: int, chance: ran
         load.wait_for_uploads(each=2)
         refused = load.refusals()
         with fault(site, load) as renew:
-            wait_for(lambda refused=refused: load.refusals() > refused, PATIENCE, renew)
+            wait_for(partial(_refuses_more, load, refused), PATIENCE, renew)
             time.sleep(chance.uniform(0, 1))
             report.expect(server.is_alive and site.lives(), "the server does not live through it")
             wait_for(lambda: not site.is_ready(), PATIENCE, renew)
@@ -52,7 +57,7 @@ def live_through(site: Site, fault: Fault, times: int, clients: int, chance: ran
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int = 32) -> Iterator[Path]:
-    """A file system of its own, which can be filled."""
+    """Mount a small file system that can be filled."""
     folder.mkdir(parents=True)
     try:
         _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))

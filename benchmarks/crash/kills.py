@@ -1,4 +1,4 @@
-"""The server is killed at random moments: while it starts, recovers, takes uploads, keeps and deletes snapshots."""
+"""Kill the server at random moments: while it starts, recovers, takes uploads, writes and deletes snapshots."""
 
 import math
 import random
@@ -17,7 +17,7 @@ AT_WORK, STARTING_UP = "at work", "while starting"
 
 
 class Killer:
-    """Starts a server, kills it, and looks at what is left; again and again."""
+    """Start a server, kill it, and count what is left; repeat."""
 
     def __init__(self, site: Site, chance: random.Random) -> None:
         self.site, self.chance = site, chance
@@ -26,13 +26,13 @@ class Killer:
         self.start_seconds = 0.5  # what a start takes, as far as is known
 
     def kill_while_starting(self, *options: str) -> None:
-        """Kill a server somewhere on its way up."""
+        """Kill a server while it starts."""
         self.site.begin(*options)
         time.sleep(self.chance.uniform(0, 1.2 * self.start_seconds))
         self._kill(STARTING_UP)
 
     def kill_at_work(self, load: Load, *options: str) -> None:
-        """Kill a server that takes uploads; then look which were on their way, and what it was writing."""
+        """Kill a server that takes uploads; count the uploads in progress and the files left over."""
         begun = time.monotonic()
         self.site.start(*options)
         self.start_seconds = time.monotonic() - begun
@@ -55,7 +55,7 @@ class Killer:
 
 
 def kill_often(site: Site, kills: int, clients: int, chance: random.Random) -> Report:
-    """Kill a server so often at its work, others on their way up, while clients go on; then look at everything."""
+    """Kill servers at work and while they start, while clients upload; then check everything."""
     killer = Killer(site, chance)
     for _ in range(math.ceil(OF_NOTHING * kills)):
         killer.kill_while_starting()

@@ -1,6 +1,6 @@
-"""Processes that start at once: forked from one that has imported torch and the rest, which alone takes seconds.
+"""Processes that start at once: forked from one that has already imported torch, which takes seconds.
 
-What runs in them is what would run in a process of its own: `cdfl serve` with its arguments, a client with its state.
+They run `cdfl serve` with its arguments, or a client with its state.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Process:
-    """A process of ours. It is named by a file descriptor, so no signal can reach another one that got its number."""
+    """A child process. A file descriptor identifies it, so a signal never reaches a process that reused its id."""
 
     def __init__(self, nursery: "Nursery", pid: int, log: Path) -> None:
         self.pid, self.log = pid, log
@@ -118,11 +118,11 @@ def cdfl(*arguments: str) -> None:
 
 
 def main() -> None:
-    """Follow orders until there are no more; then all children are killed."""
+    """Execute orders until the input ends; then kill all children."""
     for name in IMPORTED_AHEAD:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"  # noqa: PTH208
-    gc.freeze()  # what is here now stays as it is, and is shared by all children
+    gc.freeze()  # all children share these pages
     for line in sys.stdin:
         order = json.loads(line)
         answer = 0
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def _run(call: str, arguments: list[Any], log: str) -> int:
-    """What a child does. It does not return."""
+    """Run a call in a child; never return."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

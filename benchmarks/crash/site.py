@@ -1,4 +1,4 @@
-"""A server that can be started and killed again and again: its store, its port, and a look at what a kill leaves."""
+"""A server that can be started and killed repeatedly: its store, its port, and what a kill leaves."""
 
 import json
 import random
@@ -120,7 +120,7 @@ class Site:
         return found.state, found.layout
 
     def remains(self) -> Remains:
-        """Observation at what a killed server has left, and change nothing."""
+        """Read what a killed server has left, and change nothing."""
         with self._rows() as connection:
             keys = {(client_id, key) for client_id, key in connection.execute("SELECT client_id, key FROM journal")}
         _, left = self.files()
@@ -139,7 +139,7 @@ class Site:
 
     @contextmanager
     def _rows(self) -> Iterator[Any]:
-        """A connection to the database; of SQLite's files a copy, since looking at them is enough to recover them."""
+        """Yield a connection to the database; copy the files of SQLite first, since opening them would recover them."""
         if not self.is_sqlite:
             with psycopg.connect(self.database) as connection:
                 yield connection
@@ -149,15 +149,15 @@ class Site:
                 source = Path(self.database) / name
                 if source.exists():
                     shutil.copy(source, copy)
-            connection = sqlite3.connect(Path(copy) / "store.db")
+            files = sqlite3.connect(Path(copy) / "store.db")
             try:
-                yield connection
+                yield files
             finally:
-                connection.close()
+                files.close()
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -5,6 +5,7 @@ been synced before they got their names, the folder of the names must have been 
 them, and the log of the database must have been synced between that and the answer.
 """
 
+import math
 import re
 import secrets
 import shutil
@@ -41,7 +42,7 @@ class Call:
     name: str
     text: str  # arguments, as strace shows them: file descriptors with their paths
     begin: int
-    end: int | None = None  # None: not ended when the trace did
+    end: float = math.inf  # infinite: not ended when the trace did
 
     @property
     def path(self) -> str:
@@ -51,7 +52,7 @@ class Call:
 
 
 def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> Report:
-    """Trace a server while clients upload, several at a time; then look at every answer it gave."""
+    """Trace a server while clients upload; then check every answer."""
     report = Report()
     log = site.folder / "strace.log"
     with syncing(postgres) as family:
@@ -63,10 +64,10 @@ def check_syncs(site: Site, uploads: int, postgres: Postgres | None = None) -> R
     with site.open_store() as store:
         entries = list(store.all_entries(0))
     for entry in entries:
-        report.findings += [f"entry {entry.epoch}: {finding}" for finding in _look(entry, calls, site)]
+        report.findings += [f"entry {entry.epoch}: {finding}" for finding in _check_entry(entry, calls, site)]
     report.expect(len(entries) == uploads, f"{len(entries)} uploads were taken; expected {uploads}")
     syncs = sum(call.name in SYNCS for call in calls)
-    report.counts |= {"answers looked at": len(entries), "syncs seen": syncs}
+    report.counts |= {"answers checked": len(entries), "syncs seen": syncs}
     return report
 
 
@@ -99,7 +100,7 @@ def traced(pids: list[int], log: Path) -> Iterator[None]:
     try:
         wait_for(lambda: _attached(told) >= len(pids) or process.poll() is not None, 20)
         if process.poll() is not None:
-            raise NotHere(f"strace may not look at processes: {told.read_text().strip()}")
+            raise NotHere(f"strace may not trace processes: {told.read_text().strip()}")
         yield
     finally:
         process.terminate()
@@ -120,20 +121,20 @@ def read_trace(log: Path) -> list[Call]:
         elif name:
             calls.append(Call(thread, name, text, begin=number, end=number))
             if line.endswith("<unfinished ...>"):
-                calls[-1].end = None
+                calls[-1].end = math.inf
                 running[thread] = calls[-1]
     return calls
 
 
-def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
+def _check_entry(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
     """What is wrong with the order of the calls for one entry."""
     told = re.compile(rf"HTTP/1.1 200 .*{wire.EPOCH}: {entry.epoch}\\r\\n.*{wire.OUTCOME}", re.IGNORECASE)
     answer = next((call for call in calls if told.search(call.text)), None)
     if answer is None:
         yield "no answer was seen"
         return
-    before = [call for call in calls if call.end is not None and call.end < answer.begin]
-    settled = -1
+    before = [call for call in calls if call.end < answer.begin]
+    settled = -1.0
     for name in (entry.upload, entry.base, entry.reply):
         named = next((call for call in before if call.name.startswith(NAMING) and f'/{name}"' in call.text), None)
         if named is None:
@@ -146,7 +147,7 @@ def _look(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
         after = [call.end for call in folders if call.begin > named.end]
         if not after:
             yield f"the folder was not synced after {name} got its name"
-        settled = max(settled, min(after, default=-1))
+        settled = max(settled, min(after, default=-1.0))
     spoken = next((call for call in before if _speaks(call, str(entry.reply), site)), None)
     if spoken is None:
         yield "the database did not speak of it when it was answered"

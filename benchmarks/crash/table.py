@@ -1,29 +1,16 @@
-"""The table of docs/server.md, from the result file."""
+"""The tables of what `benchmarks.crash` found."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "crash.json"
-DOCS = ROOT / "docs" / "server.md"
-BEGIN, END = "<!-- crash: written by python -m benchmarks.crash -->\n", "<!-- crash: end -->"
+from benchmarks.result_files import read
+
+LEFT_OVER = ("spool", "upload", "reply", "snapshot")  # files of a killed server
 
 
-def write_docs() -> None:
-    """Put the table between its marks."""
-    DOCS.write_text(rendered(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def rendered(text: str) -> str:
-    """The page with its table written anew."""
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + table(json.loads(RESULTS.read_text())) + END + rest.split(END)[1]
-
-
-def table(stored: dict[str, Any]) -> str:
-    """One line a campaign."""
-    rows = ["| what happened | database | how often | acknowledged | in the journal | sent | refused | wrong |"]
+def table() -> str:
+    """Return one row for each campaign, and one for the moments of the kills on each database."""
+    stored = read("crash")
+    rows = ["| what happened | database | how often | acknowledged | in the journal | sent | 503 or 409 | findings |"]
     rows.append("|---|---|---|---|---|---|---|---|")
     for row in stored["campaigns"]:
         counts = row["counts"]
@@ -35,24 +22,27 @@ def table(stored: dict[str, Any]) -> str:
     kills = [row for row in stored["campaigns"] if row["campaign"] == "server killed"]
     versions = f"SQLite {on['sqlite']}, PostgreSQL {on['postgresql'].split()[0]}, Python {on['python']}"
     machine = f"{on['cpu']}, {on['cores']} cores; {versions}, {on['date']}."
-    return "\n".join([*rows, "", *map(_moments, kills), "", machine, ""])
+    columns = [
+        "killed while starting",
+        "killed at work",
+        "with uploads in progress",
+        "with an upload applied, unanswered",
+    ]
+    columns += [f"with a {kind} file left over" for kind in LEFT_OVER]
+    moments = [f"| database | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1), *map(_moments, kills)]
+    return "\n".join([*rows, "", *moments, "", machine, ""])
 
 
 def _moments(row: dict[str, Any]) -> str:
-    """Where the kills have hit."""
+    """Return how many kills hit each moment."""
     counts = row["counts"]
-    left = {kind: counts.get(f"with a file left over: {kind}", 0) for kind in ("spool", "upload", "reply", "snapshot")}
-    return (
-        f"- {row['database']}: {counts['while starting']} servers were killed while they started, "
-        f"{counts['at work']} at work. Of these {counts['with uploads on their way']} had uploads on their way, "
-        f"{counts['with an upload applied, its answer lost']} one that was applied and not yet answered;\n"
-        f"  {left['spool']} left an upload behind that was being received, {left['upload']} one that was not (or no "
-        f"longer) in the journal, {left['reply']} such a reply, {left['snapshot']} such a snapshot."
-    )
+    names = ["while starting", "at work", "with uploads on their way", "with an upload applied, its answer lost"]
+    names += [f"with a file left over: {kind}" for kind in LEFT_OVER]
+    return f"| {row['database']} | {' | '.join(str(counts.get(name, 0)) for name in names)} |"
 
 
 def _often(counts: dict[str, Any]) -> str:
-    for name, word in (("kills", "kills"), ("cuts", "cuts"), ("times", "times"), ("answers looked at", "answers")):
+    for name, word in (("kills", "kills"), ("cuts", "cuts"), ("times", "times"), ("answers checked", "answers")):
         if name in counts:
             return f"{counts[name]} {word}"
     return "-"

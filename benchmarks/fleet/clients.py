@@ -128,7 +128,7 @@ class Client:
 
 
 async def connected(port: int) -> socket.socket:
-    """A socket that blocks nobody."""
+    """Return a connected non-blocking socket."""
     made = socket.socket()
     made.setblocking(False)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fleet.clients import Client, Idlers, Tally, exchange, make_clients
-from fleet.server import Sample, Server
-from processes import Sample as Usage
-from processes import others_cores
+
+from benchmarks.fleet.clients import Client, Idlers, Tally, exchange, make_clients
+from benchmarks.fleet.server import Sample, Server
+from benchmarks.processes import Sample as Usage
+from benchmarks.processes import others_cores
 
 STAGES = ("receive", "decode", "evaluate", "apply", "commit")
 SEED = 0
@@ -27,13 +28,13 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
     for client in fleet:
         await client.join()
     await exchange(fleet, warm_up, Tally())
-    before, tally, samples = server.metrics(), Tally(), [server.look()]
+    before, tally, samples = server.metrics(), Tally(), [server.sample()]
     sampler = asyncio.create_task(_sample(server, samples))
     begun = time.perf_counter()
     await exchange(fleet, updates, tally)
     seconds = time.perf_counter() - begun
     sampler.cancel()
-    samples.append(server.look())
+    samples.append(server.sample())
     after = server.metrics()
     for client in fleet:
         client.close()
@@ -51,7 +52,7 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
 async def _sample(server: Server, samples: list[Sample]) -> None:
     while True:
         await asyncio.sleep(1.0)
-        samples.append(server.look())
+        samples.append(server.sample())
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, Any]:

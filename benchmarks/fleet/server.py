@@ -1,4 +1,4 @@
-"""`cdfl serve` in a process of its own, on SQLite and a folder, and a look at it from outside."""
+"""`cdfl serve` in its own process, on SQLite and a folder, with its metrics and its use of the machine."""
 
 import os
 import re
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from processes import busy_seconds, cpu_seconds, resident_mb
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.processes import busy_seconds, cpu_seconds, resident_mb
 from cdfl.cli.stores import open_tokens
 from cdfl.server.store import Store
 
@@ -75,14 +75,14 @@ class Server:
 
     @cached_property
     def clusters(self) -> np.ndarray:
-        """The cluster models as they were when somebody asked first (K, P)."""
+        """The cluster models at the first access (K, P)."""
         with Store.open(self.folder / "store", own=False) as store:
             recovered = store.recover()
         if recovered is None:
             raise RuntimeError("the store is empty; is this the server's?")
         return recovered.state.cluster_models.numpy()
 
-    def look(self) -> Sample:
+    def sample(self) -> Sample:
         """What it has used so far."""
         pid = self._process.pid
         own = time.process_time()

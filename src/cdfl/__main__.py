@@ -1,4 +1,4 @@
-"""`python -m cdfl` is `cdfl`."""
+"""`python -m cdfl` runs the command `cdfl`."""
 
 from cdfl.cli import app
 

@@ -1,4 +1,4 @@
-"""Check values that users pass in; errors say what came and what was expected."""
+"""Check values that users pass; errors name the value and what was expected."""
 
 import inspect
 import math
@@ -7,23 +7,23 @@ from typing import Any
 
 
 def check_method(option: str, given: Any, method: str, parameters: int, expected: str) -> None:
-    """Refuse what has no such method, and a class where an object of it was meant."""
+    """Raise `ValueError` unless an object has this method with this many parameters; also for a class."""
     if isinstance(given, type):
         raise ValueError(f"{option} is the class {given.__name__}; expected {expected}: {given.__name__}(...)")
-    work = getattr(given, method, None)
-    if not callable(work):
+    function = getattr(given, method, None)
+    if not callable(function):
         raise ValueError(f"{option} is {given!r}; expected {expected}")
     try:
-        inspect.signature(work).bind(*range(parameters))
+        inspect.signature(function).bind(*range(parameters))
     except TypeError:
-        own = f"{type(given).__name__}.{method}{inspect.signature(work)}"
-        raise ValueError(f"{option} has {own}; expected {expected}") from None
+        found = f"{type(given).__name__}.{method}{inspect.signature(function)}"
+        raise ValueError(f"{option} has {found}; expected {expected}") from None
 
 
 def check_number(
     name: str, value: Any, low: float, high: float = math.inf, *, whole: bool = False, finite: bool = False
 ) -> None:
-    """Refuse what is no number from `low` to `high`.
+    """Raise `ValueError` unless a value is a number from `low` to `high`.
 
     >>> check_number("seed", 1.5, 0, whole=True)
     Traceback (most recent call last):

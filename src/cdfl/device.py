@@ -1,4 +1,4 @@
-"""Where torch computes: on which device, with how many threads."""
+"""Choose torch's device and number of threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 
 
 def find_device(name: str) -> str:
-    """The device that was meant, if this machine has it.
+    """Return the device of this name; raise `ValueError` if this machine does not have it.
 
     >>> find_device("cpu")
     'cpu'
@@ -21,13 +21,13 @@ def find_device(name: str) -> str:
     if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
         raise ValueError(f"device is {name!r}; expected auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name!r}, but this machine has no such GPU that torch can use; take 'cpu'")
+        raise ValueError(f"device is {name!r}, but this machine has no such GPU that torch can use; use 'cpu'")
     return name
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads for a while; with 1 every operation runs on the thread that calls it."""
+    """Set the number of torch's threads for a while. With 1, every operation runs on the calling thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

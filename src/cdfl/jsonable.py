@@ -1,4 +1,4 @@
-"""Settings as plain values: the same words in every process, so that what was stored can be compared."""
+"""Turn settings into JSON values that are equal in every process, so that stored settings can be compared."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ import torch
 
 
 def jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
-    """Numbers, words, lists and dicts that say all about a setting; somebody's own objects too.
+    """Return a value as numbers, strings, lists and dicts.
 
-    An object is its class and its attributes, a function or class its qualified name. An object that has `to_jsonable`
-    says itself what is kept of it. `inside` are the objects around this one: one that holds itself is told once.
+    An object becomes its class name and attributes, a function or class its qualified name. An object with a method
+    `to_jsonable` decides itself. `inside` holds the ids of the enclosing objects, to stop at cycles.
 
     >>> class Nightly:
     ...     def __init__(self, hour):
@@ -48,4 +48,4 @@ def jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return kind | {field.name: jsonable(getattr(value, field.name), within) for field in fields(value)}
     if hasattr(value, "__dict__"):
         return kind | {name: jsonable(own, within) for name, own in vars(value).items()}
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # where it lies in memory is no setting
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # the address differs in every process

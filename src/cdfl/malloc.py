@@ -1,29 +1,29 @@
-"""Memory that is used again rather than given back: by the steps of a training, by the uploads of a server."""
+"""Tune glibc's memory allocator for training and for servers."""
 
 import ctypes
 import sys
 
 MB = 2**20
 
-# Options of glibc's mallopt: their numbers in malloc.h.
+# Options of glibc's mallopt, as in malloc.h.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, ARENA_MAX = -1, -2, -3, -8
 
 
 def keep_freed_memory(megabytes: int = 256, *, one_pool: bool = False) -> bool:
-    """Let this process keep memory that it frees, up to so much in each of its pools; says whether it will.
+    """Keep freed memory for reuse, up to this much in each pool; return whether the options were set.
 
-    Otherwise large pieces go back to the system and come again as thousands of pages to be zeroed, which takes a good
-    part of the time of a training, and several times that of the arithmetic on an upload. Usually every thread has a
-    pool, so none waits for another; with `one_pool`, which is to be asked for before threads start, all share one, so
-    memory does not grow with their number. This holds for the whole process, from now on, and only for glibc, the C
-    library of most Linux systems; elsewhere nothing is done.
+    By default glibc returns large blocks to the system. Getting them back costs thousands of page faults: a large part
+    of a training's time, and several times the arithmetic of an upload.
+
+    Each thread has a pool. With `one_pool` all threads share one, so memory does not grow with their number; set it
+    before threads start. The options hold for the whole process. Without glibc nothing is done.
     """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     options = {
-        MMAP_THRESHOLD: 32 * MB,  # its limit: what is smaller comes from a pool
-        TRIM_THRESHOLD: megabytes * MB,  # so much may lie unused at the end of one
-        TOP_PAD: 64 * MB,  # by so much it grows, and a thread keeps a part of this size that is empty
+        MMAP_THRESHOLD: 32 * MB,  # smaller blocks come from a pool; glibc allows no larger value
+        TRIM_THRESHOLD: megabytes * MB,  # free memory that a pool keeps
+        TOP_PAD: 64 * MB,  # by which a pool grows
     } | ({ARENA_MAX: 1} if one_pool else {})
     return mallopt is not None and all(mallopt(option, value) == 1 for option, value in options.items())

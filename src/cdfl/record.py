@@ -1,6 +1,6 @@
-"""What a run tells, and the folder it is kept in.
+"""The events of a run, and the folder that stores them.
 
-A run yields events; the progress bar, the files, the tables and the plots are all readers of that one stream.
+A run yields events. Progress bars, files, tables and plots all read this one stream.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True)
 class Started:
-    """A run begins: what is run, on what."""
+    """The run starts."""
 
     scenario: str
     algorithm: str
@@ -26,40 +26,37 @@ class Started:
     num_clusters: int
     num_uploads: int
     model_bytes: int
-    notes: str = ""  # what a reader of its results should know about its data, a line each; written where there are any
+    notes: str = ""  # notes on the data, one on each line; omitted from the file if empty
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """One upload was taken and answered: one epoch of the server."""
+    """The server answered one upload: one epoch."""
 
     epoch: int  # t
     time: float  # virtual
     client: int
-    update: int  # how many uploads this client had made before
+    update: int  # number of earlier uploads of this client
     samples: int
     staleness: int
     outcome: str  # applied | deprecated | rejected
-    held: float  # accuracy, on held-out data like its new ones, of the model it held when they came
+    held: float  # accuracy of the model before training, on held-out data of the same mixture
     before: float  # accuracy of the uploaded model on the same data
     after: float  # accuracy of the reply on the same data
     true_mixture: list[float]
-    mixture: list[float] | None  # the estimate; None where the algorithm makes none
+    mixture: list[float] | None  # the estimate; None if the algorithm makes none
     divergence: float | None  # KL of the estimate from the truth
     rates: list[float]
     bytes_up: int
     bytes_down: int
-    client_flops: int  # counted: training and, where the client does it, estimating
+    client_flops: int  # training and, if the client does it, estimating
     server_flops: int  # passes over the proxy sets
-    trained: int  # samples that local training went over, all passes together
+    trained: int  # samples in local training, all passes together
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """A training gave a model that is not finite, or has no finite loss: it is refused and moves nothing.
-
-    The client goes on from the model it had.
-    """
+    """Training gave a model or a loss that is not finite. No cluster moves, and the client keeps its model."""
 
     time: float
     client: int
@@ -67,7 +64,7 @@ class Diverged:
 
 @dataclass(frozen=True)
 class Clusters:
-    """How good each cluster model is on held-out data of its own cluster."""
+    """The accuracy of each cluster model on held-out data of its cluster."""
 
     epoch: int
     accuracies: list[float]
@@ -75,7 +72,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run is over. Client accuracies are means over the last upload of every client; no uploads have none."""
+    """The run is finished. Client accuracies are means over the last upload of every client; None without uploads."""
 
     uploads: int
     before: float | None
@@ -84,14 +81,14 @@ class Finished:
     divergence: float | None
     deprecated_share: float  # of all uploads
     rejected_share: float
-    diverged: int  # trainings that gave no finite model
+    diverged: int  # trainings that diverged
     staleness: dict[str, int]  # histogram: "0-7", "8-15", ... -> uploads
     bytes_up: int
     bytes_down: int
     client_flops: int
     server_flops: int
     trained: int  # samples, of all uploads
-    shortfall: str = ""  # why there are fewer uploads than asked for; omitted from the file when empty
+    shortfall: str = ""  # why there are fewer uploads than requested; omitted from the file if empty
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished
@@ -100,18 +97,18 @@ _E = TypeVar("_E", bound=Event)
 
 
 def to_json(event: Event) -> str:
-    """One line of an events file.
+    """Return an event as one line of an events file.
 
     >>> to_json(Clusters(epoch=3, accuracies=[0.5, 0.75]))
     '{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}'
     """
-    usual = {field.name: field.default for field in fields(event)}
-    values = {name: value for name, value in asdict(event).items() if value != usual[name]}
+    defaults = {field.name: field.default for field in fields(event)}
+    values = {name: value for name, value in asdict(event).items() if value != defaults[name]}
     return json.dumps({"event": type(event).__name__.lower(), **values})
 
 
 def from_json(line: str) -> Event:
-    """The event of one line.
+    """Return the event in one line.
 
     >>> from_json('{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}')
     Clusters(epoch=3, accuracies=[0.5, 0.75])
@@ -124,13 +121,13 @@ def from_json(line: str) -> Event:
     known = {} if kind is None else {field.name: field.default is MISSING for field in fields(kind)}
     needed = {name for name, is_needed in known.items() if is_needed}
     if kind is None or not needed <= values.keys() <= known.keys():
-        raise ValueError(f"this line is no event of this version of cdfl: {line[:80]!r}")
+        raise ValueError(f"this line is not an event of this version of cdfl: {line[:80]!r}")
     event: Event = kind(**values)
     return event
 
 
 def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:
-    """The events of one kind."""
+    """Return the events of one kind."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -142,7 +139,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """A new folder; one that already holds a run, or a folder of runs, is left alone."""
+        """Create a run folder; refuse one that holds a run or a folder of runs."""
         if (path / "events.jsonl").exists() or any(path.glob("*/events.jsonl")):
             raise FileExistsError(f"{path} already holds a run; name another folder with --out, or delete it")
         path.mkdir(parents=True, exist_ok=True)
@@ -151,7 +148,7 @@ class RunFolder:
         return cls(path)
 
     def config(self) -> dict[str, Any]:
-        """Read the resolved config back."""
+        """Read the resolved config."""
         file = self.path / "config.json"
         try:
             values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -160,11 +157,11 @@ class RunFolder:
         return values
 
     @contextmanager
-    def writer(self, told: Iterable[Event] = ()) -> Iterator[Callable[[Event], None]]:
-        """Open the events file for writing, from its start or after events that were told before."""
+    def writer(self, earlier: Iterable[Event] = ()) -> Iterator[Callable[[Event], None]]:
+        """Open the events file for writing; it starts with the `earlier` events of a resumed run."""
         begun = self.path / "events.jsonl.new"
-        begun.write_text("".join(to_json(event) + "\n" for event in told), encoding="utf-8")
-        begun.replace(self.path / "events.jsonl")  # in one step: an interrupted run loses nothing it had told
+        begun.write_text("".join(to_json(event) + "\n" for event in earlier), encoding="utf-8")
+        begun.replace(self.path / "events.jsonl")  # atomic: an interruption here loses no events
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
 
             def write(event: Event) -> None:
@@ -174,22 +171,22 @@ class RunFolder:
             yield write
 
     def events(self) -> list[Event]:
-        """All events of the run so far; a last line that was cut off does not count."""
+        """Read all events of the run so far; ignore a last line that was cut off."""
         file = self.path / "events.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
-        told = []
+        events = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                told.append(from_json(line))
+                events.append(from_json(line))
             except ValueError as error:
                 raise ValueError(f"{file}, line {number}: {error}") from None
-        return told
+        return events
 
 
 def versions() -> dict[str, str]:
-    """What a run ran on: versions and machine, no names or paths."""
+    """Return the versions and the kind of machine of this run, without names or paths."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
-    found["threads"] = str(torch.get_num_threads())  # another number rounds sums in another order
+    found["threads"] = str(torch.get_num_threads())  # another number changes the order of sums
     for package in ("cdfl", "torch", "numpy", "scikit-learn"):
         try:
             found[package] = version(package)

@@ -1,4 +1,4 @@
-"""Being told to stop."""
+"""Handle SIGTERM."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM (Slurm, docker stop) do what Ctrl-C does."""
+    """Raise `KeyboardInterrupt` on SIGTERM, which Slurm and `docker stop` send."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

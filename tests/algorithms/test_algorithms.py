@@ -375,9 +375,9 @@ def test_what_cannot_be_registered():
             r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign",
         ),
         (Unfinished, r"Unfinished has no cluster_models; expected a name, or a class with"),
-        (Taken, r"Taken has the name 'cdfl'; expected a word of its own, not one of cdfl, fedsoft"),
-        (Slashed, r"Slashed has the name 'a/b'; expected a word to call it by"),
-        (CDFL(HALF), r"algorithm is a CDFL object; expected the class CDFL: a run makes the object itself"),
+        (Taken, r"Taken has the name 'cdfl'; expected another one than cdfl, fedsoft"),
+        (Slashed, r"Slashed has the name 'a/b'; expected a word of letters"),
+        (CDFL(HALF), r"algorithm is a CDFL object; pass the class CDFL"),
         (3, r"algorithm is 3; expected a name, or a class with"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -45,7 +45,7 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
     assert [config["seed"] for config in configs] == [0, 1]
 
 
-def test_numbers_are_in_the_order_of_the_seeds_whatever_run_was_over_first(small):
+def test_numbers_are_in_the_order_of_the_seeds(small):
     configs = [configure(str(small), algorithm="local-keep", seed=seed) for seed in range(3)]
     end = Finished(1, 0.5, 0.0, 0.7, None, 0.0, 0.0, 0, {}, 0, 0, 0, 0, 0)
     results = {which: replace(end, after=float(which)) for which in (2, 0, 1)}
@@ -87,7 +87,7 @@ def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_of_runs_is_left_alone(small, tmp_path):
+def test_a_folder_with_runs_is_refused(small, tmp_path):
     given = ["compare", small, "--algorithms", "local-keep", "--seeds", 1, "--out", tmp_path / "here"]
     assert call(*given)[0] == 0
     before = (tmp_path / "here" / "local-keep-0" / "events.jsonl").read_bytes()
@@ -97,7 +97,7 @@ def test_a_folder_of_runs_is_left_alone(small, tmp_path):
     assert (tmp_path / "here" / "local-keep-0" / "events.jsonl").read_bytes() == before
 
 
-def test_data_that_are_not_there_leave_no_folders(tmp_path, monkeypatch):
+def test_missing_data_leave_no_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, output = call("compare", "fashion-mnist-4", "--algorithms", "cdfl,local", "--data-dir", tmp_path / "data")
     assert code == 2
@@ -120,7 +120,7 @@ def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cdfl", "compare", "a name", "--seeds=2"])
     code, output = call(*given, "--out", tmp_path / "parts")
     kept, of_all = re.fullmatch(
-        r"cdfl: stopped; (\d+) of (\d+) uploads are kept; go on with: "
+        r"cdfl: stopped; (\d+) of (\d+) uploads are stored; continue with: "
         rf"cdfl compare 'a name' --seeds=2 --out {tmp_path}/parts --resume",
         output,
     ).groups()

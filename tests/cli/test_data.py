@@ -44,7 +44,7 @@ def test_fetch_and_its_failures(tmp_path, monkeypatch):
     assert call("fetch", "usps", "--data-dir", tmp_path) == (0, f"usps is in {tmp_path / 'usps'}")
 
 
-def test_fetch_without_a_network_leaves_nothing(tmp_path, monkeypatch):
+def test_fetch_without_a_network_leaves_no_files(tmp_path, monkeypatch):
     files = tuple(replace(file, urls=("http://127.0.0.1:9/usps",)) for file in SOURCES["usps"].files)
     monkeypatch.setitem(SOURCES, "usps", replace(SOURCES["usps"], files=files))
     code, output = call("fetch", "usps", "--data-dir", tmp_path / "new" / "data")
@@ -100,7 +100,7 @@ def test_sheet_refuses_what_it_cannot_write(tmp_path):
     assert "a scenario has the name '../evil'" in output
 
 
-def test_sheet_says_what_is_notable(tmp_path):
+def test_sheet_prints_notes(tmp_path):
     path = tmp_path / "large.toml"
     path.write_text(
         'model = "small-cnn"\nnum_clients = 1\nnum_uploads = 1\n[clusters]\nkind = "shifts"\nsource = "digits"\n'

@@ -59,7 +59,7 @@ def test_watch(site, setup, tmp_path):
     assert len(site.server.applied) == 4
 
 
-def test_the_policy_and_hyperparams_may_be_named(site, setup):
+def test_policy_and_settings_options(site, setup):
     command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--every", 0)
     code, said = call(*command, "--policy", "always", "--set", "local_epochs=1", "--dtype", "bfloat16", "--compress")
     assert code == 0
@@ -80,7 +80,7 @@ def test_the_policy_and_hyperparams_may_be_named(site, setup):
         (["--verify", "missing.pem"], "missing.pem is not a readable certificate; expected a PEM file"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(site, setup, arguments, words):
+def test_errors_are_one_line(site, setup, arguments, words):
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup, *arguments)
     assert code == 2
     assert words in said
@@ -103,7 +103,7 @@ DECIDE = "class Mine:\n    def decide(self, memory, observation): return True\np
         (NET + "from cdfl.policy import LossRises as policy", "`policy` is the class LossRises; expected an object"),
     ],
 )
-def test_set_up_files_with_something_else_than_expected(site, tmp_path, text, words):
+def test_set_up_files_with_wrong_values(site, tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
@@ -111,7 +111,7 @@ def test_set_up_files_with_something_else_than_expected(site, tmp_path, text, wo
     assert said.startswith(f"cdfl: {path}: {words}")
 
 
-def test_watching_needs_a_stream_and_a_policy_that_decides(site, tmp_path):
+def test_watch_needs_a_stream_and_a_policy(site, tmp_path):
     path = tmp_path / "mine.py"
     command = ("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
     path.write_text(NET)
@@ -136,7 +136,7 @@ def test_watching_needs_a_stream_and_a_policy_that_decides(site, tmp_path):
         ),
     ],
 )
-def test_report_errors_set_up_files_are_one_line(site, tmp_path, text, words):
+def test_errors_in_set_up_files_are_one_line(site, tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
@@ -144,7 +144,7 @@ def test_report_errors_set_up_files_are_one_line(site, tmp_path, text, words):
     assert f"cdfl: {path}, {words}" in said
 
 
-def test_a_set_up_file_may_import_what_lies_beside_it(site, setup, monkeypatch):
+def test_a_set_up_file_may_import_its_neighbours(site, setup, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (setup.parent / "my_layers.py").write_text("from tests.client.toy import make_model")
     setup.write_text("from my_layers import make_model as model")
@@ -175,7 +175,7 @@ def test_a_server_that_is_away(setup, monkeypatch, caplog):
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
     assert code == 2
     assert f"{site.url} does not answer" in said
-    assert "trying again in 0.0 s" in caplog.text  # nobody waits half a minute without a word
+    assert "trying again in 0.0 s" in caplog.text  # the user sees the retries
 
 
 def test_a_missing_package_names_one_remedy(site, setup, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from cdfl.cli import app
-from cdfl.cli.options import open_folder, parse_settings, refuse, suggestion
+from cdfl.cli.options import exit_on, open_folder, parse_settings, suggestion
 from cdfl.record import RunFolder
 
 from .small import call
@@ -33,7 +33,7 @@ def test_a_setting_without_a_value(setting):
 
 
 @pytest.mark.parametrize("name", ["speed", "seed", "scenario", "algorithm"])
-def test_only_hyperparameters_can_be_set(name):
+def test_unknown_settings_are_refused(name):
     with pytest.raises(ValueError, match=f"there is no setting '{name}'; there are loss_weight, "):
         parse_settings([f"{name}=3"])
 
@@ -56,15 +56,15 @@ def test_only_the_same_run_can_be_resumed(tmp_path):
         open_folder(tmp_path / "x", "a", {**config, "seed": 1}, resume=True)
 
 
-def test_refusing_is_one_line(capsys):
-    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+def test_errors_become_one_line_and_an_exit_code(capsys):
+    with pytest.raises(typer.Exit) as error, exit_on(ValueError):
         raise ValueError("no such thing")
     assert error.value.exit_code == 2
     assert capsys.readouterr().err == "cdfl: no such thing\n"
-    with pytest.raises(typer.Exit) as error, refuse(ValueError):
+    with pytest.raises(typer.Exit) as error, exit_on(ValueError):
         raise KeyboardInterrupt
     assert error.value.exit_code == 130
-    with pytest.raises(TypeError, match="ours"), refuse(ValueError):
+    with pytest.raises(TypeError, match="ours"), exit_on(ValueError):
         raise TypeError("ours")
 
 
@@ -100,7 +100,7 @@ def test_only_names_that_an_error_lists_are_suggested(message, expected):
     assert suggestion(message) == expected
 
 
-def test_a_missing_package_is_named_with_its_remedy(tmp_path, monkeypatch):
+def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     code, said = call("run", "digits-4", "--out", tmp_path / "run")
     assert code == 2
@@ -115,7 +115,7 @@ def test_flags_are_shown_without_a_value(command):
     assert [word for word in re.findall(r"(--[a-z-]+) <bool>", page) if word != "--help"] == []  # that one is typer's
 
 
-def test_an_option_is_described_alike_everywhere():
+def test_shared_options_have_one_help_text():
     def commands(group):
         for command in group.commands.values():
             yield from commands(command) if hasattr(command, "commands") else [command]

@@ -16,7 +16,7 @@ from cdfl.sim import checkpoint, progress
 from cdfl.sim.runner import configure, run_events
 from cdfl.sim.stack import Stack
 
-from ..sim.test_resume import stop_after
+from ..sim.test_checkpoint import stop_after
 from .small import call, scenario_file
 
 
@@ -93,12 +93,12 @@ def test_options_reach_the_run(small, tmp_path):
         (["--precision", "half"], "precision is 'half'; expected one of"),
         (
             ["--precision", "tf32", "--device", "cpu"],
-            "precision is 'tf32' on cpu; it needs a CUDA GPU, so take float32",
+            "precision is 'tf32' on cpu; it needs a CUDA GPU; use float32",
         ),
         (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
         (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
-        (["--preset", "paper"], "the paper does not run small; take preset 'default'"),
+        (["--preset", "paper"], "the paper does not run small; use preset 'default'"),
         (["--num-uploads", "0"], "num_uploads is 0; expected a whole number, 1 or more"),
         (["--seed", "-1"], "seed is -1; expected a whole number, 0 or more"),
         (["--resume"], "there is no run in runs/small-cdfl-0 to resume"),
@@ -112,7 +112,7 @@ def test_errors_are_one_line_and_exit_code_2(small, tmp_path, options, message):
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
+def test_an_unknown_scenario_and_a_used_folder_are_refused(small, tmp_path):
     code, output = call("run", "digits-5")
     assert code == 2
     assert output.startswith("cdfl: ")
@@ -125,7 +125,7 @@ def test_an_unknown_scenario_and_a_folder_that_is_taken(small, tmp_path):
     assert (tmp_path / "here" / "events.jsonl").read_bytes() == before
 
 
-def test_data_that_are_not_there_leave_no_folder(tmp_path, monkeypatch):
+def test_missing_data_leave_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         code, output = call("run", "fashion-mnist-4", "--data-dir", tmp_path / "data")
@@ -149,13 +149,13 @@ def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
         code, output = call("run", small)
     assert (code, output) == (
         130,
-        "cdfl: stopped; nothing is kept yet; begin again with: cdfl run small.toml --resume --out runs/small-cdfl-0",
+        "cdfl: stopped; nothing is stored yet; start again with: cdfl run small.toml --resume --out runs/small-cdfl-0",
     )
     code, output = call("run", small, "--out", "runs/small-cdfl-0", "--resume")
     assert (code, "seed 0: 12 uploads" in output) == (0, True)
 
 
-def test_lines_of_progress_where_there_is_no_terminal(small, monkeypatch):
+def test_progress_lines_without_a_terminal(small, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     code, output = call("run", small)
     assert code == 0
@@ -183,8 +183,8 @@ def test_a_signal_and_resume(tmp_path):
     assert "Traceback" not in output
     done = len(only(parts.events(), Uploaded))
     assert 5 < done < 150
-    kept = len(only(parts.events()[: checkpoint.num_told(parts.path)], Uploaded))
-    assert f"cdfl: stopped; {kept} of 150 uploads are kept; go on with:\n" in output
+    kept = len(only(parts.events()[: checkpoint.num_events(parts.path)], Uploaded))
+    assert f"cdfl: stopped; {kept} of 150 uploads are stored; continue with:\n" in output
     assert f"cdfl run {small} --out {parts.path} --resume\n" in output
 
     code, output = call("run", small, "--out", parts.path, "--seed", 1, "--resume")
@@ -210,7 +210,7 @@ def no_room(file_bytes):
 
 
 @pytest.mark.parametrize("file_bytes", [4500, 20_000], ids=["events", "checkpoint"])
-def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes):
+def test_a_full_disk_and_resume(small, tmp_path, monkeypatch, file_bytes):
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     monkeypatch.setattr(sys, "argv", ["cdfl", "run", "small.toml"])
     if file_bytes > 4500:
@@ -220,14 +220,14 @@ def test_a_disk_that_is_full_and_resume(small, tmp_path, monkeypatch, file_bytes
     assert code == 2
     assert output.startswith(f"cdfl: {parts}: ")
     assert "File too large" in output
-    assert output.endswith(f"; nothing is kept yet; begin again with: cdfl run small.toml --out {parts} --resume")
+    assert output.endswith(f"; nothing is stored yet; start again with: cdfl run small.toml --out {parts} --resume")
     assert sorted(path.name for path in parts.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
     assert call("run", small, "--out", parts, "--resume")[0] == 0
     assert call("run", small, "--out", whole)[0] == 0
     assert (parts / "events.jsonl").read_bytes() == (whole / "events.jsonl").read_bytes()
 
 
-def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
+def test_a_damaged_file_is_named(small, tmp_path):
     config, out = configure(str(small)), tmp_path / "parts"
     stop_after(run_events(config, RunFolder.create(out, config.to_json())), 8)
     file = out / "checkpoint.safetensors"
@@ -236,30 +236,30 @@ def test_a_damaged_folder_is_told_by_its_file(small, tmp_path):
         file.write_bytes(damaged)
         code, output = call("run", small, "--out", out, "--resume")
         assert (code, output.startswith(f"cdfl: {file} is damaged (")) == (2, True)
-        assert output.endswith("); restore it, or delete it and the run begins anew")
+        assert output.endswith("); restore it, or delete it to start a new run")
     file.unlink()
     assert call("run", small, "--out", out, "--resume")[0] == 0
     (out / "events.jsonl").write_text("oops\n")
     code, output = call("plot", out)
-    assert (code, output.startswith(f"cdfl: {out / 'events.jsonl'}, line 1: this line is no event")) == (2, True)
+    assert (code, output.startswith(f"cdfl: {out / 'events.jsonl'}, line 1: this line is not an event")) == (2, True)
     (out / "config.json").write_text("{")
     code, output = call("run", small, "--out", out, "--resume")
     assert (code, output.startswith(f"cdfl: {out / 'config.json'} cannot be read (Expecting")) == (2, True)
     assert output.endswith("; restore it, or name another folder")
 
 
-def test_a_run_without_uploads_says_so_and_scores_nothing(small, tmp_path):
+def test_a_run_without_uploads(small, tmp_path):
     code, output = call("run", small, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
     assert re.search(r"clients, after the reply \W+ - ", output)
-    assert "0 of 2 uploads were made: the policy never said upload in 1" in output
+    assert "0 of 2 uploads were made: the policy never uploaded in 1" in output
     code, output = call("compare", small, "--algorithms", "cdfl", "--seeds", 1, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
-    assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never said upload in 1" in output
+    assert "cdfl, seed 0: 0 of 2 uploads were made: the policy never uploaded in 1" in output
 
 
 @pytest.mark.parametrize("command", [("run",), ("compare", "--algorithms", "cdfl,local")])
-def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
+def test_notes_on_the_data_are_printed_once(small, tmp_path, command):
     text = small.read_text()
     small.write_text(re.sub(r"pretraining = \d+", "pretraining = 3000", text))
     name, *options = command
@@ -269,7 +269,7 @@ def test_what_is_notable_about_the_data_is_said_once(small, tmp_path, command):
     assert "instead of 3,000" in next((tmp_path / "runs").rglob("events.jsonl")).read_text().splitlines()[0]
 
 
-def test_a_name_in_brackets_is_shown(small):
+def test_a_name_in_brackets(small):
     renamed = small.rename(small.with_name("[x].toml"))
     renamed.write_text(renamed.read_text().replace('name = "small"', 'name = "[x]"'))
     code, output = call("run", renamed)

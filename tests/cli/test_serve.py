@@ -151,7 +151,7 @@ def test_told_to_stop_again_and_again(setup, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--open", "--host", "0.0.0.0"], "--open on 0.0.0.0 would let anybody who reaches it take part"),  # noqa: S104
+        (["--open", "--host", "0.0.0.0"], "--open on 0.0.0.0 would let any host that reaches it take part"),  # noqa: S104
         (["--open", "--host", "example.test"], "--open-to-anyone"),
         (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
         (["--tls-cert", "no-cert.pem", "--tls-key", "no-key.pem"], "there is no file no-cert.pem"),
@@ -163,7 +163,7 @@ def test_told_to_stop_again_and_again(setup, tmp_path):
         (["--stall-seconds", "0"], "Invalid value for '--stall-seconds': 0 is not a finite number above 0."),
         (["--max-body", "5"], "--max-body is 5; an upload of this model has "),
         (["--host", ""], "cannot listen on '': "),
-        (["--host", "a..b"], "cannot listen on 'a..b': no host can have that name; give --host an address of this"),
+        (["--host", "a..b"], "cannot listen on 'a..b': it is not the name of a host; give --host an address of this"),
     ],
 )
 def test_what_cannot_be_served(setup, tmp_path, options, words):
@@ -179,7 +179,7 @@ def test_a_certificate_that_is_none(setup, tmp_path):
     options = ("--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem")
     code, output = call("serve", setup, "--store", tmp_path / "store", *options)
     assert code == 2
-    assert "key.pem are no certificate and its key; expected PEM files" in output
+    assert "key.pem are not a certificate and its key; expected PEM files" in output
 
 
 def test_a_key_with_a_pass_phrase(setup, tmp_path):
@@ -188,7 +188,7 @@ def test_a_key_with_a_pass_phrase(setup, tmp_path):
     command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True)  # noqa: S603
     code, output = call("serve", setup, "--store", tmp_path / "store", "--tls-cert", cert, "--tls-key", locked)
-    assert (code, output) == (2, f"cdfl: the key {locked} needs a pass phrase; expected one without")
+    assert (code, output) == (2, f"cdfl: the key {locked} needs a pass phrase; expected a key without one")
 
 
 def test_the_version():
@@ -228,7 +228,7 @@ def test_init_leaves_a_file_alone(tmp_path):
     path.write_text("mine")
     code, output = call("init", path)
     assert code == 2
-    assert "left alone" in output
+    assert "exists; name another file" in output
     assert path.read_text() == "mine"
 
 
@@ -239,7 +239,7 @@ def test_the_example_streams_drift(setup):
 
 
 def test_the_page_names_flags_that_exist():
-    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "server.md").read_text()
     commands = ["serve", "token create", "token list", "token revoke", "verify", "forget", "rollback", "export", "init"]
     known = {flag for command in commands for flag in re.findall(r"--[a-z-]+", call(*command.split(), "--help")[1])}
     named = set(re.findall(r"--[a-z][a-z-]+", page))

@@ -48,16 +48,16 @@ def flip_a_bit(path):
 class Server(threading.Thread):
     """A running server, as far as its store can see."""
 
-    def __init__(self, place, looks=True):
+    def __init__(self, place, polls=True):
         super().__init__()
         self.store = Store.open(place)
-        self.looks = looks
+        self.polls = polls
         self.stop = threading.Event()
 
     def run(self):
         state = self.store.recover().state
         while not self.stop.wait(0.02):
-            for client_id in self.store.asked_to_forget() if self.looks else []:
+            for client_id in self.store.asked_to_forget() if self.polls else []:
                 self.store.forget(client_id, state)
 
     def __enter__(self):
@@ -90,7 +90,7 @@ def test_a_place_without_the_blobs_is_refused_and_not_made(toy, place, tmp_path,
     code, output = call(*command.split(), "--store", place, "--blobs", typo)
     assert code == 2
     assert output.startswith("cdfl: the blobs of this store are not in ")
-    assert output.endswith("typo; name the place they are in (--blobs), or mount its disk")
+    assert output.endswith("typo; name their place (--blobs), or mount its disk")
     assert set(tmp_path.iterdir()) == before
     assert call("verify", "--store", place)[0] == 0  # and nothing has happened to it
 
@@ -173,8 +173,8 @@ def test_nobody_can_be_called_so(toy, place):
 
 
 def test_a_server_that_stops_while_it_is_asked(toy, place, monkeypatch):
-    monkeypatch.setattr(sys.modules["cdfl.cli.forget"], "TRY_ALONE_EVERY", 0.1)
-    with Server(place, looks=False) as server:
+    monkeypatch.setattr(sys.modules["cdfl.cli.forget"], "TRY_ALONE_SECONDS", 0.1)
+    with Server(place, polls=False) as server:
         threading.Timer(0.5, server.__exit__).start()
         assert call("forget", "car-7", "--store", place)[0] == 0
     with Store.open(place) as store:
@@ -183,7 +183,7 @@ def test_a_server_that_stops_while_it_is_asked(toy, place, monkeypatch):
 
 
 def test_ctrl_c_leaves_the_wish_standing(toy, place):
-    with Server(place, looks=False) as server:
+    with Server(place, polls=False) as server:
         command = [sys.executable, "-c", "from cdfl.cli import app; app()", "forget", "car-7", "--store", str(place)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
         deadline = time.monotonic() + 60
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_the_wish_standing(toy, place):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert "Ctrl-C: it will do it all the same" in errors
+        assert "after Ctrl-C it still does it" in errors
         assert server.store.asked_to_forget() == ["car-7"]
 
 
@@ -205,7 +205,7 @@ def test_verify(toy, place):
         assert code == 0
         assert output == (
             "3 snapshots read; 7 entries replayed from epoch 3 to 10, 2 later snapshots and 3 replies compared "
-            "all of that is as it should be"
+            "nothing is wrong"
         )
     with Store.open(place) as store:
         (entry,) = store.entries(after=4, limit=1)
@@ -217,10 +217,10 @@ def test_verify(toy, place):
     assert output.endswith("1 finding")
 
 
-def test_verify_claims_no_more_than_it_looked_at(toy, place):
+def test_verify_claims_no_more_than_it_checked(toy, place):
     call("forget", "car-7", "--store", place)
-    nothing = "nothing was replayed: no entry follows on epoch 10, since which the journal is complete"
-    assert call("verify", "--store", place) == (0, f"2 snapshots read; {nothing} all of that is as it should be")
+    nothing = "nothing was replayed: there is no complete entry after epoch 10"
+    assert call("verify", "--store", place) == (0, f"2 snapshots read; {nothing} nothing is wrong")
 
 
 # -- rollback
@@ -231,7 +231,8 @@ def test_rollback(toy, place):
     assert code == 0
     assert output.startswith("the store is at epoch 10; there are snapshots of epoch 3, taken 20")
     assert output.endswith(", 1 upload ago")
-    said = "back to epoch 6 deletes 4 uploads of 3 clients, for good; `cdfl export` keeps the models of today"
+    deletes = "a rollback to epoch 6 deletes 4 uploads of 3 clients, for good"
+    said = f"{deletes}; `cdfl export` writes the models of today to files"
     result = CliRunner().invoke(app, ["rollback", "6", "--store", str(place)], input="n\n")
     assert result.exit_code == 1
     assert said in result.output
@@ -320,5 +321,5 @@ def test_a_file_is_no_folder_to_export_to(toy, place, tmp_path, below):
     file = tmp_path / "file"
     file.write_text("mine")
     code, output = call("export", "--store", place, "--out", file / below)
-    assert (code, output) == (2, f"cdfl: {file} is no folder; name a new or empty one")
+    assert (code, output) == (2, f"cdfl: {file} is not a folder; name a new or empty one")
     assert file.read_text() == "mine"

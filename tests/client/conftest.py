@@ -12,7 +12,7 @@ def server():
 
 @pytest.fixture
 def make_client(server):
-    """Make clients of the toy server that never really wait; they are closed at the end."""
+    """Return a function that makes clients of the toy server; they do not wait between attempts."""
     made = []
 
     def make(transport=None, client_id="car-7", model=None, **settings):

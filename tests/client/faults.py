@@ -1,4 +1,4 @@
-"""A network that fails at every point where one can."""
+"""A network that fails in all possible ways."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ FAULTS = ("fine", "refused", "lost", "busy", "reply lost", "reply cut", "garbled
 
 
 class Killed(BaseException):
-    """The process ends here: no handler of exceptions runs."""
+    """Stands for a kill: `except Exception` does not catch it."""
 
 
 class Cut(httpx.SyncByteStream):
@@ -24,7 +24,7 @@ class Cut(httpx.SyncByteStream):
 
 
 class BadNetwork(httpx.BaseTransport):
-    """Goes through a list of faults, one a request; after the last all is fine. `kill`: faults end the process."""
+    """Applies a list of faults, one to each request. With `kill`, a fault ends the process."""
 
     def __init__(self, handler, faults=(), kill: bool = False) -> None:
         self.handler, self.faults, self.kill = handler, list(faults), kill

@@ -1,4 +1,4 @@
-"""A real server, `cdfl serve`, in a process of its own on a free port of this machine."""
+"""Run `cdfl serve` in a separate process, on a free port."""
 
 import os
 import signal
@@ -25,11 +25,12 @@ CDFL = Path(sys.executable).with_name("cdfl")
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 
 
 class RealServer:
-    """Started, stopped, killed, and started again on what it has kept."""
+    """A server that can be started, stopped, killed and started again with the same store."""
 
     def __init__(self, folder: Path, *options: str, scheme: str = "http") -> None:
         self.folder, self.options, self.port, self.scheme = folder, options, 0, scheme
@@ -58,13 +59,6 @@ class RealServer:
 
     def status(self) -> dict:
         return httpx.get(f"{self.url}/v1/status", headers={"CDFL-Client": "observer"}).json()
-
-    def run(self, *arguments: str) -> str:
-        ended = subprocess.run(  # noqa: S603
-            [CDFL, *arguments], cwd=self.folder, env=environment(), capture_output=True, text=True, timeout=60
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
 
     def end(self, how: int = signal.SIGTERM) -> None:
         if self.process is not None:

@@ -21,14 +21,14 @@ from cdfl.policy import LossRises
 from tests.client.toy import ToyServer, make_data, make_model
 
 client = cdfl.Client("http://server.test", make_model(), "car-7", transport=ToyServer().transport)
-print(client.update(make_data()).outcome, [seen.decided for seen in client.watch([make_data()], LossRises())])
+print(client.update(make_data()).outcome, [turn.decided for turn in client.watch([make_data()], LossRises())])
 
 from cdfl.cli import app
 app()
 """
 
 
-def test_client_and_command_need_the_base_install_only(tmp_path):
+def test_client_and_join_need_only_the_base_install(tmp_path):
     site, setup = Site(ToyServer()), tmp_path / "setup.py"
     setup.write_text("from tests.client.toy import make_model as model")
     command = [sys.executable, "-c", LIVE, ",".join(sorted(SIM | SERVER | CLIENT))]

@@ -18,7 +18,7 @@ from .faults import BadNetwork
 from .toy import ToyServer, make_data, make_model
 
 
-def test_the_three_lines_of_the_readme(server):
+def test_join_and_update(server):
     net = make_model()
     client = cdfl.Client("http://server.test", model=net, client_id="car-7", transport=server.transport)
     joined = client.join()
@@ -34,7 +34,7 @@ def test_the_three_lines_of_the_readme(server):
     assert not client.pending
 
 
-def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
+def test_the_upload_is_the_result_of_client_update(server, make_client):
     client = make_client(local_epochs=3, proximal_strength=0.5)
     client.join()
     start = flatten(client.model)
@@ -49,7 +49,7 @@ def test_what_is_uploaded_is_the_training_of_the_core(server, make_client):
 WORD = "open-sesame"
 
 
-def test_each_upload_says_what_it_was_trained_from(server, make_client):
+def test_an_upload_names_its_base_epoch(server, make_client):
     one, other = make_client(client_id="car-1"), make_client(client_id="car-2")
     one.join()
     for _ in range(3):
@@ -64,57 +64,12 @@ BATCH = make_data()
 LISTED = [(BATCH[0][:8], BATCH[1][:8]), (BATCH[0][8:], BATCH[1][8:])]
 
 
-@pytest.mark.parametrize(
-    ("data", "steps"),
-    [
-        (BATCH, 1),
-        (list(BATCH), 1),
-        (LISTED, 2),
-        (tuple(LISTED), 2),
-        (DataLoader(TensorDataset(*BATCH), batch_size=6), 4),
-        (TensorDataset(*BATCH), 3),  # batch_size is 8
-    ],
-    ids=["batch", "list batch", "list", "tuple", "loader", "dataset"],
-)
-def test_data_in_all_forms(make_client, data, steps):
-    seen = []
-
-    def loss(outputs, targets):
-        seen.append(len(targets))
-        return nn.functional.cross_entropy(outputs, targets)
-
-    client = make_client(loss=loss, local_epochs=2)
-    assert client.update(data).outcome == "applied"
-    assert len(seen) == 2 * steps
-    assert sum(seen) == 2 * 24
-
-
-def test_a_generator_is_gone_through_as_often_as_a_list(server, make_client):
-    uploads = []
-    for data in (LISTED, iter(LISTED), (batch for batch in LISTED)):
-        client = make_client(client_id=f"car-{len(uploads)}")
-        server.state = ToyServer().state
-        client.update(data)
-        uploads.append(server.requests[-1].content)
-    assert uploads[0] == uploads[1] == uploads[2]
-
-
-def test_no_data(server, make_client):
-    client = make_client()
-    client.join()
-    held = flatten(client.model)
-    with pytest.raises(ValueError, match="there is no data to train on; expected at least one batch"):
-        client.update([])
-    assert not client.pending
-    assert torch.equal(flatten(client.model), held)
-
-
-def test_update_joins_where_nobody_has(server, make_client):
+def test_update_joins_first(server, make_client):
     make_client().update(make_data())
     assert [request.method for request in server.requests] == ["GET", "POST"]
 
 
-def test_a_training_that_diverges_uploads_nothing(server, make_client):
+def test_diverged_training_is_not_uploaded(server, make_client):
     client = make_client()
     client.join()
     held = flatten(client.model)
@@ -139,14 +94,14 @@ def test_uploading_a_model_trained_elsewhere(server, make_client):
         client.upload(mine[:-1])
 
 
-def test_integer_buffers_stay_at_home(make_client):
+def test_integer_buffers_are_not_changed(make_client):
     client = make_client()
     client.model[1].num_batches_tracked.fill_(17)
     client.update(make_data())
     assert client.model[1].num_batches_tracked == 17
 
 
-def test_training_keeps_the_mode_of_the_model(make_client):
+def test_training_keeps_evaluation_mode(make_client):
     client = make_client()
     client.model.eval()
     client.update(make_data())
@@ -155,7 +110,7 @@ def test_training_keeps_the_mode_of_the_model(make_client):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "zstd"])
-def test_smaller_uploads_and_replies(server, make_client, dtype, compress):
+def test_dtypes_and_compression(server, make_client, dtype, compress):
     client = make_client(dtype=dtype, reply_dtype=dtype, compress=compress)
     assert client.update(make_data()).outcome == "applied"
     request = server.requests[-1]
@@ -167,7 +122,7 @@ def test_smaller_uploads_and_replies(server, make_client, dtype, compress):
     assert torch.equal(flatten(client.model), weights.to(wire.DTYPES[dtype]).float())
 
 
-def test_a_half_precision_that_does_not_fit(make_client):
+def test_values_that_do_not_fit_float16_are_refused(make_client):
     client = make_client(dtype="float16")
     client.join()
     with pytest.raises(wire.UnfitError, match="do not fit float16; ask for float32 or bfloat16"):
@@ -182,11 +137,11 @@ def test_models_in_double_precision(make_client):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_models_on_a_gpu(server, make_client, tmp_path):
-    """Data may lie anywhere."""
+    """Data may be on the CPU or the GPU."""
     client = make_client(model=make_model().cuda(), state_dir=tmp_path, privacy=Privacy(1.0, 0.01), dtype="bfloat16")
     assert client.update(LISTED).outcome == "applied"
-    seen = list(client.watch([BATCH, [part.cuda() for part in BATCH]], ALWAYS))
-    assert [event.reply.outcome for event in seen] == ["applied"] * 2
+    turns = list(client.watch([BATCH, [part.cuda() for part in BATCH]], ALWAYS))
+    assert [turn.reply.outcome for turn in turns] == ["applied"] * 2
     expected = torch.tensor(client.mixture, dtype=torch.float32) @ server.state.cluster_models
     assert torch.allclose(flatten(client.model).cpu(), expected)
     assert client.device.type == "cuda"
@@ -205,12 +160,12 @@ def test_tokens(make_client):
             make_client(transport, token=token, client_id=client_id).join()
 
 
-def test_a_token_on_an_open_line_is_told(make_client, caplog):
+def test_a_token_over_plain_http_is_warned_about(make_client, caplog):
     make_client(token=WORD)
     assert "the token is sent to http://server.test over plain http" in caplog.text
 
 
-def test_a_token_that_is_revoked_keeps_the_upload(server, make_client):
+def test_a_revoked_token_keeps_the_upload(server, make_client):
     server.tokens = {WORD: "car-7"}
     client = make_client(token=WORD)
     client.join()
@@ -222,7 +177,7 @@ def test_a_token_that_is_revoked_keeps_the_upload(server, make_client):
     assert client.flush().outcome == "applied"
 
 
-def test_what_the_server_will_never_take_is_dropped_and_told(server, make_client):
+def test_an_upload_that_can_never_be_accepted_is_dropped(server, make_client):
     client = make_client()
     client.join()
     server.update = lambda request, client_id: (_ for _ in ()).throw(wire.TooLargeError("at most 5 bytes"))
@@ -233,8 +188,8 @@ def test_what_the_server_will_never_take_is_dropped_and_told(server, make_client
     assert client.update(make_data()).outcome == "applied"
 
 
-def test_an_epoch_that_was_never_given(server, make_client, caplog):
-    """The server was set up anew, or went back to a snapshot."""
+def test_an_unknown_epoch_refreshes_the_model(server, make_client, caplog):
+    """As after a rollback of the server."""
     client = make_client()
     client.join()
     server.given.clear()
@@ -247,7 +202,7 @@ def test_an_epoch_that_was_never_given(server, make_client, caplog):
     assert client.update(make_data()).outcome == "applied"
 
 
-def test_an_upload_that_the_server_rejects_says_why(server, make_client, caplog):
+def test_a_rejected_upload_says_why(server, make_client, caplog):
     server.settings = Settings(max_harm=2)
     client = make_client()
     client.join()
@@ -258,13 +213,13 @@ def test_an_upload_that_the_server_rejects_says_why(server, make_client, caplog)
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [reply.detail]
     assert torch.equal(server.state.cluster_models, before)
     expected = torch.tensor(reply.mixture, dtype=torch.float32) @ before
-    assert torch.equal(flatten(client.model), expected)  # it goes on with what it got, not with what it sent
+    assert torch.equal(flatten(client.model), expected)  # the reply, not the upload
     assert not client.pending
     caplog.clear()
     assert (client.update(make_data()).detail, caplog.messages) == ("", [])
 
 
-def test_a_reply_that_is_no_longer_kept(server, make_client):
+def test_a_reply_that_is_gone_refreshes_the_model(server, make_client):
     client = make_client(BadNetwork(server.handle, ["fine", "reply lost"]))
     server.keeps_replies = False
     client.join()
@@ -274,13 +229,7 @@ def test_a_reply_that_is_no_longer_kept(server, make_client):
     assert client.mixture == tuple(server.clients["car-7"].mixture.tolist())
 
 
-def test_another_model_than_the_servers(make_client):
-    client = make_client(model=nn.Linear(2, 2))
-    with pytest.raises(wire.UnfitError, match=r"the server's model is not this client's: .*lacks 'weight'"):
-        client.join()
-
-
-def test_what_makes_no_sense_is_refused_at_once(server, make_client):
+def test_invalid_settings_are_refused(server, make_client):
     for settings, words in (
         ({"client_id": "no spaces"}, "expected 1 to 64 characters"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected one of float32"),
@@ -295,7 +244,7 @@ def test_what_makes_no_sense_is_refused_at_once(server, make_client):
             Client(url, make_model(), "car-7")
 
 
-def test_a_missing_package_is_told_before_the_first_upload(make_client, monkeypatch):
+def test_a_missing_package_is_reported_at_once(make_client, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(wire.UnsupportedError, match="pip install zstandard"):
         make_client(compress=True)
@@ -316,7 +265,7 @@ def test_a_server_behind_a_path(server):
     assert seen == ["/fleet/one/v1/model"] * 5
 
 
-def test_the_log_says_why_it_waits(server, make_client, caplog):
+def test_retries_are_logged(server, make_client, caplog):
     caplog.set_level(logging.INFO, "cdfl.client")
     make_client(BadNetwork(server.handle, ["refused"])).join()
     assert "http://server.test does not answer: connection refused; trying again in" in caplog.text
@@ -333,13 +282,20 @@ def test_the_log_says_why_it_waits(server, make_client, caplog):
         ({"compress": None}, "compress is None; expected True"),
     ],
 )
-def test_what_no_client_can_be_made_of(make_client, given, words):
+def test_arguments_of_wrong_types_are_refused(make_client, given, words):
     with pytest.raises(ValueError, match=words):
         make_client(**given)
 
 
-def test_an_upload_is_a_tensor(make_client):
+def test_an_upload_must_be_a_tensor(make_client):
     client = make_client()
     with pytest.raises(ValueError, match=r"the upload is a list of 1; expected a tensor \(P,\), as"):
         client.upload([1.0])
     assert not client.pending
+
+
+def test_keywords_change_the_given_settings(make_client):
+    client = make_client(settings=Settings(local_epochs=2, momentum=0.5, optimizer="sgd"))
+    assert client.settings.training.local_epochs == 2
+    assert client.settings.training.learning_rate == 0.01  # keywords win
+    assert client.update(make_data()).outcome == "applied"

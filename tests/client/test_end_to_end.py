@@ -1,4 +1,4 @@
-"""Clients and a real server, each in a process of its own, over real sockets."""
+"""Clients and a real server in separate processes, over real sockets."""
 
 import signal
 import ssl
@@ -14,6 +14,7 @@ from cdfl import wire
 from cdfl.client import Client, Privacy, Retry, ServerAwayError
 from cdfl.core import flatten
 
+from ..cli.small import call
 from .faults import FAULTS, BadNetwork, Killed
 from .real import RealServer
 from .test_connection import certificate  # noqa: F401  a fixture
@@ -53,7 +54,7 @@ class BrokenLine(BadNetwork):
 
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "zstd"])
 @pytest.mark.parametrize("dtype", list(wire.DTYPES))
-def test_models_of_all_kinds(server, dtype, compress):
+def test_dtypes_and_compression(server, dtype, compress):
     before = server.status()["epoch"]
     with connect(server, f"kinds-{dtype}-{compress}", dtype=dtype, reply_dtype=dtype, compress=compress) as client:
         assert client.join().epoch == before
@@ -63,7 +64,7 @@ def test_models_of_all_kinds(server, dtype, compress):
     assert server.status()["epoch"] == before + 1
 
 
-def test_the_server_knows_its_clients_again(server):
+def test_the_server_remembers_a_clients_mixture(server):
     with connect(server, "again") as client:
         client.join()
         reply = client.update(make_data())
@@ -72,7 +73,7 @@ def test_the_server_knows_its_clients_again(server):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_update_counts_once(server, fault):
+def test_each_update_is_applied_once(server, fault):
     before = server.status()["epoch"]
     client_id = f"once-{fault.replace(' ', '-')}"
     with connect(server, client_id, transport=BrokenLine("fine", fault, "fine", fault, fault), sleep=nap) as client:
@@ -87,7 +88,7 @@ def test_each_update_counts_once(server, fault):
 
 
 @pytest.mark.parametrize("fault", ["refused", "reply lost", "reply cut"])
-def test_a_client_killed_on_the_way(server, tmp_path, fault):
+def test_a_client_killed_during_an_upload(server, tmp_path, fault):
     before = server.status()["epoch"]
     dying = connect(
         server, f"dies-{fault.replace(' ', '-')}", transport=BrokenLine("fine", fault, kill=True), state_dir=tmp_path
@@ -104,7 +105,7 @@ def test_a_client_killed_on_the_way(server, tmp_path, fault):
     assert server.status()["epoch"] == before + 1
 
 
-def test_many_at_once(server):
+def test_concurrent_clients(server):
     before = server.status()["epoch"]
 
     def live(number):
@@ -117,8 +118,8 @@ def test_many_at_once(server):
     assert sorted(epochs) == list(range(before + 1, before + 33))
 
 
-def test_a_server_that_is_killed_and_comes_back(server, tmp_path):
-    """The client goes on training; every update it was told of has counted, once."""
+def test_a_server_that_is_killed_and_restarted(server, tmp_path):
+    """The client continues to train, and every answered update is applied once."""
     before = server.status()["epoch"]
     with connect(server, "patient", state_dir=tmp_path, local_epochs=1) as client:
         client.join()
@@ -139,24 +140,54 @@ def test_a_server_that_is_killed_and_comes_back(server, tmp_path):
     assert server.status()["epoch"] == before + made
 
 
-def test_noise_needs_a_server_that_takes_it(server, tmp_path):
-    """A server that tests uploads cannot tell it from poison, and says what it may have been."""
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory, certificate):  # noqa: F811
+    """A server with TLS, tokens and the acceptance test, which deletes replies at once."""
+    options = ("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+    options += ("--keep-replies", "0", "--snapshot-every", "1")
+    server = RealServer(tmp_path_factory.mktemp("strict"), *options, scheme="https")
+    server.start()
+    yield server
+    server.end()
+
+
+def create_token(server, client_id):
+    """Create a token while the server runs."""
+    code, output = call("token", "create", client_id, "--store", server.folder / "cdfl-store")
+    assert code == 0, output
+    return max(output.split(), key=len)
+
+
+def test_a_server_that_tests_uploads_rejects_noise(server, strict, certificate):  # noqa: F811
+    """It cannot tell noise from poison, and says so."""
     private = Privacy(clip=1.0, noise=50.0)
     with connect(server, "private", privacy=private) as client:  # --accept-all
         assert client.update(make_data()).outcome == "applied"
-    strict = RealServer(tmp_path, "--open")
-    strict.start()
-    try:
-        with connect(strict, "private", privacy=private) as client:
-            reply = client.update(make_data())
-        assert reply.outcome == "rejected"
-        assert reply.detail.endswith("or, where noise is added for privacy, add less of it")
-    finally:
-        strict.end()
+    token = create_token(strict, "private")
+    with connect(strict, "private", privacy=private, token=token, verify=certificate[0]) as client:
+        reply = client.update(make_data())
+    assert reply.outcome == "rejected"
+    assert "noise" in reply.detail
+
+
+def test_tokens_and_certificates(strict, certificate):  # noqa: F811
+    cert, token = certificate[0], create_token(strict, "car-6")
+    for settings, client_id, kind in (
+        ({"token": token}, "car-6", ServerAwayError),
+        ({"verify": cert}, "car-6", wire.UnauthorizedError),
+        ({"token": token, "verify": cert}, "car-8", wire.ForbiddenError),
+    ):
+        with connect(strict, client_id, **settings) as client, pytest.raises(kind):
+            client.join()
+    with (
+        Client(strict.url.replace("https", "http"), make_model(), "car-6", retry=Retry(attempts=1)) as client,
+        pytest.raises(ServerAwayError, match=r"if it speaks TLS, try https://127\.0\.0\.1:"),
+    ):
+        client.join()
 
 
 class LosesOneReply(httpx.HTTPTransport):
-    """And takes so long about it that the server no longer keeps it."""
+    """Loses the reply to the first upload until the server has deleted it."""
 
     def __init__(self, cert):
         super().__init__(verify=ssl.create_default_context(cafile=str(cert)))
@@ -172,40 +203,9 @@ class LosesOneReply(httpx.HTTPTransport):
         return response
 
 
-def test_tokens_certificates_and_replies_that_are_gone(tmp_path, certificate):  # noqa: F811
-    cert, key = certificate
-    server = RealServer(
-        tmp_path,
-        "--tls-cert",
-        str(cert),
-        "--tls-key",
-        str(key),
-        "--keep-replies",
-        "0",
-        "--snapshot-every",
-        "1",
-        scheme="https",
-    )
-    server.start()
-    try:
-        words = server.run("token", "create", "car-7").split()
-        token = max(words, key=len)
-        for settings, client_id, kind in (
-            ({"token": token}, "car-7", ServerAwayError),
-            ({"verify": cert}, "car-7", wire.UnauthorizedError),
-            ({"token": token, "verify": cert}, "car-8", wire.ForbiddenError),
-        ):
-            with connect(server, client_id, **settings) as client, pytest.raises(kind):
-                client.join()
-        with (
-            Client(server.url.replace("https", "http"), make_model(), "car-7", retry=Retry(attempts=1)) as client,
-            pytest.raises(ServerAwayError, match=r"if it speaks TLS, try https://127\.0\.0\.1:"),
-        ):
-            client.join()
-        line = LosesOneReply(cert)
-        with connect(server, "car-7", token=token, transport=line, state_dir=tmp_path / "state") as client:
-            client.join()
-            reply = client.update(make_data())
-            assert (reply.outcome, reply.epoch) == ("refreshed", 1)
-    finally:
-        server.end()
+def test_an_expired_reply(strict, certificate, tmp_path):  # noqa: F811
+    token, line = create_token(strict, "car-7"), LosesOneReply(certificate[0])
+    with connect(strict, "car-7", token=token, transport=line, state_dir=tmp_path) as client:
+        epoch = client.join().epoch
+        reply = client.update(make_data())
+    assert (reply.outcome, reply.epoch) == ("refreshed", epoch + 1)

@@ -1,4 +1,4 @@
-"""Whatever the network does, and whenever the device dies: each update is applied exactly once."""
+"""Each update is applied exactly once, whatever the network does and whenever the process is killed."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def holds_the_last_reply(client, server):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("at", range(4))
-def test_one_fault_at_every_request(fault, at):
+def test_a_fault_at_each_request(fault, at):
     server = ToyServer()
     client = connect(BadNetwork(server.handle, ["fine"] * at + [fault]))
     client.join()
@@ -53,7 +53,7 @@ def test_one_fault_at_every_request(fault, at):
 
 
 @pytest.mark.parametrize("faults", list(itertools.product(LASTING, repeat=2)), ids=" then ".join)
-def test_faults_in_a_row_use_one_key(faults):
+def test_retries_use_one_key(faults):
     server = ToyServer()
     client = connect(BadNetwork(server.handle, ["fine", *faults, *faults]))  # five attempts in all
     client.join()
@@ -100,7 +100,7 @@ def test_any_faults_in_any_order(tmp_path_factory, faults, steps, restarts):
 
 @pytest.mark.parametrize("fault", ["refused", "reply lost", "reply cut"])
 @pytest.mark.parametrize("at", range(3))
-def test_killed_at_every_request(tmp_path, fault, at):
+def test_kill_at_each_request(tmp_path, fault, at):
     server = ToyServer()
     client = connect(BadNetwork(server.handle, ["fine"] * at + [fault], kill=True), tmp_path)
     with pytest.raises(Killed):
@@ -135,7 +135,7 @@ def killing(write, at, when):
 
 @pytest.mark.parametrize("when", ["before", "half-way", "after"])
 @pytest.mark.parametrize("at", range(10))
-def test_killed_at_every_write(tmp_path, monkeypatch, at, when):
+def test_kill_at_each_write(tmp_path, monkeypatch, at, when):
     server = ToyServer()
     client = connect(server.transport, tmp_path)
     monkeypatch.setattr(state_module, "_write", killing(state_module._write, at, when))
@@ -152,7 +152,7 @@ def test_killed_at_every_write(tmp_path, monkeypatch, at, when):
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_the_writes_that_are_tried_are_all_there_are(tmp_path, monkeypatch):
+def test_ten_writes_are_all_writes(tmp_path, monkeypatch):
     written = []
     write = state_module._write
     monkeypatch.setattr(state_module, "_write", lambda file, data: (written.append(file), write(file, data)))

@@ -54,7 +54,7 @@ class Digits(NumPyClient):
         return float(torch.nn.functional.cross_entropy(outputs, targets)), len(inputs), {"accuracy": accuracy}
 
 
-@pytest.fixture(params=["a net of its own", "the same net"])
+@pytest.fixture(params=["another net", "the same net"])
 def flower(request, make_client):
     client = make_client()
     net = client.model if request.param == "the same net" else make_model()
@@ -88,7 +88,7 @@ def test_counters_stay_with_the_client(flower):
     assert flower.numpy_client.net[1].num_batches_tracked == 10
 
 
-def test_what_fit_returns_is_what_goes_out(server, flower):
+def test_the_result_of_fit_is_uploaded(server, flower):
     from cdfl import wire
 
     flower.update()

@@ -21,7 +21,7 @@ ASKED = "CDFL_TEST_FLOWER"
 
 
 @pytest.mark.skipif(not os.environ.get(ASKED), reason=f"installs {FLOWER}; `make test-flower` runs it")
-def test_a_numpy_client_of_flower_takes_part():
+def test_with_flower_installed():
     with tempfile.TemporaryDirectory() as folder:
         python = make_environment(Path(folder), FLOWER)
         command = [python, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
@@ -31,7 +31,7 @@ def test_a_numpy_client_of_flower_takes_part():
 
 
 def make_environment(folder: Path, package: str) -> Path:
-    """The interpreter of a new environment with one package; what that does not bring is looked for in this one."""
+    """Return the interpreter of a new environment with one package; other packages come from this environment."""
     run(sys.executable, "-m", "venv", folder).check_returncode()
     python = folder / "bin" / "python"
     installed = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)

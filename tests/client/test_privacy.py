@@ -1,4 +1,4 @@
-"""Clip, noise, and what they promise."""
+"""Clipping, noise and epsilon."""
 
 import math
 
@@ -16,7 +16,7 @@ from .faults import BadNetwork
 from .toy import make_data
 
 
-def test_a_long_way_is_clipped_and_a_short_one_is_not():
+def test_a_large_change_is_clipped_and_a_small_one_is_not():
     quiet = Privacy(clip=1.0, noise=1e-12)
     start = torch.tensor([1.0, 2.0, 5.0])
     private = quiet.apply(start + torch.tensor([3.0, 4.0, 9.0]), start, num_parameters=2)
@@ -26,21 +26,21 @@ def test_a_long_way_is_clipped_and_a_short_one_is_not():
     assert quiet.apply(start, start, 2).tolist() == pytest.approx(start.tolist())
 
 
-def test_the_noise_has_the_size_it_says():
+def test_the_noise_has_the_given_deviation():
     start = torch.zeros(50_000)
     noise = Privacy(clip=0.5, noise=3.0).apply(start, start, len(start), np.random.default_rng(0))
     assert float(noise.std()) == pytest.approx(1.5, rel=0.02)
     assert abs(float(noise.mean())) < 0.03
 
 
-def test_the_noise_is_never_the_same():
+def test_the_noise_is_drawn_each_time():
     start = torch.zeros(4)
     privacy = Privacy(clip=1.0, noise=1.0)
     assert not torch.equal(privacy.apply(start, start, 4), privacy.apply(start, start, 4))
 
 
 def gaussian_delta(epsilon, shift):
-    """The definition itself, summed up: the largest P(S) - e^epsilon Q(S) of two unit Gaussians `shift` apart."""
+    """By definition: the largest P(S) - e^epsilon Q(S) of two unit Gaussians `shift` apart, as a sum."""
     x = np.linspace(-40, 40, 800_001)
     p = np.exp(-((x - shift) ** 2) / 2) / math.sqrt(2 * math.pi)
     q = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
@@ -49,7 +49,7 @@ def gaussian_delta(epsilon, shift):
 
 @pytest.mark.parametrize("noise", [1.0, 2.0, 5.0, 20.0])
 @pytest.mark.parametrize("uploads", [1, 10])
-def test_epsilon_is_what_the_definition_says(noise, uploads):
+def test_epsilon_matches_the_definition(noise, uploads):
     delta = 1e-3
     epsilon = Privacy(clip=7.0, noise=noise).epsilon(delta, uploads)
     shift = 2 * math.sqrt(uploads) / noise
@@ -69,7 +69,7 @@ def test_epsilon_grows_with_uploads_and_falls_with_noise(noise, delta, uploads):
     assert textbook >= 1 or epsilon <= textbook
 
 
-def test_nothing_uploaded_nothing_spent():
+def test_no_uploads_spend_no_privacy():
     assert Privacy(1.0, 1.0).epsilon(1e-5, uploads=0) == 0
     assert Privacy(1.0, 100.0).epsilon(delta=0.1) == 0  # so much noise that delta covers it all
 
@@ -82,23 +82,23 @@ def test_nothing_uploaded_nothing_spent():
         ({"clip": math.inf, "noise": 1.0}, "clip is inf"),
     ],
 )
-def test_settings_that_promise_nothing(settings, words):
+def test_invalid_clip_and_noise_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Privacy(**settings)
 
 
-def test_a_delta_that_means_nothing():
+def test_an_invalid_delta_is_refused():
     with pytest.raises(ValueError, match="delta is 1"):
         Privacy(1.0, 1.0).epsilon(delta=1)
 
 
 @pytest.mark.parametrize("uploads", [-1, 2.5, math.nan, "3", True])
-def test_a_number_of_uploads_that_is_none(uploads):
+def test_an_invalid_number_of_uploads_is_refused(uploads):
     with pytest.raises(ValueError, match=rf"uploads is {uploads!r}; expected a whole number, 0 or more"):
         Privacy(1.0, 1.0).epsilon(1e-5, uploads)
 
 
-def test_a_private_upload(server, make_client):
+def test_an_upload_is_clipped_and_its_buffers_are_unchanged(server, make_client):
     client = make_client(privacy=Privacy(clip=0.1, noise=0.01))
     client.join()
     received = flatten(client.model)
@@ -110,7 +110,7 @@ def test_a_private_upload(server, make_client):
     assert torch.equal(sent[parameters:], received[parameters:])
 
 
-def test_a_retry_does_not_draw_again(server, make_client):
+def test_a_retry_sends_the_same_noise(server, make_client):
     """Else the server could average the noise away."""
     client = make_client(BadNetwork(server.handle, ["fine", "reply lost", "busy"]), privacy=Privacy(0.1, 1.0))
     client.join()
@@ -120,7 +120,7 @@ def test_a_retry_does_not_draw_again(server, make_client):
     assert client.uploads == 1
 
 
-def test_what_waits_goes_on_without_noise_at_home(server, make_client):
+def test_local_training_continues_without_noise(server, make_client):
     network = BadNetwork(server.handle)
     client = make_client(network, privacy=Privacy(0.1, 50.0))
     client.join()

@@ -1,4 +1,4 @@
-"""A client that is switched off and on again."""
+"""Clients that restart."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def same(one: SavedState, other: SavedState) -> bool:
     return state_module._to_json(one) == state_module._to_json(other)
 
 
-def test_what_is_kept_comes_back(tmp_path):
+def test_save_and_load(tmp_path):
     state = SavedState(
         "car-7",
         12,
@@ -47,7 +47,7 @@ def test_what_is_kept_comes_back(tmp_path):
     folder.close()
 
 
-def test_a_restart_goes_on_where_it_was(server, make_client, tmp_path):
+def test_a_restarted_client_continues(server, make_client, tmp_path):
     first = make_client(state_dir=tmp_path)
     reply = first.update(make_data())
     first.close()
@@ -58,7 +58,7 @@ def test_a_restart_goes_on_where_it_was(server, make_client, tmp_path):
     assert torch.equal(flatten(again.model), flatten(first.model))
 
 
-def test_offline_from_the_very_start(make_client, server):
+def test_a_newcomer_needs_the_server(make_client, server):
     client = make_client(BadNetwork(server.handle, ["refused"] * 100))
     with pytest.raises(ServerAwayError, match="does not answer: connection refused"):
         client.join()
@@ -67,7 +67,7 @@ def test_offline_from_the_very_start(make_client, server):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "restart"])
-def test_trained_offline_uploaded_later(server, make_client, tmp_path, restart):
+def test_training_offline_is_uploaded_later(server, make_client, tmp_path, restart):
     network = BadNetwork(server.handle)
     client = make_client(network, state_dir=tmp_path, dtype="bfloat16")
     client.join()
@@ -89,7 +89,7 @@ def test_trained_offline_uploaded_later(server, make_client, tmp_path, restart):
     assert len(server.applied) == 1
 
 
-def test_training_again_before_the_upload_got_out(server, make_client, tmp_path):
+def test_training_again_replaces_the_waiting_upload(server, make_client, tmp_path):
     network = BadNetwork(server.handle)
     client = make_client(network, state_dir=tmp_path)
     client.join()
@@ -109,13 +109,13 @@ def test_training_again_before_the_upload_got_out(server, make_client, tmp_path)
     assert client.uploads == 3
 
 
-def test_the_state_of_somebody_else(make_client, tmp_path):
+def test_a_folder_in_use_is_refused(make_client, tmp_path):
     make_client(state_dir=tmp_path).join()
     with pytest.raises(StateError, match="is in use by another client"):
         make_client(state_dir=tmp_path)
 
 
-def test_the_state_of_another_client_or_model(server, make_client, tmp_path):
+def test_the_state_of_another_client_or_model_is_refused(server, make_client, tmp_path):
     client = make_client(state_dir=tmp_path)
     client.join()
     client.close()
@@ -139,7 +139,7 @@ def test_the_state_of_another_client_or_model(server, make_client, tmp_path):
     ],
     ids=["join", "update", "train", "upload", "flush", "remember", "watch"],
 )
-def test_a_closed_client_leaves_the_folder_to_its_next_owner(server, make_client, tmp_path, use):
+def test_a_closed_client_does_not_touch_the_folder(server, make_client, tmp_path, use):
     first = make_client(state_dir=tmp_path)
     first.update(make_data())
     first.close()
@@ -155,7 +155,7 @@ def test_a_closed_client_leaves_the_folder_to_its_next_owner(server, make_client
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """The folder of a client with an upload that waits, and a copy of what is in it."""
+    """The folder of a client with a waiting upload, its files and its state."""
     folder = tmp_path_factory.mktemp("kept")
     state = SavedState(
         "car-7", 5, (0.5, 0.5), Blob(b"p" * 40), PendingUpload("k", 5, Blob(b"u" * 40), Blob(b"l" * 40)), 1
@@ -170,7 +170,7 @@ def kept(tmp_path_factory):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_is_never_silent(kept, data):
+def test_damage_is_detected(kept, data):
     folder, files, state = kept
     for path, content in files.items():
         path.write_bytes(content)
@@ -193,11 +193,11 @@ def test_damage_is_never_silent(kept, data):
         read, told = None, str(error)
     finally:
         store.close()
-    # what reads the same all the same: another space, another line end
+    # some damage changes only white space
     assert same(read, state) if read else "restore it from a copy, or delete the folder" in told
 
 
-def test_a_number_that_changed(kept):
+def test_a_changed_number_is_detected(kept):
     folder, files, _ = kept
     for path, content in files.items():
         path.write_bytes(content.replace(b'"base_epoch": 5', b'"base_epoch": 4'))
@@ -207,7 +207,7 @@ def test_a_number_that_changed(kept):
     store.close()
 
 
-def test_a_state_of_a_later_version(tmp_path):
+def test_another_version_is_refused(tmp_path):
     store = StateFolder(tmp_path)
     store.save(SavedState("car-7"))
     values = json.loads((tmp_path / "state.json").read_text())
@@ -220,7 +220,7 @@ def test_a_state_of_a_later_version(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs /dev/full")
-def test_a_full_disk(server, make_client, tmp_path, monkeypatch):
+def test_full_disk(server, make_client, tmp_path, monkeypatch):
     client = make_client(state_dir=tmp_path)
     client.join()
 
@@ -238,7 +238,7 @@ def test_a_full_disk(server, make_client, tmp_path, monkeypatch):
     assert client.update(make_data()).outcome == "applied"
 
 
-def test_everything_is_synced_before_the_upload_goes_out(server, make_client, tmp_path, monkeypatch):
+def test_the_state_is_synced_before_the_upload_is_sent(server, make_client, tmp_path, monkeypatch):
     order = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
@@ -275,8 +275,8 @@ client.update(make_data())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_really_killed_in_mid_upload(tmp_path, make_client):
-    """The lock goes with the process, the upload that waits does not."""
+def test_sigkill_during_an_upload(tmp_path, make_client):
+    """The process releases its lock, and the waiting upload survives."""
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, capture_output=True)  # noqa: S603
     assert ended.returncode == -9, ended.stderr
     server = ToyServer()

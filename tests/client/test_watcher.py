@@ -1,4 +1,4 @@
-"""A client that decides for itself."""
+"""Following a stream of fresh data."""
 
 from collections import namedtuple
 
@@ -18,7 +18,7 @@ from .toy import ToyServer, make_data, make_model
 
 
 def eager():
-    """A server whose clusters go all the way to an upload: its replies know what the client has learned."""
+    """A server whose clusters take over each upload."""
     return ToyServer(Settings(base_rate=1.0, rate_floor=0.0, sharpness=0.001))
 
 
@@ -36,25 +36,25 @@ def test_nothing_is_uploaded_until_the_data_change(server, make_client):
     client.update(make_data(seed=99))
     client.update(make_data(seed=98))
     stream = calm(6) + calm(3, turned=True)
-    seen = list(client.watch(stream, LossRises(factor=1.5)))
-    assert [event.number for event in seen] == list(range(1, 10))
-    assert [event.samples for event in seen] == [24] * 9
-    assert [event.decided for event in seen] == [False] * 6 + [True] + [False] * 2
-    assert [event.reply is not None for event in seen] == [False] * 6 + [True] + [False] * 2
-    assert seen[6].loss > 1.5 * seen[5].loss
-    assert seen[6].reply.outcome == "applied"
+    turns = list(client.watch(stream, LossRises(factor=1.5)))
+    assert [turn.number for turn in turns] == list(range(1, 10))
+    assert [turn.samples for turn in turns] == [24] * 9
+    assert [turn.decided for turn in turns] == [False] * 6 + [True] + [False] * 2
+    assert [turn.reply is not None for turn in turns] == [False] * 6 + [True] + [False] * 2
+    assert turns[6].loss > 1.5 * turns[5].loss
+    assert turns[6].reply.outcome == "applied"
     assert client.uploads == 3
 
 
-def test_it_joins_by_itself_and_measures_only_when_asked(server, make_client):
+def test_it_joins_and_computes_the_loss_only_if_the_policy_reads_it(server, make_client):
     client = make_client()
-    (event,) = client.watch([make_data()], EverySamples(1000))
-    assert (event.loss, event.decided, event.reply, event.pending, event.error) == (None, False, None, False, "")
+    (turn,) = client.watch([make_data()], EverySamples(1000))
+    assert (turn.loss, turn.decided, turn.reply, turn.pending, turn.error) == (None, False, None, False, "")
     assert [request.method for request in server.requests] == ["GET"]
 
 
 @pytest.mark.parametrize("recent", [1, 2, 10])
-def test_it_trains_on_the_last_looks_since_the_last_upload(make_client, recent):
+def test_it_trains_on_recent_turns_since_the_last_upload(make_client, recent):
     trained = []
     client = make_client(local_epochs=1)
     train = client.train
@@ -64,34 +64,33 @@ def test_it_trains_on_the_last_looks_since_the_last_upload(make_client, recent):
     first, second = [stream[0:3], stream[3:6]]
     assert [len(data) for data in trained] == [min(recent, 3)] * 2
     for data, expected in zip(trained, (first, second), strict=True):
-        for batch, look in zip(data, expected[-recent:], strict=True):
-            assert torch.equal(batch[0], look[0])
+        for batch, turn in zip(data, expected[-recent:], strict=True):
+            assert torch.equal(batch[0], turn[0])
 
 
-def test_fresh_data_in_all_forms(make_client):
+def test_all_forms_of_data(make_client):
     batch = make_data()
     halves = [(batch[0][:12], batch[1][:12]), (batch[0][12:], batch[1][12:])]
     forms = [batch, list(batch), halves, iter(halves), TensorDataset(*batch)]
-    seen = list(make_client().watch(forms, ALWAYS))
-    assert [event.samples for event in seen] == [24] * 5
-    assert all(event.reply for event in seen)
+    turns = list(make_client().watch(forms, ALWAYS))
+    assert [turn.samples for turn in turns] == [24] * 5
+    assert all(turn.reply for turn in turns)
 
 
-def test_the_loss_is_that_of_the_model_as_it_is_used(make_client):
-    """Evaluated as in use (batch norm, dropout), samples counted alike whatever their batch."""
+def test_the_loss_is_computed_in_evaluation_mode(make_client):
+    """Batch norm and dropout are in evaluation mode, and samples in small batches count as much as others."""
     client = make_client()
     client.join()
     inputs, targets = make_data()
     uneven = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
-    (event,) = client.watch([uneven], LossRises())
+    (turn,) = client.watch([uneven], LossRises())
     client.model.eval()
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(client.model(inputs), targets)
-    assert event.loss == pytest.approx(float(expected), rel=1e-6)
+    assert turn.loss == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_inputs_that_are_nested(server, make_client):
-    """Whatever the network takes."""
+def test_nested_inputs(server, make_client):
     Pair = namedtuple("Pair", "left right")
 
     class Both(nn.Module):
@@ -106,11 +105,11 @@ def test_inputs_that_are_nested(server, make_client):
     server.layout = Layout.of(Both(net))
     inputs, targets = make_data()
     batch = {"halves": Pair(inputs / 2, inputs / 2), "names": ["a"] * 24}, targets
-    (event,) = make_client(model=Both(net)).watch([batch], AtFirst(LossRises()))
-    assert (event.samples, event.reply.outcome) == (24, "applied")
+    (turn,) = make_client(model=Both(net)).watch([batch], AtFirst(LossRises()))
+    assert (turn.samples, turn.reply.outcome) == (24, "applied")
 
 
-def test_time_and_dice(make_client):
+def test_policies_get_time_and_chance(make_client):
     now = [1000.0]
     client = make_client(clock=lambda: now[0])
     watcher = Watcher(client, EverySeconds(60))
@@ -119,11 +118,11 @@ def test_time_and_dice(make_client):
         now[0] += seconds
         answers.append(watcher.turn(make_data()).decided)
     assert answers == [False, False, True, False, True]
-    decided = [event.decided for event in client.watch(calm(60), Sometimes(0.5))]
+    decided = [turn.decided for turn in client.watch(calm(60), Sometimes(0.5))]
     assert 10 < sum(decided) < 50
 
 
-def test_never_on_battery(make_client):
+def test_a_vetoed_upload_waits(make_client):
     battery = [True]
     client = make_client()
     watcher = Watcher(client, Unless(EverySamples(40), lambda: battery[0]))
@@ -132,21 +131,21 @@ def test_never_on_battery(make_client):
     assert watcher.turn(make_data()).decided
 
 
-def test_a_training_that_diverges_is_told_and_ends_nothing(server, make_client):
+def test_diverged_training_is_reported_and_the_stream_continues(server, make_client):
     inputs, targets = make_data()
     bad = inputs * float("nan"), targets
     client = make_client()
-    seen = list(client.watch([(inputs, targets), bad, (inputs, targets)], ALWAYS))
-    assert [event.decided for event in seen] == [True] * 3
-    assert [bool(event.reply) for event in seen] == [True, False, True]
-    assert "nothing was uploaded" in seen[1].error
+    turns = list(client.watch([(inputs, targets), bad, (inputs, targets)], ALWAYS))
+    assert [turn.decided for turn in turns] == [True] * 3
+    assert [bool(turn.reply) for turn in turns] == [True, False, True]
+    assert "nothing was uploaded" in turns[1].error
     broken = list(client.watch([bad, (inputs, targets)], LossRises()))
     assert "the loss on fresh data is nan" in broken[0].error
     assert not broken[0].decided
     assert broken[1].error == ""
 
 
-def test_while_the_server_is_away(server, make_client):
+def test_attempts_get_rarer_while_the_server_is_away(server, make_client):
     now = [0.0]
     network = BadNetwork(server.handle)
     client = make_client(network, clock=lambda: now[0], retry=Retry(attempts=1, first_wait=10))
@@ -171,7 +170,7 @@ def test_while_the_server_is_away(server, make_client):
     assert len(server.applied) == 1
 
 
-def test_a_server_that_asks_for_an_hour_is_left_alone_for_an_hour(make_client):
+def test_retry_after_is_respected(make_client):
     now, server = [0.0], ToyServer()
     client = make_client(BadNetwork(server.handle), clock=lambda: now[0])
     client.join()
@@ -212,12 +211,12 @@ def test_policies_survive_a_restart(make_client, tmp_path, policy):
                 policy_module._FED.clear()
                 client = make_client(transport, state_dir=folder, local_epochs=20)
                 client.join()
-            decisions[-1] += [event.decided for event in client.watch([data], policy)]
+            decisions[-1] += [turn.decided for turn in client.watch([data], policy)]
     assert decisions[0] == decisions[1]
     assert any(decisions[0])
 
 
-def test_what_one_policy_remembers_is_not_another_ones(make_client, tmp_path):
+def test_each_policy_has_its_own_memory(make_client, tmp_path):
     client = make_client(state_dir=tmp_path)
     list(client.watch(calm(2), EverySamples(100)))
     assert client.recall(repr(EverySamples(100))) == (48.0,)
@@ -225,14 +224,14 @@ def test_what_one_policy_remembers_is_not_another_ones(make_client, tmp_path):
     assert client.recall(repr(LossRises())) == ()
 
 
-def test_a_policy_of_your_own_is_known_again(make_client, tmp_path):
+def test_memory_of_a_user_policy_survives_a_restart(make_client, tmp_path):
     class Second:
         def decide(self, memory, observation):
             return ((), True) if memory else ((1.0,), False)
 
     for expected in (False, True, False):
         client = make_client(state_dir=tmp_path)
-        assert [event.decided for event in client.watch([make_data()], Second())] == [expected]
+        assert [turn.decided for turn in client.watch([make_data()], Second())] == [expected]
         client.close()
 
 
@@ -250,11 +249,11 @@ def test_a_kill_between_the_decision_and_the_upload_decides_again(make_client, t
         watcher.turn(make_data())
     client.close()
     again = make_client(state_dir=tmp_path)
-    assert [event.decided for event in again.watch([make_data()], policy)] == [True]
+    assert [turn.decided for turn in again.watch([make_data()], policy)] == [True]
 
 
 class Answers:
-    """A policy of one's own that says what it is told to, after a first look at which all is well."""
+    """A policy that returns a given answer from its second turn on."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -273,7 +272,7 @@ class Answers:
         (((torch.ones(()),), False), r"memory \(tensor\(1.\),\); expected a tuple of numbers"),
     ],
 )
-def test_what_a_policy_says_is_checked_at_every_look(make_client, tmp_path, answer, words):
+def test_a_policys_decision_is_checked_at_every_turn(make_client, tmp_path, answer, words):
     client = make_client(state_dir=tmp_path)
     with pytest.raises(ValueError, match=words):
         list(client.watch(calm(2), policy := Answers(answer)))
@@ -288,18 +287,11 @@ def test_what_a_policy_says_is_checked_at_every_look(make_client, tmp_path, answ
         (LossRises, r"policy is the class LossRises; expected an object .*: LossRises\(\.\.\.\)"),
     ],
 )
-def test_what_is_no_policy(make_client, policy, words):
+def test_an_object_that_is_not_a_policy_is_refused(make_client, policy, words):
     with pytest.raises(ValueError, match=words):
         list(make_client().watch([make_data()], policy))
 
 
-def test_nothing_to_train_on(make_client):
+def test_recent_must_be_at_least_one(make_client):
     with pytest.raises(ValueError, match="recent is 0; expected a whole number, 1 or more"):
         list(make_client().watch([], ALWAYS, recent=0))
-
-
-def test_the_hyperparams_may_be_given_whole(make_client):
-    client = make_client(settings=Settings(local_epochs=2, momentum=0.5, optimizer="sgd"))
-    assert client.settings.training.local_epochs == 2
-    assert client.settings.training.learning_rate == 0.01  # keywords win
-    assert client.update(make_data()).outcome == "applied"

@@ -1,6 +1,6 @@
 """ServerUpdate of Algorithm 1 and Algorithm 2 again: written from the paper, in loops over floats.
 
-Symbols are the paper's. Where the printed formulas have no value, it does what `docs/algorithm.md` says.
+Symbols are the paper's. Where the printed formulas have no value, it does what `docs/concepts.md` says.
 """
 
 from math import exp, sqrt

@@ -172,7 +172,7 @@ def test_small_measures_count_like_large_ones():
 
 def test_a_numeric_bar_above_the_losses_follows_the_printed_formula_and_warns():
     """Losses 1 3 less 8: -7 -5, sum -12: raw 5/12, 7/12, so the better cluster gets less. A = 6: ratio e."""
-    with pytest.warns(RuntimeWarning, match=r"loss_bar is 8, above a value .* upside down; 'min' never does"):
+    with pytest.warns(RuntimeWarning, match=r"loss_bar is 8, above a measured value.* reverse the ranking"):
         mixture = estimate([1, 3], [0, 0], [0, 0], **BARS | {"loss_bar": 8}, loss_weight=1, gap_weight=0, sharpness=6)
     close(mixture, [1 / (1 + exp(1)), 1 / (1 + exp(-1))])
 

@@ -435,7 +435,9 @@ def test_an_upload_whose_distances_overflow_is_refused():
 @pytest.mark.parametrize("shape", [(1,), (3,), (1, 2), ()])
 def test_losses_of_an_upload_of_a_wrong_shape_are_refused(shape):
     state, _ = pair()
-    with pytest.raises(ValueError, match=r"losses of the upload has shape .*; expected one number a cluster, \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"losses of the upload has shape .*; expected one number for each cluster, \(2,\)"
+    ):
         server_update(state, UPLOAD.replace(losses=torch.ones(shape)), BY_HAND, forbidden)
 
 
@@ -469,7 +471,7 @@ def test_a_wrong_mixture_is_refused_from_every_source(wrong):
 
 def test_a_bar_above_the_losses_warns():
     state, proxy = pair()
-    with pytest.warns(RuntimeWarning, match="loss_bar is 8, above a value"):
+    with pytest.warns(RuntimeWarning, match="loss_bar is 8, above a measured value"):
         after, reply = server_update(state, UPLOAD, BY_HAND.replace(loss_bar=8), proxy)
     # losses (1, 49) less 8: (-7, 41)/34, shares (41/34, -7/34): weighted raw (.5 * 41/34 + .45, .05 - .5 * 7/34)
     gap = 0.5 * 48 / 34 + 0.4

@@ -53,7 +53,7 @@ def test_names_in_an_order_of_their_own_are_kept_where_all_agree():
 def test_a_number_is_never_taken_for_a_name_that_may_be_another(names):
     sources = in_memory("named", len(names), names), in_memory("numbered", len(names))
     with pytest.raises(
-        DataError, match=r"cannot be told; give numbered class_names \(in an \.npz file an array of words"
+        DataError, match=r"cannot be matched; give numbered class_names \(in an \.npz file an array of words"
     ):
         Datasets(sources).build(load_source)
 

@@ -40,7 +40,7 @@ def test_enough_images_mean_no_note(make_dataset):
 
 
 def test_nonsense_is_refused(make_dataset):
-    with pytest.raises(ValueError, match="an update of 5 to 4 samples; expected 1 <= low <= high"):
+    with pytest.raises(ValueError, match="low is 5 and high is 4; expected 1 <= low <= high"):
         Sizes(low=5, high=4)
     with pytest.raises(ValueError, match="proxy is 0; expected at least 1 sample"):
         Sizes(proxy=0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -93,10 +94,10 @@ class Postgres:
             self.start()
 
     def _run(self, program: str, *words: object) -> "subprocess.Popen[bytes]":
-        as_other = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        as_other: dict[str, Any] = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603
-                [self.binaries / program, *map(str, words)],
+                [str(self.binaries / program), *map(str, words)],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

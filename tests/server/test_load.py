@@ -1,26 +1,23 @@
 """The load benchmark, with few clients: it runs, and what it reports adds up."""
 
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import load
+from benchmarks.result_files import ROOT
 from cdfl.server.setup import load_setup
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
 
 
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return importlib.import_module("load")
 
 
-def test_a_few_clients_and_a_few_strangers(load):
+def test_a_few_clients_and_a_few_strangers():
     with load.serving(load.EXAMPLE, 3, *load.UNHURRIED, *QUICK, "--max-connections", "30") as server:
         found = load.measure(server, clients=3, updates=12, warm_up=3, idle=40)
         assert server.metrics()["cdfl_epoch"] == 15
@@ -35,8 +32,8 @@ def test_a_few_clients_and_a_few_strangers(load):
     assert all(50 < memory < 5000 for memory in found["rss_mb"])
 
 
-def test_a_server_with_nothing_to_evaluate_still_tells_clusters_apart(load):
-    setup = load_setup(str(BENCHMARKS / "fleet" / "blind_setup.py"))
+def test_a_server_with_nothing_to_evaluate_still_tells_clusters_apart():
+    setup = load_setup(str(ROOT / "benchmarks" / "fleet" / "blind_setup.py"))
     state = setup.start()
     assert state.cluster_models.shape == (4, 582026)
     losses = setup.evaluator().of_each(list(state.cluster_models))

@@ -41,7 +41,7 @@ def test_it_is_told_once_and_for_how_long(caplog):
     outage.end()
     outage.end()
     assert warnings(caplog) == [
-        f"{AWAY}no route to host; clients are told to come back, until it is there again",
+        f"{AWAY}no route to host; clients are asked to come back until it returns",
         f"{BACK}75 s; nothing was lost",
     ]
 
@@ -186,7 +186,7 @@ def test_replies_expire_on_a_quiet_server(store, monkeypatch):
     maintenance.finish(toy.state)
 
 
-@pytest.mark.parametrize(("method", "words"), [("snapshot", "no snapshot of"), ("prune", "what is too old was not")])
+@pytest.mark.parametrize(("method", "words"), [("snapshot", "no snapshot of"), ("prune", "old data were not deleted")])
 def test_what_fails_is_tried_again_later(store, method, words, caplog, monkeypatch):
     toy = Toy(store)
     toy.upload("car-7")

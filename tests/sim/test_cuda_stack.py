@@ -9,6 +9,7 @@ import torch
 
 from cdfl.algorithms import Assignment, make_algorithm
 from cdfl.core import Layout, Upload, client_update, flatten
+from cdfl.data import Sizes
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
@@ -26,7 +27,8 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
 
 
 def make_task(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> Task:
-    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model)
+    sizes = Sizes(low=20, high=80, test=40, pretraining=60, proxy=60)
+    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model, sizes=sizes)
     settings = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
     return Task(scenario, scenario.federation(0).to(device), settings, dtype)
 
@@ -54,12 +56,12 @@ def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: di
     models = stack.train(trainings)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (models - expected).abs().max() < 1e-9
-    again = stack.train(trainings[3:7])  # other stacks, the same space: nothing of the last one is left in it
+    again = stack.train(trainings[3:7])  # other stacks, the same buffers: nothing of the last stack is left in them
     assert (again - expected[3:7]).abs().max() < 1e-9
 
 
 @DEVICES
-def test_a_space_grows_with_the_stacks(device: str) -> None:
+def test_buffers_grow_with_the_stacks(device: str) -> None:
     task = make_task(device, torch.float64)
     stack = GraphStack(task.model, task.loss, task.settings.training, task.dtype, width=64, precision="float32")
     trainings = trainings_of(task, 9)
@@ -242,7 +244,7 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     task.model = network
     task.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
     stack = GraphStack(network, task.loss, task.settings.training, task.dtype, precision="float32")
-    stack.network.force_chain = True
+    stack.network.force_kernels = True
     trainings = trainings_of(task, 4)
     expected = torch.stack([alone(task, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9

@@ -93,7 +93,7 @@ def test_looking_at_inputs_of_different_lengths():
             assert (outputs - task.outputs(model, own[1])).abs().max() < 1e-12
 
 
-def test_a_training_that_diverges_harms_nobody_in_its_stack():
+def test_a_diverging_training_does_not_affect_its_stack():
     task = make_task(model="normed")
     fine = trainings_of(task)
     ruined = list(fine)
@@ -129,7 +129,7 @@ def test_networks_that_cannot_be_stacked_run_all_the_same(model, count):
         engine.count = count
     state = torch.get_rng_state()
     result = run_fast(task, engines=engines)
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are touched
+    assert torch.equal(torch.get_rng_state(), state)  # the global random state is unchanged
     assert_same(result, run_plain(task))
 
 

@@ -49,10 +49,10 @@ def problem(make, dtype, height=3, channels=1):
 
 
 def both(network, layout, precision="float32"):
-    """The network through autograd, and as a chain."""
-    plain, chain = (StackedNetwork(network, layout, cross_entropy, precision) for _ in range(2))
-    plain.chain, chain.force_chain = None, True
-    return plain, chain
+    """The network through autograd, and as a kernels."""
+    plain, kernels = (StackedNetwork(network, layout, cross_entropy, precision) for _ in range(2))
+    plain.kernel_network, kernels.force_kernels = None, True
+    return plain, kernels
 
 
 def flat(gradients):
@@ -66,12 +66,12 @@ def error(found, expected):
 @NETWORKS
 def test_a_chain_has_the_outputs_and_gradients_of_autograd(make):
     network, layout, models, images, targets = problem(make, torch.float64)
-    plain, chain = both(network, layout)
-    assert error(chain.predict(models, images), plain.predict(models, images)) < 1e-14
+    plain, kernels = both(network, layout)
+    assert error(kernels.predict(models, images), plain.predict(models, images)) < 1e-14
     shared = images[:1].contiguous().expand(images.shape)  # NCHW, and the same for all
-    assert error(chain.predict(models, shared), plain.predict(models, shared)) < 1e-14
+    assert error(kernels.predict(models, shared), plain.predict(models, shared)) < 1e-14
     expected = flat(plain.gradients(models, images, targets))
-    assert error(flat(chain.gradients(models, images, targets)), expected) < 1e-13
+    assert error(flat(kernels.gradients(models, images, targets)), expected) < 1e-13
 
 
 @NETWORKS
@@ -80,51 +80,51 @@ def test_its_precision_is_what_was_asked_for(make, precision, bound):
     if INTERPRETED and precision != "float32":
         pytest.skip("Triton's interpreter multiplies bfloat16 numbers as if they were integers")
     network, layout, models, images, targets = problem(make, torch.float32)
-    _, chain = both(network, layout, precision)
+    _, kernels = both(network, layout, precision)
     exact, _ = both(network.double(), layout)
-    found = flat(chain.gradients(models, images, targets))
+    found = flat(kernels.gradients(models, images, targets))
     expected = flat(exact.gradients(models.double(), images.double(), targets))
     assert found.dtype == torch.float32
     assert error(found.double(), expected) < bound
     if precision == "bfloat16":
         assert error(found.double(), expected) > 1e-4  # or it was not asked
-    said = chain.predict(models, images)
+    said = kernels.predict(models, images)
     assert said.dtype == torch.float32
     assert error(said.double(), exact.predict(models.double(), images.double())) < bound
 
 
 def test_a_row_that_diverges_leaves_the_others_alone():
     network, layout, models, images, targets = problem(convolutional, torch.float32)
-    _, chain = both(network, layout)
-    expected = flat(chain.gradients(models, images, targets))
+    _, kernels = both(network, layout)
+    expected = flat(kernels.gradients(models, images, targets))
     models[1] *= float("nan")
-    found = flat(chain.gradients(models, images, targets))
+    found = flat(kernels.gradients(models, images, targets))
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
     assert found[1].isnan().any()
     active = torch.tensor([True, False, True], device=DEVICE)
-    assert chain.predict(models, images, active)[[0, 2]].isfinite().all()
+    assert kernels.predict(models, images, active)[[0, 2]].isfinite().all()
 
 
 def test_frozen_layers_are_left_out():
     network, layout, models, images, targets = problem(convolutional, torch.float64)
     network[3].weight.requires_grad_(False)
-    plain, chain = both(network, layout)
+    plain, kernels = both(network, layout)
     for (mine, own), (theirs, expected) in zip(
-        chain.gradients(models, images, targets), plain.gradients(models, images, targets), strict=True
+        kernels.gradients(models, images, targets), plain.gradients(models, images, targets), strict=True
     ):
         assert mine == theirs
         assert error(own, expected) < 1e-13
-    assert len(chain.runs) == 2
+    assert len(kernels.pieces) == 2
 
 
 def test_images_may_have_more_channels_than_the_network():
     network, layout, models, images, targets = problem(lambda: convolutional(3), torch.float64, channels=3)
-    plain, chain = both(network, layout)
+    plain, kernels = both(network, layout)
     filled = torch.zeros(3, 5, 15, 15, 4, dtype=torch.float64, device=DEVICE)
     filled[..., :3] = images.permute(0, 1, 3, 4, 2)
     expected = flat(plain.gradients(models, images, targets))
-    assert chain.chain.channels(3) == 4
-    assert error(flat(chain.gradients(models, filled.permute(0, 1, 4, 2, 3), targets)), expected) < 1e-13
+    assert kernels.kernel_network.channels(3) == 4
+    assert error(flat(kernels.gradients(models, filled.permute(0, 1, 4, 2, 3), targets)), expected) < 1e-13
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_images_may_have_more_channels_than_the_network():
 )
 def test_what_is_no_chain_is_left_to_vmap(layers):
     network = nn.Sequential(*layers, nn.Linear(2, 2, bias=False)) if len(layers) == 1 else nn.Sequential(*layers)
-    assert StackedNetwork(network, Layout.of(network), cross_entropy, "tf32").chain is None
+    assert StackedNetwork(network, Layout.of(network), cross_entropy, "tf32").kernel_network is None
 
 
 def test_another_loss_is_left_to_autograd():
     network = regression()
     stacked = StackedNetwork(network, Layout.of(network), nn.functional.multi_margin_loss, "tf32")
-    assert stacked.chain is None
+    assert stacked.kernel_network is None

@@ -151,7 +151,7 @@ def test_sgd_is_torchs(momentum):
 
 
 def test_momentum_needs_its_state():
-    with pytest.raises(ValueError, match="needs a tensor `momenta`"):
+    with pytest.raises(ValueError, match="pass a tensor `momenta` of zeros"):
         kernels.sgd_step_(torch.ones(1, 2), torch.ones(1, 2), None, lr=0.1, momentum=0.9)
 
 
@@ -229,7 +229,7 @@ def test_triton_ties_zeros_and_nan_as_torch():
 
 @needs_triton
 @pytest.mark.usefixtures("reading")
-def test_triton_skips_clients_that_nobody_wants():
+def test_triton_skips_inactive_clients():
     images, weight, bias = stacked(3, 2, 1, 12, 16, 5, DEVICE, torch.float32)
     weight[1] = float("nan")
     active = torch.tensor([True, False, True], device=DEVICE)

@@ -96,10 +96,10 @@ LEAVING = Devices(stays=Span("constant", 2.0))
     [
         (
             {"policy": Never()},
-            r"0 of 40 uploads were made: the policy never said upload in 2012 turns, and a run ends after about "
-            "50 turns for each upload asked for",
+            r"0 of 40 uploads were made: the policy never uploaded in 2012 turns, and a run ends after about "
+            "50 turns for each planned upload",
         ),
-        ({"policy": Rarely()}, r"\d of 40 uploads were made: the policy said upload \d times in 2012 turns"),
+        ({"policy": Rarely()}, r"\d of 40 uploads were made: the policy uploaded \d times in 2012 turns"),
         ({"time_model": LEAVING}, r"\d+ of 40 uploads were made: all clients have left"),
         ({"time_model": FewTurns()}, "1 of 40 uploads were made: the time model had no more ticks"),
     ],

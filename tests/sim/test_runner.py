@@ -37,11 +37,11 @@ class Decides:
 
 
 class Turning:
-    def __init__(self, *told):
-        self.told = told
+    def __init__(self, *given):
+        self.given = given
 
     def ticks(self, num_clients, rng):
-        yield from self.told
+        yield from self.given
 
 
 class Unnamed(CDFL):
@@ -123,10 +123,10 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     ("options", "message"),
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
-        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; expected the class Patient"),
+        ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; pass the class Patient"),
         ({"algorithm": Sometimes}, "Sometimes has no initial, join, .*; expected a name, or a class with"),
-        ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected a word of its own, .*: name = 'unnamed'"),
-        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word to call it by, of letters"),
+        ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected another one than .*, e.g. name = 'unnamed'"),
+        ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
         ({"policy": "maybe"}, "there is no policy 'maybe'; there are always"),
         (
@@ -138,16 +138,22 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
             {"policy": Decides(lambda memory: True)},
             r"policy has Decides.decide\(memory\); expected a name .*, or an object with decide",
         ),
-        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide gave True; expected two things"),
-        ({"policy": Decides(lambda memory, turn: ([], True))}, r"Decides.decide remembers \[\]; expected a tuple of"),
-        ({"policy": Decides(lambda memory, turn: ((), "no"))}, "Decides.decide says 'no'; expected True"),
+        ({"policy": Decides(lambda memory, turn: True)}, r"Decides.decide returned True; expected \(memory, bool\)"),
+        (
+            {"policy": Decides(lambda memory, turn: ([], True))},
+            r"Decides.decide returned the memory \[\]; expected a tuple of",
+        ),
+        (
+            {"policy": Decides(lambda memory, turn: ((), "no"))},
+            "Decides.decide returned 'no' as its decision; expected True",
+        ),
         (
             {"time_model": 0},
             r"time_model is 0; expected a name \(uniform, .*\), or an object with ticks\(num_clients, rng\)",
         ),
         ({"time_model": Uniform}, r"time_model is the class Uniform; expected .*: Uniform\(\.\.\.\)"),
         ({"time_model": Turning((0.0, 1))}, r"Turning.ticks gave \(0.0, 1\); expected cdfl.sim.time_models.Tick"),
-        ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is not there; expected it to join first"),
+        ({"time_model": Turning(Tick(0.0, 1))}, "lets client 1 turn while it is absent; expected it to join first"),
         (
             {"time_model": Turning(Tick(2.0, 1, "join"), Tick(1.0, 1))},
             r"Turning.ticks goes from time 2.0 to 1.0; expected finite numbers that never decrease",
@@ -161,7 +167,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"time_model": Turning(Tick(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
         ({"time_model": Turning(Tick(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
         ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
-        ({"preset": "paper"}, "the paper does not run small; take preset 'default'"),
+        ({"preset": "paper"}, "the paper does not run small; use preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
         ({"device": "tpu"}, "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:x"}, "device is 'cuda:x'; expected auto, cpu, cuda or cuda:N"),
@@ -182,12 +188,12 @@ def test_what_is_wrong_is_said_before_anything_is_made(tmp_path, options, messag
 
 
 JOINED = [Tick(0.0, client, "join") for client in range(5)]
-LOOKS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
+TURNS = [Tick(1.0 + number, number % 5) for number in range(TICKS_TRIED)]
 LATER = [
     ([Tick(0.5, 0)], r"goes from time 100.0 to 0.5; expected finite numbers that never decrease"),
     ([Tick(float("nan"), 0)], "goes from time 100.0 to nan"),
-    ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is not there; expected it to join first"),
-    ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is not there"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1)], "lets client 1 turn while it is absent; expected it to join first"),
+    ([Tick(200.0, 1, "leave"), Tick(201.0, 1, "leave")], "lets client 1 leave while it is absent"),
     ([Tick(200.0, 1, "peek")], r"gave Tick\(time=200.0, client=1, kind='peek'\); expected .* turn, join or leave"),
     ([(200.0, 1, "turn")], r"gave \(200.0, 1, 'turn'\); expected cdfl.sim.time_models.Tick"),
 ]
@@ -196,7 +202,7 @@ LATER = [
 @pytest.mark.parametrize(("ticks", "message"), LATER)
 @pytest.mark.parametrize("policy", ["always", Decides(lambda memory, turn: ((), False))], ids=["always", "never"])
 def test_turns_are_checked_as_long_as_they_come(ticks, message, policy):
-    config = configure(SMALL, time_model=Turning(*JOINED, *LOOKS, *ticks), policy=policy, num_uploads=TICKS_TRIED + 9)
+    config = configure(SMALL, time_model=Turning(*JOINED, *TURNS, *ticks), policy=policy, num_uploads=TICKS_TRIED + 9)
     with pytest.raises(ValueError, match=message):
         list(run_events(config))
 
@@ -269,7 +275,22 @@ def test_a_network_of_ones_own(tmp_path):
     result = run(own, out=tmp_path / "own")
     assert result.uploads == run(replace(SMALL, model="normed")).uploads
     assert RunFolder(tmp_path / "own").config()["scenario"]["model"] == f"{normed.__module__}.normed"
-    with pytest.raises(ValueError, match=r"the model .* made list; expected \(input_shape, num_classes\) -> nn.Module"):
+    with pytest.raises(
+        ValueError, match=r"the model .* returned a list; expected \(input_shape, num_classes\) -> nn.Module"
+    ):
         run(replace(SMALL, model=lambda input_shape, num_classes: []))
     with pytest.raises(ValueError, match=r"there is no model 7; expected one of .*, or in Python a function"):
         replace(SMALL, model=7)
+
+
+class Tires:
+    """A policy that returns rubbish after five decisions."""
+
+    def decide(self, memory, turn):
+        turns = len(memory) + 1
+        return (*memory, 1.0) if turns > 5 else ((*memory, 1.0), False)
+
+
+def test_a_policy_is_checked_whenever_it_is_asked():
+    with pytest.raises(ValueError, match=r"Tires.decide returned \(1.0, 1.0, .*; expected \(memory, bool\)"):
+        run(SMALL, policy=Tires())

@@ -34,7 +34,7 @@ def test_clients_and_looks_have_random_numbers_of_their_own():
     assert len({task.observe(flatten(task.model), draw, *key).chance for key in keys}) == 5
 
 
-def test_making_a_task_touches_nobody_elses_random_numbers():
+def test_making_a_task_keeps_the_global_random_state():
     before = torch.get_rng_state()
     task = make_task()
     task.pretrain()
@@ -72,8 +72,8 @@ def test_answers_of_one_model_at_a_time():
 
 def test_clients_that_draw_otherwise_are_not_remembered_as_others() -> None:
     task = make_task()
-    drawn = task.drawn(3, 2)
-    assert task.drawn(3, 2) is drawn
+    drawn = task.turn_data(3, 2)
+    assert task.turn_data(3, 2) is drawn
     other = task.with_federation(task.federation.reseeded(task.seed + 1))
-    assert drawn.draw.train.index.tolist() != other.drawn(3, 2).draw.train.index.tolist()
-    assert task.drawn(3, 2) is drawn
+    assert drawn.draw.train.index.tolist() != other.turn_data(3, 2).draw.train.index.tolist()
+    assert task.turn_data(3, 2) is drawn

@@ -59,7 +59,7 @@ def test_few_are_active_at_a_time():
     assert turns[:4] * 5 == turns[:20]
     assert len(set(turns[20:30])) == 2  # the rest of six
     assert set(turns[20:30]).isdisjoint(turns[:4])
-    with pytest.raises(ValueError, match="0 active clients with 5 ticks; expected at least 1 of each"):
+    with pytest.raises(ValueError, match="active is 0, turns_each is 5; expected at least 1 of each"):
         FewActive(active=0)
 
 
@@ -152,17 +152,17 @@ def test_a_trace_is_read_round_and_round(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "waits.csv is empty; expected one line of numbers a client"),
-        ("1,2\nsoon\n", "waits.csv, line 2: 'soon'; expected numbers of at least 0, commas between them"),
+        ("", "waits.csv is empty; expected one line of numbers for each client"),
+        ("1,2\nsoon\n", "waits.csv, line 2: 'soon'; expected numbers of at least 0, separated by commas"),
         ("1,-2\n", "waits.csv, line 1: '1,-2'"),
         ("1,inf\n", "waits.csv, line 1"),
         ("nan\n", "waits.csv, line 1"),
         ("1\n\n2\n", "waits.csv, line 2: ''"),
         (",\n", "waits.csv, line 1: ','"),
-        ("1.0,,2\n", "waits.csv, line 1: '1.0,,2'; expected numbers of at least 0, commas between them"),
+        ("1.0,,2\n", "waits.csv, line 1: '1.0,,2'; expected numbers of at least 0, separated by commas"),
         (
             b"\xff\xfe1\x00",
-            r"waits.csv is no text \(.*can't decode byte 0xff.*\); expected one line of numbers a client",
+            r"waits.csv is not a text file \(.*can't decode byte 0xff.*\); expected one line of numbers for each",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_workers_leave_the_model_that_they_were_given():
 
 
 class _Interrupted:
-    """Data that somebody presses Ctrl-C at, once others train."""
+    """Data that raise KeyboardInterrupt once other workers train."""
 
     def __init__(self, others_train):
         self.others_train = others_train
@@ -102,7 +102,7 @@ class _Interrupted:
         raise KeyboardInterrupt
 
 
-def test_nobody_trains_on_when_trainings_are_interrupted():
+def test_an_interrupt_stops_all_workers():
     """A program ends after its threads, and a training may take minutes."""
     task, others_train, steps = make_task(), threading.Event(), []
 

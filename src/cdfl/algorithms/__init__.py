@@ -1,4 +1,4 @@
-"""CDFL and its rivals, behind one interface."""
+"""CDFL and its rivals behind one interface."""
 
 from typing import TypeVar
 
@@ -24,14 +24,14 @@ EXPECTED = f"expected a name, or a class with {', '.join(METHODS + ATTRIBUTES)} 
 
 
 def register(kind: type[_A]) -> type[_A]:
-    """Make a class of one's own available by its name, also on the command line; can be used as a decorator.
+    """Make an algorithm class available by its name, also on the command line; can be used as a decorator.
 
-    A class registered again under its name replaces the old one.
+    A class that is registered under the same name again replaces the old one.
     """
     if not isinstance(kind, type):
         own = type(kind).__name__
         if isinstance(kind, Algorithm):
-            raise ValueError(f"algorithm is a {own} object; expected the class {own}: a run makes the object itself")
+            raise ValueError(f"algorithm is a {own} object; pass the class {own}")
         raise ValueError(f"algorithm is {kind!r}; {EXPECTED}")
     abstract = getattr(kind, "__abstractmethods__", ())
     missing = [method for method in METHODS if method in abstract or not callable(getattr(kind, method, None))]
@@ -42,15 +42,15 @@ def register(kind: type[_A]) -> type[_A]:
         return kind
     name = getattr(kind, "name", None)
     if not is_name(name) or name in _LIBRARY:
-        expected = f"a word of its own, not one of {', '.join(_LIBRARY)}" if is_name(name) else A_NAME
+        expected = f"another one than {', '.join(_LIBRARY)}" if is_name(name) else A_NAME
         own = kind.__name__.lower()
-        raise ValueError(f"{kind.__name__} has the name {name!r}; expected {expected}: name = {own!r}")
+        raise ValueError(f"{kind.__name__} has the name {name!r}; expected {expected}, e.g. name = {own!r}")
     ALGORITHMS[kind.name] = kind
     return kind
 
 
 def make_algorithm(algorithm: str | type[Algorithm], settings: Settings) -> Algorithm:
-    """Make an algorithm from its name, or from a class, which is then registered.
+    """Make an algorithm from its name, or from a class, which is then also registered.
 
     >>> make_algorithm("fedavg", Settings())
     Traceback (most recent call last):
@@ -60,8 +60,8 @@ def make_algorithm(algorithm: str | type[Algorithm], settings: Settings) -> Algo
         return register(algorithm)(settings)
     if algorithm not in ALGORITHMS:
         raise ValueError(
-            f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}, and those of your own that a "
-            "scenario's .py file registers: cdfl.algorithms.register"
+            f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}; a scenario's .py file can "
+            "add one with cdfl.algorithms.register"
         )
     return ALGORITHMS[algorithm](settings)
 

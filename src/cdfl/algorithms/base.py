@@ -36,7 +36,7 @@ class Assignment:
 
     personal_model: Tensor  # (P,)
     base_epoch: int
-    client: ClientMemory = NEWCOMER  # what the server remembers of it, since its last reply
+    client: ClientMemory = NEWCOMER  # what the server remembers of it
     mixture: Tensor | None = None  # the client's own estimate, if the algorithm lets it make one
 
 
@@ -64,7 +64,7 @@ class Algorithm(Protocol):
 
     @abstractmethod
     def join(self, state: Any) -> Reply:
-        """Answer a newcomer."""
+        """Answer a new client."""
         ...
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
@@ -85,7 +85,7 @@ class Algorithm(Protocol):
 
 
 class MixtureFromClient(Algorithm):
-    """Clients send their mixture along; the server moves clusters as CDFL does, but estimates and evaluates nothing."""
+    """Clients send their mixture; the server moves clusters as CDFL does, but estimates and evaluates nothing."""
 
     uses_proxy: ClassVar[bool] = False
 
@@ -94,13 +94,13 @@ class MixtureFromClient(Algorithm):
         return without_losses(cluster_models, num_parameters)
 
     def join(self, state: Any) -> Reply:
-        """Answer a newcomer with the average of the clusters."""
+        """Answer a new client with the average of the clusters."""
         return join(state, self.settings)
 
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
-        """Move the clusters by the client's own mixture."""
+        """Move the clusters by the client's mixture."""
         return server_update(state, upload, self.settings, evaluate, assignment.client, estimator=GIVEN)
 
     def cluster_models(self, state: Any) -> Tensor:

@@ -22,7 +22,7 @@ from cdfl.core import (
 
 
 class CDFL(Algorithm):
-    """Algorithm 1 of the paper. Estimator and defence are those that the settings name, unless they are passed."""
+    """Algorithm 1 of the paper. The settings choose the estimator and the defence unless they are passed."""
 
     name: ClassVar[str] = "cdfl"
 
@@ -36,7 +36,7 @@ class CDFL(Algorithm):
         return initial_state(cluster_models, evaluate, num_parameters)
 
     def join(self, state: Any) -> Reply:
-        """Answer a newcomer with the average of the clusters."""
+        """Answer a new client with the average of the clusters."""
         return join(state, self.settings)
 
     def server_update(

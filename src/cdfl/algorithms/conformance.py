@@ -1,4 +1,4 @@
-"""Does an algorithm keep its promises? One check for ours and for a user's own."""
+"""Check that an algorithm, ours or a user's, works with the simulator."""
 
 import copy
 import re
@@ -15,28 +15,28 @@ from cdfl.jsonable import jsonable
 
 SIZE, LEARNED = 6, 5  # entries of a model; the last one is a statistic, mixed like the others but never trained
 ROUNDING = 1e-6
-A_NAME = "a word to call it by, of letters, digits, '.', '_' and '-'"
+A_NAME = "a word of letters, digits, '.', '_' and '-'"
 
 
 def is_name(name: object) -> bool:
-    """Can an algorithm be called so, on the command line and in the names of folders?"""
+    """Return whether an algorithm can have this name, on the command line and in folder names."""
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
 
 
 def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
-    """Run an algorithm on a tiny problem with one and with three clusters; AssertionError says what it does wrong.
+    """Run an algorithm on a tiny problem with one and with three clusters; raise AssertionError if it misbehaves.
 
-    What passes can be simulated, stacked, interrupted and resumed:
+    An algorithm that passes can be simulated, stacked, interrupted and resumed:
 
-    - shapes and types are as the simulator expects them, every number is finite, mixtures sum to one;
-    - the epoch advances by one per upload, and the reply carries it;
-    - nothing that is passed in is changed, nor the algorithm itself, and the same inputs give the same outputs;
+    - shapes and types are those that the simulator expects, every number is finite, mixtures sum to one;
+    - the epoch advances by one with each upload, and the reply carries it;
+    - it changes neither its arguments nor itself, and the same inputs give the same outputs;
     - an upload older than `max_staleness` moves nothing; one equal to a current model does no harm;
-    - statistics, behind the first `num_parameters` entries, stay between those that it began with and was sent: past
-      them a variance may be below 0;
-    - the proxy sets are looked at only by algorithms that say so (`uses_proxy`);
-    - the state is a dataclass of tensors and numbers, which is what a checkpoint can keep;
-    - it has a name of its own, by which runs are recorded.
+    - statistics, after the first `num_parameters` entries, stay within the range of the first models and the uploads:
+      beyond it a variance may be below 0;
+    - an algorithm evaluates the proxy sets only if `uses_proxy` is True;
+    - the state is a dataclass of tensors and numbers, which a checkpoint can store;
+    - it has a unique name, under which runs are recorded.
 
     >>> from cdfl.algorithms import CDFL
     >>> from cdfl.core import Settings
@@ -52,12 +52,12 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     whose = " and ".join(parents)
     _expect(
         not parents,
-        f"{own.__name__} has the name {name!r} of {whose}; expected one of its own: name = {own.__name__.lower()!r}",
+        f"{own.__name__} has the name {name!r} of {whose}; expected another one, e.g. name = {own.__name__.lower()!r}",
     )
 
 
 class _Check:
-    """A problem small enough to see through: F(w; D_k) = ||w - centre_k||^2, clients near mixtures of centres."""
+    """A tiny problem: F(w; D_k) = ||w - centre_k||^2, and clients near mixtures of centres."""
 
     def __init__(self, algorithm: Algorithm, num_clusters: int) -> None:
         self.algorithm = algorithm
@@ -67,7 +67,7 @@ class _Check:
         self.start = self.centres + 0.1 * torch.randn(num_clusters, SIZE, generator=self.random)
 
     def run(self, uploads: int) -> None:
-        """Go through the life of a server."""
+        """Run all checks, in the order of a server's life."""
         algorithm = self.algorithm
         evaluate = self.evaluate if algorithm.uses_proxy else self.unexpected
         state = _unchanged("initial", algorithm.initial, self.start, evaluate, LEARNED)
@@ -86,7 +86,7 @@ class _Check:
     def one_upload(
         self, algorithm: Algorithm, state: Any, reply: Reply, number: int, local_model: Tensor | None = None
     ) -> tuple[Any, Reply]:
-        """A client receives a reply, trains and uploads."""
+        """Let a client receive a reply, train and upload; check the answer."""
         assignment = _unchanged("assign", algorithm.assign, state, reply, self.view())
         self.check_assignment(assignment, reply)
         if local_model is None:
@@ -111,13 +111,13 @@ class _Check:
             _, same = _called("server_update", algorithm.server_update, state, ahead, assignment, evaluate)
             _expect(
                 _close(same.personal_model, answered.personal_model),
-                "server_update: an upload that brings its losses along is answered otherwise than the same upload "
-                "without them; expected the same personal model",
+                "server_update: an upload with its losses is answered differently from the same upload without them; "
+                "expected the same personal model",
             )
         return after, answered
 
     def one_stale_upload(self, state: Any, reply: Reply) -> None:
-        """A client comes back after too long a time."""
+        """Check that an upload older than max_staleness moves nothing."""
         if self.algorithm.models_down == "none":
             return
         strict = copy.copy(self.algorithm)
@@ -130,13 +130,13 @@ class _Check:
         what = f"server_update: an upload {age} epochs old, with max_staleness 1,"
         _expect(answer.outcome == "deprecated", f"{what} has the outcome {answer.outcome}; expected deprecated")
         moved = not torch.equal(strict.cluster_models(after), before)
-        _expect(not moved, f"{what} moved a model; expected every one to stay as it was")
+        _expect(not moved, f"{what} moved a model; expected no change")
         _expect(not bool(answer.rates.any()), f"{what} has rates {answer.rates.tolist()}; expected zeros")
         self.check_state(after, epoch=age)
         self.check_reply("server_update", answer, age, age)
 
     def same_statistics(self, uploads: int) -> None:
-        """Clients that all trained from the first model find the same statistics; their changes add up to more."""
+        """Check that statistics stay in range when clients all train from the first model."""
         eager = copy.copy(self.algorithm)
         eager.settings = eager.settings.replace(base_rate=1.0, max_staleness=None, staleness_slope=0.0)
         evaluate = self.evaluate if eager.uses_proxy else self.unexpected
@@ -151,19 +151,21 @@ class _Check:
             _between("cluster_models", eager.cluster_models(state)[:, LEARNED:], seen)
             _between("the reply's personal_model", reply.personal_model[None, LEARNED:], seen)
 
-    # -- what comes out
+    # -- checks of results
 
     def check_state(self, state: Any, epoch: int) -> None:
-        """A state must survive a checkpoint and stay finite."""
+        """Check that a state can be stored in a checkpoint and is finite."""
         _expect(is_dataclass(state), f"the state is a {type(state).__name__}; expected a dataclass")
         for part in fields(state):
             value = getattr(state, part.name)
             _expect(
                 isinstance(value, Tensor | int | float | str | None),
                 f"the state's {part.name} is a {type(value).__name__}; expected a tensor, a number or None, "
-                "which a checkpoint can keep",
+                "which a checkpoint can store",
             )
-        _expect(state.epoch == epoch, f"the state is at epoch {state.epoch}; expected {epoch}, one more per upload")
+        _expect(
+            state.epoch == epoch, f"the state is at epoch {state.epoch}; expected {epoch}, one more with each upload"
+        )
         models = self.algorithm.cluster_models(state)
         shapes = (self.num_clusters, SIZE), (1, SIZE)
         _expect(
@@ -173,13 +175,13 @@ class _Check:
         _finite("cluster_models", models)
 
     def check_reply(self, step: str, reply: Any, epoch: int, staleness: int) -> None:
-        """A reply must fit the client and tell the truth."""
+        """Check that a reply fits the client and the server."""
         _expect(isinstance(reply, Reply), f"{step} replied with {type(reply).__name__}; expected a Reply")
         self.check_model(f"{step}: the reply's personal_model", reply.personal_model)
         _expect(reply.epoch == epoch, f"{step}: the reply is of epoch {reply.epoch}; expected {epoch}, the server's")
         _expect(
             reply.staleness == staleness,
-            f"{step}: the reply has staleness {reply.staleness}; expected {staleness}, its epoch less the base epoch",
+            f"{step}: the reply has staleness {reply.staleness}; expected {staleness}, its epoch minus the base epoch",
         )
         rates = reply.rates
         fine = rates.ndim == 1 and bool(((rates >= 0) & (rates <= 1)).all())
@@ -188,7 +190,7 @@ class _Check:
             self.check_mixture(f"{step}: the reply's mixture", reply.mixture)
 
     def check_assignment(self, assignment: Any, reply: Reply) -> None:
-        """What a client trains from."""
+        """Check what a client trains from."""
         kind = type(assignment).__name__
         _expect(isinstance(assignment, Assignment), f"assign returned {kind}; expected an Assignment")
         self.check_model("assign: personal_model", assignment.personal_model)
@@ -198,36 +200,39 @@ class _Check:
             self.check_mixture("assign: mixture", assignment.mixture)
 
     def check_model(self, what: str, model: Tensor) -> None:
-        """One model as the network takes it."""
+        """Check the shape, type and values of one model."""
         _expect(tuple(model.shape) == (SIZE,), f"{what} has shape {tuple(model.shape)}; expected ({SIZE},)")
-        _expect(model.dtype == self.start.dtype, f"{what} is {model.dtype}; expected {self.start.dtype}, as it came")
+        _expect(
+            model.dtype == self.start.dtype,
+            f"{what} is {model.dtype}; expected {self.start.dtype}",
+        )
         _finite(what, model)
 
     def check_mixture(self, what: str, mixture: Tensor) -> None:
-        """Shares of clusters."""
+        """Check the shares of the clusters."""
         shape, expected = tuple(mixture.shape), (self.num_clusters,)
-        _expect(shape == expected, f"{what} has shape {shape}; expected {expected}, a share a cluster")
+        _expect(shape == expected, f"{what} has shape {shape}; expected {expected}, a share for each cluster")
         fine = bool((mixture >= 0).all()) and abs(float(mixture.sum()) - 1) < ROUNDING
         _expect(fine, f"{what} is {mixture.tolist()}; expected shares of at least 0 that sum to one")
 
     # -- the problem
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The losses of models (n, P), each on the proxy set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
         return ((models - self.centres[clusters]) ** 2).sum(dim=1)
 
     def unexpected(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The proxy sets of an algorithm that does without them."""
-        raise AssertionError("uses_proxy is False, but the proxy sets were looked at; expected the class to say so")
+        """Raise: this algorithm must not evaluate."""
+        raise AssertionError("uses_proxy is False, but the proxy sets were evaluated; set uses_proxy = True")
 
     def true_mixture(self) -> Tensor:
-        """More of cluster 0 than of the others."""
+        """Return a mixture with more of cluster 0 than of the others."""
         shares = torch.ones(self.num_clusters, dtype=torch.float64)
         shares[0] += 1
         return shares / shares.sum()
 
     def view(self) -> ClientView:
-        """Eight samples, near the centres."""
+        """Return the view of a client with eight samples at the centres."""
         samples = self.centres[torch.arange(8) % self.num_clusters]
         return ClientView(
             losses=lambda models: ((samples[:, None] - models[None]) ** 2).sum(dim=2), true_mixture=self.true_mixture()
@@ -235,28 +240,28 @@ class _Check:
 
 
 def _unchanged(step: str, work: Callable[..., Any], *given: Any) -> Any:
-    """What a step answers; twice the same, and without a mark on what it was given."""
+    """Call a step twice; check that it gives the same result and changes nothing; return the result."""
     before = [(name, tensor, tensor.clone()) for value in given for name, tensor in _tensors(value)]
     own = getattr(work, "__self__", None)
     settings = jsonable(own)
     first = _called(step, work, *given)
     for name, tensor, copied in before:
-        _expect(_same(tensor, copied), f"{step} changed {name} in place; expected a new one and the old one as it was")
+        _expect(_same(tensor, copied), f"{step} changed {name} in place; expected a new one and the old one unchanged")
     second = _called(step, work, *given)
     for (name, one), (_, other) in zip(_tensors(first), _tensors(second), strict=True):
-        _expect(_same(one, other), f"{step} gave another {name} for the same inputs; expected the same, to the bit")
+        _expect(_same(one, other), f"{step} returned another {name} for the same inputs; expected the same bits")
     after = jsonable(own)
     changed = [f"self.{name}" for name in after if name not in settings or after[name] != settings[name]] if own else []
     _expect(
         not changed,
-        f"{step} changed {', '.join(changed)}; expected an algorithm to hold its settings only: what it learns from "
-        "uploads belongs into the state, or it is lost in a checkpoint",
+        f"{step} changed {', '.join(changed)}; expected an algorithm object that never changes; put what it learns "
+        "into the state, which checkpoints store",
     )
     return first
 
 
 def _called(step: str, work: Callable[..., Any], *given: Any) -> Any:
-    """What a step answers; what it raises is a broken promise, too."""
+    """Call a step; turn an exception into an AssertionError."""
     try:
         return work(*given)
     except AssertionError:
@@ -266,7 +271,7 @@ def _called(step: str, work: Callable[..., Any], *given: Any) -> Any:
 
 
 def _tensors(value: Any, name: str = "a tensor") -> list[tuple[str, Tensor]]:
-    """The tensors of a value, with names to report."""
+    """Return the tensors of a value, with names for messages."""
     if isinstance(value, Tensor):
         return [(name, value)]
     if isinstance(value, tuple):
@@ -290,13 +295,13 @@ def _finite(what: str, values: Tensor) -> None:
 
 
 def _between(what: str, statistics: Tensor, seen: Tensor) -> None:
-    """Statistics (n, S) lie between the lowest and the highest of those that were seen (m, S)."""
+    """Check that statistics (n, S) are within the range of those seen (m, S)."""
     lowest, highest = seen.amin(dim=0), seen.amax(dim=0)
     slack = 100 * ROUNDING  # of float32, summed over a buffer
     _expect(
         bool(((statistics >= lowest - slack) & (statistics <= highest + slack)).all()),
         f"server_update: {what} has statistics {statistics.tolist()}; expected {lowest.tolist()} to "
-        f"{highest.tolist()}, those it began with and was sent: move them towards an upload, not along its change",
+        f"{highest.tolist()}, the range seen so far; move statistics towards an upload, not along its change",
     )
 
 

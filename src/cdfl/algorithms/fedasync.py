@@ -10,9 +10,9 @@ from cdfl.core import Evaluate, Reply, ServerState, Settings
 
 
 class FedAsync(MixtureFromClient):
-    """A single cluster, which starts from the average of the pre-trained ones.
+    """A single cluster that starts from the average of the pre-trained ones.
 
-    Its step is always towards the upload; along the change it would be FedBuff.
+    It always steps towards the upload; a step along the change would make it FedBuff.
     """
 
     name: ClassVar[str] = "fedasync"
@@ -26,6 +26,6 @@ class FedAsync(MixtureFromClient):
         return without_losses(cluster_models.mean(dim=0, keepdim=True), num_parameters)
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
-        """Every client belongs to the one cluster."""
+        """Assign every client to the one cluster."""
         whole = torch.ones(1, dtype=torch.float64)
         return Assignment(reply.personal_model, reply.epoch, reply.client, mixture=whole)

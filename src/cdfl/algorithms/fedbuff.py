@@ -12,7 +12,7 @@ from cdfl.core import Evaluate, Outcome, Reply, Settings, Upload, is_too_stale, 
 
 @dataclass(frozen=True, eq=False)
 class BufferedState:
-    """The global model, and the sum of the changes that wait to be applied."""
+    """The global model, and the sum of the buffered changes."""
 
     model: Tensor  # (P,)
     waiting: Tensor  # (P,)
@@ -22,11 +22,11 @@ class BufferedState:
 
 
 class FedBuff(Algorithm):
-    """Clients send changes; the server adds their mean, every `buffer_size` uploads.
+    """Clients send changes; after `buffer_size` uploads the server adds their mean.
 
-    The server's step is `base_rate * buffer_size`, at most 1. So over one buffer the model moves about as far as
-    FedAsync's, and the two compare at one setting. Statistics move towards the mean of the uploads: changes of a
-    variance could add up to a negative one.
+    The server's step is `base_rate * buffer_size`, at most 1, so over one buffer the model moves about as far as
+    FedAsync's at the same setting. Statistics move towards the mean of the uploads: the sum of several changes could
+    make a variance negative.
     """
 
     name: ClassVar[str] = "fedbuff"
@@ -41,7 +41,7 @@ class FedBuff(Algorithm):
 
     @property
     def step(self) -> float:
-        """How far the model moves when the buffer is full, as a share of the mean change in it."""
+        """How far the model moves when the buffer is full, as a share of the mean change."""
         return min(1.0, self.settings.rates.base_rate * self.buffer_size)
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
@@ -64,7 +64,7 @@ class FedBuff(Algorithm):
             return state, self._reply(state, upload.base_epoch, moved=False, outcome="deprecated")
         weight = float(staleness_factor(torch.tensor(staleness), self.settings.rates))
         trained = state.num_parameters
-        # The model stays while the buffer fills, so statistics end up between the model's and the uploads'.
+        # The model does not move while the buffer fills, so statistics stay between the model's and the uploads'.
         base = torch.cat([assignment.personal_model[:trained], state.model[trained:]])
         waiting = state.waiting + weight * (upload.local_model - base)
         model, count = state.model, state.count + 1
@@ -75,7 +75,7 @@ class FedBuff(Algorithm):
         return state, self._reply(state, upload.base_epoch, moved=full)
 
     def cluster_models(self, state: Any) -> Tensor:
-        """The one model."""
+        """Return the one model."""
         models: Tensor = state.model[None]
         return models
 

@@ -1,4 +1,4 @@
-"""FedSoft-Async, the paper's baseline: the client estimates its own mixture, from all K models."""
+"""FedSoft-Async, the paper's baseline: the client estimates its mixture from all K models."""
 
 from typing import Any, ClassVar
 
@@ -9,9 +9,9 @@ from cdfl.core import Reply
 
 
 class FedSoft(MixtureFromClient):
-    """Every sample votes for the cluster model that has the smallest loss on it; the votes are the mixture.
+    """Every sample votes for the cluster model with the smallest loss on it; the votes are the mixture.
 
-    The client votes with the models of its last download on the data it then trains on, as a device would.
+    Like a real device, the client uses the models of its last download and the data that it trains on next.
     """
 
     name: ClassVar[str] = "fedsoft"

@@ -1,4 +1,4 @@
-"""IFCA made asynchronous: every client belongs to one cluster, the one whose model fits its data best."""
+"""Asynchronous IFCA: every client belongs to the one cluster whose model fits its data best."""
 
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from cdfl.core import Reply
 
 
 class IFCA(MixtureFromClient):
-    """A client trains from its best cluster model and moves that cluster alone.
+    """A client trains from its best cluster model and moves only that cluster.
 
     Ghosh et al., "An Efficient Framework for Clustered Federated Learning", 2020, with uploads one at a time.
     """

@@ -1,4 +1,4 @@
-"""No server: what a client reaches alone."""
+"""Train without a server: clients exchange nothing."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from cdfl.core import Evaluate, Reply, Upload
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """Nothing is learned centrally; there is only the model that all clients start from."""
+    """The models that all clients start from; nothing is learned centrally."""
 
     start: Tensor  # (P,)
     clusters: Tensor  # (K, P)
@@ -20,7 +20,7 @@ class Alone:
 
 
 class LocalKeep(Algorithm):
-    """Every client keeps training the model it has, from the same start as in CDFL. Nothing is exchanged."""
+    """Every client keeps training its own model, from the same start as in CDFL."""
 
     name: ClassVar[str] = "local-keep"
     uses_proxy: ClassVar[bool] = False
@@ -32,13 +32,13 @@ class LocalKeep(Algorithm):
         return Alone(cluster_models.mean(dim=0), cluster_models)
 
     def join(self, state: Any) -> Reply:
-        """Hand out the common start."""
+        """Send the common start."""
         return self._reply(state, state.start, state.epoch)
 
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
-        """Give the client its own model back."""
+        """Send the client its own model back."""
         state = replace(state, epoch=state.epoch + 1)
         return state, self._reply(state, upload.local_model, upload.base_epoch)
 
@@ -53,10 +53,10 @@ class LocalKeep(Algorithm):
 
 
 class Local(LocalKeep):
-    """The paper's Local: every client trains from the common start whenever its data change. Nothing is exchanged."""
+    """The paper's Local: every client trains from the common start whenever its data change."""
 
     name: ClassVar[str] = "local"
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
-        """Go back to the start."""
+        """Assign the common start."""
         return Assignment(state.start, reply.epoch, reply.client)

@@ -1,4 +1,4 @@
-"""CDFL with the true mixture instead of an estimate: what a perfect estimator would give."""
+"""CDFL with the true mixture instead of an estimate: the result of a perfect estimator."""
 
 from typing import Any, ClassVar
 
@@ -7,10 +7,10 @@ from cdfl.core import Reply
 
 
 class Oracle(MixtureFromClient):
-    """The estimate is the truth; everything else is CDFL."""
+    """The estimate is the true mixture; everything else is CDFL."""
 
     name: ClassVar[str] = "oracle"
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
-        """Send the true mixture along."""
+        """Send the true mixture with the upload."""
         return Assignment(reply.personal_model, reply.epoch, reply.client, mixture=view.true_mixture)

@@ -11,7 +11,7 @@ from cdfl.cli.export import export
 from cdfl.cli.forget import forget
 from cdfl.cli.init import init
 from cdfl.cli.join import join
-from cdfl.cli.paper import paper
+from cdfl.cli.paper import PASSED_ON, paper
 from cdfl.cli.plot import plot
 from cdfl.cli.rollback import rollback
 from cdfl.cli.run import run
@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(run)
 app.command()(compare)
 app.command()(plot)
-app.command()(paper)
+app.command(context_settings=PASSED_ON)(paper)
 app.command()(scenarios)
 app.add_typer(data.app, name="data")
 app.command()(init)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.keeping import keeping
+from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
@@ -28,9 +28,9 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    exit_on,
     open_folder,
     parse_settings,
-    refuse,
 )
 from cdfl.cli.progress import log_progress
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
@@ -62,7 +62,7 @@ def compare(
     console = Console()
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     names = list(dict.fromkeys(names))  # each once
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         configs = [
             configure(
                 scenario,
@@ -89,7 +89,7 @@ def compare(
         total = sum(config.scenario.num_uploads for config in configs)
         uploads_done = bar.add_task("", total=total)
         with (
-            keeping(folder, folders, total),
+            interruptible(folder, folders, total),
             log_progress(console, total) as count,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,

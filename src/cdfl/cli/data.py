@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cdfl.cli.options import DataDir, refuse
+from cdfl.cli.options import DataDir, exit_on
 from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
@@ -37,7 +37,7 @@ def list_(data_dir: DataDir = None) -> None:
 @app.command("fetch")
 def fetch_(name: str, data_dir: DataDir = None) -> None:
     """Download a dataset into the data folder and check its published checksum."""
-    with refuse(DataError):
+    with exit_on(DataError):
         folder = fetch(name, data_dir, progress=True)
     Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
 
@@ -48,7 +48,7 @@ def check_(name: str, data_dir: DataDir = None) -> None:
 
     The exit code is 1 if the dataset is missing or differs.
     """
-    with refuse(DataError):
+    with exit_on(DataError):
         report = check(name, data_dir)
     console = Console()
     for line in report.lines:
@@ -70,7 +70,7 @@ def sheet(
 
     console = Console()
     for name in names:
-        with refuse(ValueError):
+        with exit_on(ValueError):
             scenario = load_scenario(name)
             path = out / f"{scenario.name}.png"
             federation = scenario.federation(data_dir=data_dir)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdfl.cli.options import refuse
+from cdfl.cli.options import exit_on
 
 EXAMPLE = Path(__file__).with_name("example_setup.py")
 
@@ -15,7 +15,7 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("setup_cdfl.py"),
 ) -> None:
     """Write an example set-up that runs: handwritten digits in four rotations. Change it for your own problem."""
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         if file.exists():
             raise ValueError(f"{file} exists; name another file")
         file.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")

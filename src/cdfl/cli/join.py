@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.cli.options import SetOption, flag, parse_settings, refuse
+from cdfl.cli.options import SetOption, exit_on, flag, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, Turn
 from cdfl.core import Loss, Settings
 from cdfl.core.batches import described
@@ -56,7 +56,7 @@ def join(
     console = Console(highlight=False)
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
     logging.getLogger("cdfl.client").setLevel(logging.INFO)  # shows retries
-    with refuse(ValueError, OSError, ClientError, WireError):
+    with exit_on(ValueError, OSError, ClientError, WireError):
         mine = read_setup(setup)
         if policy is not None and policy not in POLICIES:
             raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")

@@ -124,7 +124,7 @@ def suggestion(message: str) -> str:
 
 
 @contextmanager
-def refuse(*kinds: type[Exception], needs: str = "a simulation", extra: str = "sim") -> Iterator[None]:
+def exit_on(*kinds: type[Exception], needs: str = "a simulation", extra: str = "sim") -> Iterator[None]:
     """Turn errors of these kinds into one line and exit code 2, and Ctrl-C into exit code 130."""
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdfl.cli.options import refuse
+from cdfl.cli.options import exit_on
 from cdfl.record import RunFolder
 from cdfl.report import plot_run
 
@@ -24,7 +24,7 @@ def plot(
 
     In a folder of `cdfl compare`, the first run is plotted and the others are compared with it.
     """
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         first, *others = [path for folder in (run, *(against or [])) for path in runs_in(folder)]
         rivals = {_label(path, others): RunFolder(path).events() for path in others}
         plot_run(RunFolder(first).events(), out, rivals)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.keeping import keeping
+from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
@@ -23,9 +23,9 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    exit_on,
     open_folder,
     parse_settings,
-    refuse,
 )
 from cdfl.cli.progress import log_progress, show_progress
 from cdfl.record import Clusters, Finished
@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Run a scenario; show progress and a summary, and write all events to a folder."""
     console = Console()
-    with refuse(ValueError, OSError):
+    with exit_on(ValueError, OSError):
         config = configure(
             scenario,
             algorithm=algorithm,
@@ -71,7 +71,7 @@ def run(
         starts, ends = [], []
         total = config.scenario.num_uploads
         with (
-            keeping(folder, [folder], total),
+            interruptible(folder, [folder], total),
             log_progress(console, total) as count,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):

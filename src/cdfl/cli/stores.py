@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cdfl.cli.options import refuse
+from cdfl.cli.options import exit_on
 from cdfl.server.records import StoreError
 from cdfl.wire import WireError
 
@@ -35,7 +35,7 @@ DEFAULT_STORE = "cdfl-store"
 
 def refuse_store() -> AbstractContextManager[None]:
     """Turn errors of a store, and of the request, into one line."""
-    return refuse(StoreError, WireError, ValueError, OSError, needs="a server", extra="server")
+    return exit_on(StoreError, WireError, ValueError, OSError, needs="a server", extra="server")
 
 
 def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":

@@ -43,10 +43,28 @@ class Reply:
 
 
 class Client:
-    """One client of one server. The models that the server sends are loaded into `model`.
+    """One client of one server. A client is not thread-safe. `cdfl.client.errors` lists the errors.
 
-    Further keywords are names of `Settings`, such as `learning_rate`. With a `state_dir` the client survives a restart.
-    A client is not thread-safe. `cdfl.client.errors` lists the errors.
+    Args:
+        url: Address of the server.
+        model: The network. Models that the server sends are loaded into it.
+        client_id: The client's name: letters, digits and `. _ -`.
+        token: The client's token; None for an open server.
+        loss: A function of (outputs, targets) to train with.
+        settings: Settings of the training.
+        state_dir: Folder for the client's state. With one, the client survives a restart.
+        dtype: Number format of uploads.
+        reply_dtype: Number format of replies.
+        compress: Compress uploads and replies with zstd.
+        privacy: Clip uploads and add noise.
+        verify: False, or the PEM file or SSL context of a self-signed server.
+        timeout: Seconds to wait for the network.
+        retry: How often to repeat a request, and after what waits.
+        transport: Replaces the network, for tests.
+        clock: Returns the time for policies, in seconds since 1970.
+        sleep: Waits between attempts.
+        **changes: Single settings by name, such as `learning_rate`.
+
     """
 
     def __init__(

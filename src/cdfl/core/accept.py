@@ -1,4 +1,4 @@
-"""The acceptance test: a defence that judges how far an upload is from the clusters. It is about to be replaced.
+"""The acceptance test: a defence that rejects uploads by their loss and their distance from the clusters.
 
 An upload's harm is how much worse its model is than the clusters, times the square of how far it would drag them: the
 smallest F(v; D_k) / F(w_k; D_k), at least 1, times the smallest ||v - w_k||^2. An upload is rejected if its harm, times
@@ -8,7 +8,8 @@ Rejected uploads count in that median, too, so it follows honest clients whose d
 Past harm is 1 for a newcomer and stays between `TRUSTED` and `BLAMED`. Uploads below `BEARABLE` times the usual harm
 make it smaller, others larger. One upload with a flipped sign is hard to tell from an honest one; several are not.
 
-Before `WARM_UP` uploads nothing is usual. Then `is_absurd` rejects uploads much farther away than a cluster is long.
+Before `WARM_UP` uploads there is no usual harm; `is_absurd` then rejects uploads much farther away than a cluster is
+long.
 `benchmarks/poison.py` measures what the test catches, and how many honest uploads it rejects.
 """
 
@@ -25,19 +26,19 @@ from cdfl.core.settings import Settings
 from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
 
 MOST = sys.float_info.max  # larger numbers cannot be written to JSON
-WINDOW = 100  # uploads that say what is usual
-WARM_UP = 10  # uploads before anything is usual
-MEMORY = 0.8  # the power to which a client's past still counts
-BEARABLE = 1.2  # times the usual harm: a client that does less gains trust
+WINDOW = 100  # uploads in the median
+WARM_UP = 10  # uploads before there is a usual harm
+MEMORY = 0.8  # the exponent of a client's past harm
+BEARABLE = 1.2  # times the usual harm: a client below this gains trust
 TRUSTED, BLAMED = 0.125, 12.5  # bounds of past harm
-ABSURD = 10.0  # times as far as a cluster is long: rejected even before anything is usual
+ABSURD = 10.0  # times the length of a cluster: rejected even during warm-up
 
 
 class Judgement(NamedTuple):
     """What the test found."""
 
     harm: float
-    usual_harm: float | None  # the median of the uploads before this one; None: nothing is usual yet
+    usual_harm: float | None  # the median of the uploads before this one; None: during warm-up
     past_harm: float  # of its client, this upload included
     is_harmful: bool
 
@@ -49,7 +50,7 @@ class HarmTest:
     max_harm: float
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
-        """Return it as it is."""
+        """Return the upload unchanged."""
         return upload
 
     def step(
@@ -83,7 +84,7 @@ def defence_of(settings: Settings) -> Defence:
 
 
 def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: float) -> Judgement:
-    """Is the harm of an upload, with its client's past, above `max_harm` times the usual? Before that: is it absurd?"""
+    """Judge whether an upload's harm, with its client's past, is above `max_harm` times the usual, or absurd."""
     harm, usual_harm = harm_of(measures, state.cluster_losses), usual_harm_of(state.defence_memory)
     if usual_harm is None:
         too_much = is_absurd(state, measures)
@@ -107,13 +108,13 @@ def reason_for(found: Judgement, past_harm: float) -> str:
 
 
 def past_harm_after(before: float, harm: float | None, usual_harm: float | None) -> float:
-    """Return what is remembered of a client after an upload.
+    """Return a client's past harm after an upload.
 
     >>> past_harm_after(1.0, harm=6.0, usual_harm=2.0)                     # 3 / 1.2
     2.5
     >>> round(past_harm_after(2.0, harm=6.0, usual_harm=2.0), 4)           # 2 ** .8 * 3 / 1.2
     4.3528
-    >>> past_harm_after(2.0, harm=None, usual_harm=None)                   # not measured, or nothing was usual
+    >>> past_harm_after(2.0, harm=None, usual_harm=None)                   # not measured, or warm-up
     2.0
     """
     if harm is None or usual_harm is None:
@@ -126,7 +127,7 @@ def _times_usual(past_harm: float, harm: float, usual_harm: float) -> float:
 
 
 def harm_of(measures: Measures, cluster_losses: Tensor) -> float:
-    """Return how much worse than the clusters, times the squared distance; 0 for an upload that equals a cluster.
+    """Return the harm: how much worse than the clusters, times the squared distance; 0 if the upload equals a cluster.
 
     >>> measures = Measures(torch.tensor([2.0, 0.9]), torch.tensor([1.0, 0.6]), torch.tensor([5.0, 4.0]))
     >>> round(harm_of(measures, torch.tensor([1.0, 0.3])), 4)              # min(2, 3) * min(5, 4) ** 2
@@ -156,7 +157,7 @@ def usual_harm_of(recent_harms: Tensor) -> float | None:
 
 
 def is_absurd(state: ServerState, measures: Measures) -> bool:
-    """Is an upload `ABSURD` times as far away as the clusters are long, or that much worse and farther than once?"""
+    """Return whether distance times `times_worse` (at most `ABSURD`) exceeds `ABSURD` times the longest cluster."""
     longest = float(state.cluster_models[:, : state.num_parameters].norm(dim=1).max())
     worse = min(ABSURD, times_worse(measures, state.cluster_losses))  # capped: losses may be near 0
     return 0 < ABSURD * longest < worse * float(measures.distances.min())

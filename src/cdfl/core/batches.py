@@ -1,4 +1,4 @@
-"""Which samples form which batch, and what a batch is."""
+"""Plan the batches of a training, and check a batch."""
 
 from math import ceil
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def batch_plan(num_samples: int, batch_size: int, passes: int, generator: torch.Generator) -> Tensor:
-    """Indices of the samples of every batch of a training, (steps, batch).
+    """Return the indices of the samples of every batch, (steps, batch).
 
-    The samples are shuffled anew for every pass and the passes laid end to end, so every batch is full and clients
-    with different amounts of data can be trained side by side. The last batch runs into one pass more where needed.
-    Fewer samples than `batch_size` make batches of all samples.
+    The samples are reshuffled for every pass and the passes are concatenated, so every batch is full and clients with
+    different amounts of data can be trained together. If needed, the last batch takes samples of one more pass. With
+    fewer samples than `batch_size`, every batch holds all samples.
 
     >>> plan = batch_plan(num_samples=5, batch_size=4, passes=2, generator=torch.Generator().manual_seed(0))
     >>> plan.shape, plan.flatten()[:5].sort().values
@@ -29,7 +29,7 @@ def batch_plan(num_samples: int, batch_size: int, passes: int, generator: torch.
 
 
 def pair_of(batch: Any, name: str = "a batch") -> tuple[Any, Any]:
-    """Inputs and targets of a batch, which must be a pair of them.
+    """Return the inputs and targets of a batch; raise ValueError if it is not a pair.
 
     >>> pair_of((torch.zeros(3, 2), torch.zeros(3), "car-7"))
     Traceback (most recent call last):
@@ -41,7 +41,7 @@ def pair_of(batch: Any, name: str = "a batch") -> tuple[Any, Any]:
 
 
 def described(value: Any) -> str:
-    """A value in a few words.
+    """Describe a value in a few words.
 
     >>> described(torch.zeros(3, 2)), described([1, 2, 3]), described(None)
     ('a tensor of shape [3, 2] (float32)', 'a list of 3', 'of type NoneType')

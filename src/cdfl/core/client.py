@@ -1,4 +1,4 @@
-"""Client() of Algorithm 1: training on the client's own data, near the model it received."""
+"""Client() of Algorithm 1: train on the client's data, close to the model it received."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -20,10 +20,10 @@ def client_update(
     loss: Loss,
     settings: TrainingSettings,
 ) -> Tensor:
-    """Train from `personal_model` u (P,) over `batches` of (inputs, targets); returns `local_model` v (P,).
+    """Train from `personal_model` u (P,) over `batches` of (inputs, targets); return `local_model` v (P,).
 
-    Minimises J(v; u) = loss + rho/2 ||v - u||^2, one optimiser step a batch. `model` gives the architecture only:
-    neither it nor `personal_model` is changed. The caller chooses the batches, their order and the number of passes.
+    Minimises J(v; u) = loss + rho/2 ||v - u||^2 with one optimiser step for each batch. `model` gives the architecture;
+    neither it nor `personal_model` changes. The caller chooses the batches, their order and the number of passes.
 
     >>> _ = torch.manual_seed(0)
     >>> net, x, y = nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
@@ -41,9 +41,9 @@ def client_update(
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()
         for parameter, anchor in zip(trained, anchors, strict=True):
-            if parameter.grad is None:  # the loss does not reach it, the proximal term does
+            if parameter.grad is None:  # the loss does not depend on it, but the proximal term does
                 parameter.grad = torch.zeros_like(parameter)
-            # the gradient of rho/2 ||v - u||^2, added by hand: no graph needed
+            # add the gradient of rho/2 ||v - u||^2 without autograd
             parameter.grad.add_(parameter.detach() - anchor, alpha=settings.proximal_strength)
         optimizer.step()
     return flatten(model)

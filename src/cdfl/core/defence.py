@@ -1,4 +1,4 @@
-"""The seam for a defence against harmful uploads. The paper trusts every client; so does `TRUST`.
+"""The interface of a defence against harmful uploads. The paper trusts every client; so does `TRUST`.
 
 A defence is pure: what it remembers is `ServerState.defence_memory` and, for each client, `ClientMemory.defence`. The
 journal keeps its `Verdict`, so a recovered server remembers the same.
@@ -14,7 +14,7 @@ from cdfl.core.update import update_clusters
 
 
 class Step(NamedTuple):
-    """What a step made of the clusters."""
+    """The clusters after a step."""
 
     cluster_models: Tensor  # (K, P)
     rates: Tensor  # (K,) by which they moved
@@ -25,7 +25,7 @@ class Defence(Protocol):
     """Bounds an upload before the step, and takes, shrinks or refuses the step."""
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
-        """Return the upload, its change bounded. It is measured after this; drop `losses` if the model is another."""
+        """Return the upload with its change bounded, before it is measured; drop `losses` if the model changes."""
         ...
 
     def step(
@@ -37,7 +37,7 @@ class Defence(Protocol):
         client: ClientMemory,
         evaluate: Evaluate,
     ) -> tuple[Step, Verdict]:
-        """Return `take_step` at `rates` or smaller ones, and the verdict. A step that is not accepted is dropped."""
+        """Return `take_step` at `rates` or smaller ones, and the verdict. A rejected step is dropped."""
         ...
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
@@ -49,7 +49,7 @@ class Trust:
     """No defence: every upload counts."""
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
-        """Return it as it is."""
+        """Return the upload unchanged."""
         return upload
 
     def step(
@@ -73,6 +73,6 @@ TRUST = Trust()
 
 
 def take_step(state: ServerState, upload: Upload, rates: Tensor) -> Step:
-    """w_k <- (1 - beta_mk) w_k + beta_mk v, or along v - u if the upload has its base model."""
+    """Move the clusters: w_k <- (1 - beta_mk) w_k + beta_mk v, or along v - u if the upload has its base model."""
     models = update_clusters(state.cluster_models, upload.local_model, rates, upload.base_model, state.num_parameters)
     return Step(models, rates, torch.where(rates == 0, state.cluster_losses, torch.nan))

@@ -10,9 +10,9 @@ from torch import Tensor
 from cdfl.core.settings import Bar, EstimateSettings, Settings
 from cdfl.core.state import UNMEASURED, Evaluate, Measures, ServerState, Upload, check_numbers, evaluated
 
-# A sum smaller than this part of its terms' sizes is rounding, not information.
+# A sum smaller than this share of its terms' sizes is rounding error.
 CANCELLED = 1e-6
-# Number of uploads over which the running mean of a measure reaches back.
+# Number of uploads in the running mean of a measure.
 RECENT = 50
 
 
@@ -37,7 +37,7 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True)
 class Printed:
-    """The paper's estimator: compares the measures of clusters as they are."""
+    """The paper's estimator: compares the raw measures."""
 
     settings: EstimateSettings
     needs_measures: ClassVar[bool] = True
@@ -55,10 +55,10 @@ class Printed:
 
 @dataclass(frozen=True)
 class Relative:
-    """Compares measures after dividing each by its cluster's running mean, which is the memory (3, K).
+    """Normalises each measure by its cluster's running mean, which is the memory (3, K).
 
-    Deviation: the paper compares measures as they are. But a proxy set that is harder than the others makes every
-    upload look far from its cluster, also those of clients at home there.
+    Deviation: the paper compares raw measures. But if a proxy set is harder than the others, every
+    upload seems far from its cluster, including uploads of clients that belong to it.
     """
 
     settings: EstimateSettings
@@ -121,7 +121,7 @@ def reevaluated(state: ServerState, evaluate: Evaluate) -> ServerState:
     if len(moved) == 0:
         return state
     first, last = int(moved[0]), int(moved[-1])
-    if len(moved) == last - first + 1:  # neighbours, or one, or all: a view is enough
+    if len(moved) == last - first + 1:  # contiguous: a view is enough
         models = state.cluster_models[first : last + 1]
     else:
         models = state.cluster_models[moved.to(state.cluster_models.device)]
@@ -136,7 +136,7 @@ def measure(state: ServerState, upload: Upload) -> Measures:
     models, local_model = state.cluster_models[:, : state.num_parameters], upload.local_model[: state.num_parameters]
     if models.is_cuda:
         distances = (models - local_model).norm(dim=1)
-    else:  # one cluster after the other: a tensor of all differences takes longer to write than to add up
+    else:  # cluster by cluster: writing a tensor of all differences takes longer than summing it
         distances = torch.stack([torch.dist(model, local_model.to(models)) for model in models])
     return Measures(
         upload.losses, (state.cluster_losses - upload.losses).abs(), distances.double().to(upload.losses.device)
@@ -151,7 +151,7 @@ def relative(measures: Measures, means: Tensor) -> Measures:
     >>> relative(hard, means).losses                                       # 1.5 and .75 times the mean, times 1.1
     tensor([1.6500, 0.8250], dtype=torch.float64)
 
-    A measure stays as it is if a mean is not above 0: before the first upload, or if losses are negative.
+    A measure is not normalised if a mean is not above 0: before the first upload, or if losses are negative.
     """
     factors = means.mean(dim=1, keepdim=True) / means  # (3, K)
     is_sound = ((means > 0) & factors.isfinite()).all(dim=1, keepdim=True)
@@ -161,17 +161,19 @@ def relative(measures: Measures, means: Tensor) -> Measures:
 def means_after(means: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
     """Update the running means (3, K) with one upload: a mean of all so far, later of about `RECENT` uploads.
 
-    They begin as if an upload had come that is equally far from all clusters.
+    They start as if one upload had been equally far from all clusters.
     """
     latest = torch.stack(measures)  # (3, K)
-    mean = latest.cumsum(dim=1)[:, -1:] / latest.shape[1]  # added in order: a recovered server has the same bits
+    mean = (
+        latest.cumsum(dim=1)[:, -1:] / latest.shape[1]
+    )  # summed in order, so that a recovered server has the same bits
     means = torch.where(means == 0, mean, means)
     rate = 1 / torch.as_tensor(epoch + 1, dtype=torch.float64).clamp(max=RECENT)
     return means + rate * (latest - means)
 
 
 def estimate_mixture(measures: Measures, settings: EstimateSettings) -> Tensor:
-    """Estimate a client's mixture (K,) from three measures (K,) of its upload; smaller means more alike.
+    """Estimate a client's mixture (K,) from three measures (K,) of its upload; a small measure gives a large share.
 
     >>> near, far = torch.tensor([0.2, 1.0]), torch.tensor([1.0, 1.0])
     >>> estimate_mixture(Measures(near, near, far), EstimateSettings(sharpness=2.0))     # softmax of 2*(.875, .125)
@@ -204,13 +206,13 @@ def _likeness(values: Tensor, bar: Bar) -> Tensor:
 
 
 def _warn_of_bars(measures: Measures, settings: EstimateSettings) -> None:
-    """Warn of a bar that turns the ranking around; not on a GPU, where reading a value makes everything wait."""
+    """Warn of a bar that may reverse the ranking of clusters; not on a GPU, where reading a value is slow."""
     for name, values in zip(("loss_bar", "gap_bar", "distance_bar"), measures, strict=True):
         bar = getattr(settings, name)
         if bar != "min" and not values.is_cuda and bool((values < bar).any()):
-            warnings.warn(  # always the same words, so that a run of many uploads shows them once
-                f"{name} is {bar:g}, above a value it is taken from: the printed formula may then rank clusters "
-                "upside down; 'min' never does",
+            warnings.warn(  # a constant text: Python then shows it once
+                f"{name} is {bar:g}, above a measured value: the printed formula may then reverse the ranking of "
+                "clusters; use 'min'",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -1,10 +1,10 @@
-"""A model as one vector, and back.
+"""Flatten a model into one vector, and load it back.
 
-The vector holds every parameter and, after them, every floating-point buffer that is saved with the model
-(batch-norm statistics). Both are mixed and averaged alike: statistics of a mixture are, to first order, the
-mixture of the statistics. Only the parameters count in distances and in the proximal term, because the
-scale of a running variance says nothing about how far apart two models are.
-Integer and boolean buffers (counters, masks) cannot be averaged: they do not travel, the receiver keeps its own.
+The vector holds all parameters and, after them, all floating-point buffers that are saved with the model (batch-norm
+statistics). Both are mixed in the same way: statistics of a mixture are, to first order, the mixture of the
+statistics. Only the parameters count in distances and in the proximal term, because the scale of a running variance
+does not show how far apart two models are. Integer and boolean buffers (counters, masks) cannot be averaged; each
+client keeps its own.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model lies in its vector."""
+    """The position of each tensor of a model in its vector."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -25,7 +25,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
-        """The layout of a model's vector.
+        """Return the layout of a model's vector.
 
         >>> layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
         >>> layout.num_parameters, layout.size        # 3*2+2 + 2+2 parameters, 2+2 running statistics
@@ -34,7 +34,7 @@ class Layout:
         parameters = dict(model.named_parameters())
         tensors = parameters | _float_buffers(model)
         if not parameters:
-            raise ValueError(f"{type(model).__name__} has no parameters; there is nothing to learn")
+            raise ValueError(f"{type(model).__name__} has no parameters; expected a model with parameters to train")
         for name, tensor in tensors.items():
             if not tensor.is_floating_point():
                 raise ValueError(f"parameter {name} is {tensor.dtype}; only real floating-point ones can be mixed")
@@ -46,7 +46,7 @@ class Layout:
         )
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
-        """The named tensors inside one vector (P,) or inside a stack of them (..., P); no copy is made."""
+        """Return the named tensors of one vector (P,) or of a stack of them (..., P), as views."""
         self.check(vectors)
         pieces = vectors.split([prod(shape) for shape in self.shapes], dim=-1)
         lead = vectors.shape[:-1]
@@ -55,7 +55,7 @@ class Layout:
         }
 
     def check(self, vectors: Tensor) -> None:
-        """Refuse a vector that does not belong to this layout."""
+        """Raise ValueError if a vector does not fit this layout."""
         if vectors.ndim == 0 or vectors.shape[-1] != self.size:
             raise ValueError(
                 f"the model vector has shape {tuple(vectors.shape)}; expected {self.size} entries in its last "
@@ -64,7 +64,7 @@ class Layout:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """A model's parameters and floating-point buffers as one new vector (P,).
+    """Return a model's parameters and floating-point buffers as one new vector (P,).
 
     >>> flatten(nn.Linear(3, 2)).shape
     torch.Size([8])

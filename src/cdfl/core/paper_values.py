@@ -1,30 +1,31 @@
-"""Named settings: the paper's, as printed; one reading of it, that learns; and ours.
+"""Named settings: the paper's as printed, a reading of them that learns, and our defaults.
 
-`PAPER` holds the printed values; where each is printed stands beside it in `_paper`.
+`PAPER` holds the printed values; comments in `_paper` say where each is printed.
 
-`reading` gives the printed values, read as was found on FashionMNIST with 4 clusters (`experiments/reading.py`); it is
-used unchanged for all rows. A reading also says who is there when: `cdfl.sim.presets`.
+`reading` interprets the printed values. The interpretation was found on FashionMNIST with 4 clusters
+(`experiments/reading.py`) and is used for all rows. The preset `paper-reading` also sets a time model
+(`cdfl.sim.presets`).
 
-`DEFAULT` is what `Settings()` gives; a scenario may change some of it (`cdfl.scenarios`): those with ResNet-18 take
-the paper's SGD, those of MiniImageNet also steps towards uploads at a rate of .3, and these and digit recognition
-relative measures. Its values were chosen on FashionMNIST with 4 clusters and uniform uploads, and on 8x8 digits:
+`DEFAULT` is `Settings()`. A scenario may override some values (`cdfl.scenarios`): those with ResNet-18 use the paper's
+SGD; those of MiniImageNet also use steps towards uploads at a rate of .3; these and digit recognition use relative
+measures. The defaults were chosen on FashionMNIST with 4 clusters and uniform uploads, and on 8x8 digits:
 
-- cluster_step="along", base_rate=.15, rate_floor=.05: `benchmarks/results/default.json` holds what led there, on seeds
-  that no table shows;
-- staleness_grace=20, staleness_slope=1/20, continuous: an upload's rate times its age stays below .15 * 20. Where that
-  product is large, steps along the change overshoot, most of all where everybody uploads once a session: 80 instead of
-  20 broke down there (FashionMNIST with 100 clients, digits-4 with 40), 40 on digits-4, in runs that were not kept. 30
-  is better by .001 to .003 on FashionMNIST, and nearer to that;
-- main_share=.65, the mean of the paper's drift, with the weights of the paper's row: a factor of 12 suits four
-  clusters, but blurs six and takes one of two for all (digits in 2, 3 and 6 rotations, one or two runs each);
-- weight_decay=5e-4: the printed .005 was worse in one run of an earlier default, whose figures were not kept;
-- max_staleness=None, and no more damping than that: with the printed a=10, b=5, tau_0=M rates fall to nothing when many
-  clients are active, since the staleness of an upload is then about M;
-- shared_epochs=10, separate_epochs=2: all clusters start from one model, so that averages of them make sense;
-- proximal_strength=.01 and Adam at 1e-3, not .1 and 1e-2, which keep clients from fitting their data (this and the two
-  points above: from single runs of an earlier prototype);
-- bars "min", which never turn the ranking of clusters upside down; but small differences then count as much as large
-  ones, and on MiniImageNet (6) with plain measures hardly any upload was counted to two of the clusters;
+- cluster_step="along", base_rate=.15, rate_floor=.05: the search is in `benchmarks/results/default.json`, on seeds that
+  no table uses.
+- staleness_grace=20, staleness_slope=1/20, continuous: an upload's rate times its age stays below .15 * 20. If that
+  product is large, steps along the change overshoot, most of all if every client uploads once a session. There, runs
+  with 80 diverged (FashionMNIST with 100 clients, digits-4 with 40), and so did 40 on digits-4; their figures were not
+  kept. 30 is better by .001 to .003 on FashionMNIST, but closer to divergence.
+- main_share=.65 is the mean of the paper's drift. A fixed factor does not suit all numbers of clusters: 12 suits four,
+  is too weak for six, and gives one of two clusters everything (digits in 2, 3 and 6 rotations, one or two runs each).
+- weight_decay=5e-4: the printed .005 was worse in one run of an earlier default, whose figures were not kept.
+- max_staleness=None: with the printed a=10, b=5, tau_0=M, rates vanish when many clients are active, since the
+  staleness of an upload is then about M.
+- shared_epochs=10, separate_epochs=2: all clusters start from one model, so that their averages are useful.
+- proximal_strength=.01 and Adam at 1e-3: the printed .1 and 1e-2 keep clients from fitting their data (this and the two
+  points above come from single runs of an earlier prototype).
+- bars "min" never reverse the ranking of clusters. But small differences then count as much as large ones; on
+  MiniImageNet (6) with plain measures, two clusters got hardly any uploads.
 - batch_size=128 as printed; local_epochs=5, which the paper does not print.
 """
 
@@ -35,12 +36,12 @@ from cdfl.core.settings import Bar, Settings
 
 MIN: Literal["min"] = "min"
 
-# `paper-reading`: the printed bars of 8, 40 and 70 lie above every mean loss, which turns the ranking of clusters
-# upside down. Read as bars of a loss that was summed over 16 batches of 64 proxy samples they lie below the losses of
-# FashionMNIST (4), where the reading was found; those of FashionMNIST (2) came down to them in a short run that was not
-# kept. Dividing by 16 is the same.
+# `paper-reading`: the printed bars of 8, 40 and 70 are above every mean loss, which reverses the ranking of clusters.
+# Read as bars of a loss summed over 16 batches of 64 proxy samples, they are below the losses of FashionMNIST (4), on
+# which the reading was found. The losses of FashionMNIST (2) fell to them in a short run that was not kept. Dividing
+# the bars by 16 has the same effect.
 PROXY_BATCHES = 16
-# Printed as .01, which costs every figure of FashionMNIST (4) some points: the one printed value that is changed.
+# The only printed value that is changed: the printed .01 lowers every figure of FashionMNIST (4) by some points.
 READING_OF_ADAM: Mapping[str, Any] = {"learning_rate": 1e-3}
 
 
@@ -85,7 +86,7 @@ def _paper(
 
 _ALL_MIN: tuple[Bar, Bar, Bar] = (MIN, MIN, MIN)
 
-# The 13 rows of the parameter table; 20 clients a cluster, 100 for digit recognition (section 5.1).
+# The 13 rows of the parameter table; 20 clients for each cluster, 100 for digit recognition (section 5.1).
 PAPER: dict[str, Settings] = {
     "fashion-mnist-2": _paper(0.5, 0.4, (3,), (8, 0, 0), 40, "cnn"),
     "fashion-mnist-3": _paper(0.5, 0.25, (3,), (8, 0, 0), 60, "cnn"),
@@ -107,7 +108,7 @@ DEFAULT = Settings()
 
 
 def paper(row: str) -> Settings:
-    """The values the paper prints for one row of its tables.
+    """Return the values that the paper prints for one row of its tables.
 
     >>> paper("mini-imagenet-6").estimate.sharpness
     (10, 10)
@@ -121,7 +122,7 @@ def paper(row: str) -> Settings:
 
 
 def reading(row: str) -> Settings:
-    """One reading of a row: bars on the scale of a mean loss, and a learning rate at which Adam trains.
+    """Return the reading of a row: bars on the scale of a mean loss, and a learning rate at which Adam trains.
 
     >>> paper("fashion-mnist-4").estimate.loss_bar, reading("fashion-mnist-4").estimate.loss_bar
     (8, 0.5)

@@ -1,4 +1,4 @@
-"""The cluster models a server starts from, w_k^0."""
+"""Pre-train the cluster models that a server starts from, w_k^0."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,12 +23,12 @@ def pretrain(
 ) -> Tensor:
     """Train K cluster models (K, P) on K sets of (inputs, targets), from the weights that `model` holds.
 
-    First one shared model on all sets for `shared_epochs`, then each cluster from it for `separate_epochs`.
-    Deviation: the paper does not say how its clusters start. Averaging models in weight space only works while they
-    lie in one basin, and a shared start puts them there; `shared_epochs=0` starts them apart.
+    Trains one shared model on all sets for `shared_epochs`, then each cluster from it for `separate_epochs`.
+    Deviation: the paper does not say how its clusters start. Averaging models in weight space works only while they
+    lie in one basin, so ours share a start; `shared_epochs=0` starts them apart.
     """
     training, passes = settings.training, settings.pretraining
-    free = replace(training, proximal_strength=0.0)  # there is no earlier model to stay near to
+    free = replace(training, proximal_strength=0.0)  # there is no received model to stay close to
 
     def train(start: Tensor, inputs: Tensor, targets: Tensor, count: int) -> Tensor:
         plan = batch_plan(len(targets), training.batch_size, count, generator).to(targets.device)

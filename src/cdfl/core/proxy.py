@@ -1,4 +1,4 @@
-"""The server's only look at data: losses of models on the proxy sets, one model and one set at a time."""
+"""Evaluate models on the proxy sets, the only data that the server sees; one model and one set at a time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from cdfl.core.flat import Layout
 
 @torch.no_grad()
 def outputs(model: nn.Module, layout: Layout, vector: Tensor, inputs: Any) -> Any:
-    """What a model, given as its vector (P,), says of inputs, without training it.
+    """Return the outputs of a model, given as its vector (P,), in evaluation mode.
 
-    `model` lends its architecture for the time of the call: two threads need one each.
+    The call writes into `model`, which gives the architecture: two threads need one each.
     """
     model.eval()
     return functional_call(model, layout.views(vector), (inputs,))
@@ -25,8 +25,8 @@ class ProxySets:
     """K sets of (inputs, targets), as an `Evaluate`.
 
     >>> net, x = nn.Linear(2, 1), torch.ones(4, 2)
-    >>> look = ProxySets(net, nn.functional.mse_loss, [(x, torch.zeros(4, 1)), (x, torch.ones(4, 1))])
-    >>> look(torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 1]))
+    >>> proxies = ProxySets(net, nn.functional.mse_loss, [(x, torch.zeros(4, 1)), (x, torch.ones(4, 1))])
+    >>> proxies(torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 1]))
     tensor([9., 4.])
     """
 
@@ -38,7 +38,7 @@ class ProxySets:
 
     @torch.no_grad()
     def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,); computed where `model` is."""
+        """Return the loss of each model (n, P) on the set of its cluster (n,), computed on the device of `model`."""
         losses = []
         for vector, cluster in zip(models.to(self._device), clusters.tolist(), strict=True):
             inputs, targets = self.sets[cluster]
@@ -46,7 +46,7 @@ class ProxySets:
         return torch.stack(losses)
 
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
-        """The losses of n models (P,) on every set (n, K), float64 on the CPU, where all n arrive together."""
+        """Return the losses of n models (P,) on every set, (n, K): float64 on the CPU, in one copy."""
         clusters = torch.arange(len(self.sets))
         losses = [self(vector.to(self._device).expand(len(clusters), -1), clusters) for vector in vectors]
         return torch.stack(losses).double().cpu()

@@ -1,4 +1,4 @@
-"""Repeat what was decided about an upload: the journal is replayed through `server_update`, too."""
+"""Replay recorded decisions through `server_update`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,10 +12,10 @@ from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, Server
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """An estimator and a defence that answer as they once did. No proxy set is needed, and no bit depends on a machine.
+    """An estimator and a defence that repeat a recorded decision, without proxy sets and with the same bits everywhere.
 
-    Pass it as both: `server_update(state, upload, settings, evaluate, client, estimator=it, defence=it)`. Memories are
-    made of the recorded measures and verdict by the estimator and the defence that were in force.
+    Pass it as both: `server_update(state, upload, settings, evaluate, client, estimator=it, defence=it)`. The original
+    estimator and defence update their memories from the recorded measures and verdict.
     """
 
     mixture: Tensor  # (K,)
@@ -28,19 +28,19 @@ class Recorded:
     needs_measures: ClassVar[bool] = False
 
     def begin(self, num_clusters: int) -> Tensor:
-        """Begin as the estimator did."""
+        """Return the estimator's first memory."""
         return self.estimator.begin(num_clusters)
 
     def __call__(
         self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the recorded mixture, and the memory that its measures made."""
+        """Return the recorded mixture, and the memory after the recorded measures."""
         if self.measures is UNMEASURED:
             return self.mixture, memory
         return self.mixture, self.estimator(upload, self.measures, memory, epoch)[1]
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
-        """Bound the upload again: a pure function of what was remembered."""
+        """Bound the upload again; bounding is a pure function."""
         return self.defence.bound(state, upload, client)
 
     def step(
@@ -57,5 +57,5 @@ class Recorded:
         return step._replace(cluster_losses=self.cluster_losses), self.verdict
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
-        """Remember the verdict as the defence did."""
+        """Return the defence's memory after the recorded verdict."""
         return self.defence.remember(memory, verdict)

@@ -29,7 +29,7 @@ NEWCOMER = ClientMemory()
 
 
 class Decision(NamedTuple):
-    """What Algorithm 2 makes of an upload."""
+    """The result of Algorithm 2 for one upload."""
 
     measures: Measures  # l, d1, d2
     mixture: Tensor  # (K,) alpha_hat
@@ -50,8 +50,8 @@ def server_update(
 ) -> tuple[ServerState, Reply]:
     """Estimate the upload's mixture, move the clusters, answer with a personal model.
 
-    `evaluate` gives the losses of models on the proxy sets; `client` is what the last reply to this client left
-    (`Reply.client`). Estimator and defence are those that the settings name, unless they are passed.
+    `evaluate` returns the losses of models on the proxy sets; `client` is `Reply.client` of this client's last reply.
+    The settings choose the estimator and the defence unless they are passed.
     """
     estimator, defence = estimator or estimator_of(settings), defence or defence_of(settings)
     _check(state, upload)
@@ -87,9 +87,9 @@ def server_update(
 def decide(
     state: ServerState, upload: Upload, epoch: int | Tensor, settings: Settings, estimator: Estimator
 ) -> Decision:
-    """Algorithm 2 for an upload whose losses are known, where the estimator needs them.
+    """Run Algorithm 2. The upload must have its losses if the estimator needs measures.
 
-    No branch depends on the value of a tensor, so a CUDA graph can record it; `epoch` and `upload.base_epoch` may be
+    No branch depends on the value of a tensor, so a CUDA graph can capture it; `epoch` and `upload.base_epoch` may be
     tensors.
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
@@ -100,7 +100,7 @@ def decide(
 
 
 def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER) -> Reply:
-    """Answer a client that uploads nothing: a newcomer gets the average, a known one its last mixture.
+    """Answer a client without an upload: a new client gets the average, a known one its last mixture.
 
     The epoch does not advance and no cluster moves.
     """
@@ -109,16 +109,16 @@ def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER
 
 
 def is_too_stale(staleness: int, settings: RateSettings) -> bool:
-    """Is an upload older than `max_staleness` (tau_0) allows?"""
+    """Return whether an upload is older than `max_staleness` (tau_0)."""
     return settings.max_staleness is not None and staleness > settings.max_staleness
 
 
 def base_model_of(
     state: ServerState, upload: Upload, settings: Settings, client: ClientMemory = NEWCOMER
 ) -> Tensor | None:
-    """Return u, from which a step along the change begins; None if clusters move towards the upload.
+    """Return u, the start of a step along the change; None if clusters move towards the upload.
 
-    If the model that the client was sent is gone, its last mixture of today's clusters takes its place.
+    If the model that the client was sent is not stored, its last mixture of the current clusters replaces it.
     """
     if settings.rates.cluster_step == "towards":
         return None
@@ -128,7 +128,7 @@ def base_model_of(
 def _unmoved(
     state: ServerState, epoch: int, base_epoch: int, mixture: Tensor | None, settings: Settings, outcome: Outcome
 ) -> Reply:
-    """Reply without moving a cluster; without a mixture, with the average of the clusters."""
+    """Reply without moving a cluster; without a mixture, send the average of the clusters."""
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
     mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))

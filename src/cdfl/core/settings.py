@@ -10,7 +10,7 @@ Floor = float | Literal["mean"]
 
 
 class _Checked:
-    """Base of the groups: refuses a value that means nothing."""
+    """Base of the groups: raises ValueError for a bad value."""
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
@@ -58,10 +58,10 @@ class EstimateSettings(_Checked):
         return max(0.0, 1.0 - self.loss_weight - self.gap_weight)
 
     def softmax_factors(self, num_clusters: int) -> tuple[float, ...]:
-        """`sharpness`, or the factor that gives `main_share` to a cluster that is nearest in every measure.
+        """Return `sharpness`, or the factor that gives `main_share` to a cluster that is nearest in every measure.
 
         If all others are equally far, the raw shares of the nearest and of another differ by 1 / (K - 1)^2. So a factor
-        that suits one number of clusters is too sharp for fewer and too blunt for more.
+        that suits one number of clusters is too large for fewer and too small for more.
 
         >>> [round(EstimateSettings().softmax_factors(num_clusters)[0], 1) for num_clusters in (2, 3, 4, 6)]
         [0.6, 5.2, 15.5, 55.7]
@@ -69,7 +69,7 @@ class EstimateSettings(_Checked):
         if self.sharpness is not None:
             return self.sharpness
         others = num_clusters - 1
-        odds = others * self.main_share / (1 - self.main_share)  # of the nearest against one other
+        odds = others * self.main_share / (1 - self.main_share)  # of the nearest over one other
         return (others**2 * math.log(max(odds, 1.0)),)  # never favours clusters that are farther
 
 
@@ -142,7 +142,7 @@ class PretrainingSettings(_Checked):
 class Settings:
     """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.paper_values` explains them).
 
-    Groups are read by their names. Values are set by their own names, which are unique:
+    Read values through their groups. Set them by their own names, which are unique:
 
     >>> settings = Settings(base_rate=0.1, local_epochs=2)
     >>> settings.rates.base_rate, settings.training.local_epochs
@@ -172,7 +172,7 @@ class Settings:
         _check(self, "max_harm", harm is None or (_is_number(harm) and harm > 0), "a number above 0, or None")
 
     def replace(self, **changes: Any) -> "Settings":
-        """Return these settings with some values changed; unknown names are refused.
+        """Return these settings with some values changed; raise ValueError for an unknown name.
 
         >>> Settings().replace(base_rate=0.1).rates.base_rate
         0.1
@@ -190,7 +190,7 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        """Read what `to_dict` gave."""
+        """Return the settings of a `to_dict` result."""
         return cls(**values)
 
 

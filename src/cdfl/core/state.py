@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# applied: clusters moved; deprecated: older than max_staleness; rejected: refused by the defence. The latter move none.
+# applied: clusters moved; deprecated: older than max_staleness; rejected: by the defence. The last two move none.
 Outcome = Literal["applied", "deprecated", "rejected"]
 
-# Losses of n models (n, P), each on the proxy set of the cluster beside it (n,). The core sees data only through this.
+# Returns the losses of n models (n, P), each on the proxy set of its cluster (n,). The core sees no other data.
 Evaluate = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -26,14 +26,14 @@ def _nothing() -> Tensor:
 class ServerState:
     """The server between two uploads.
 
-    What it remembers of single clients is not in here: the owner of the state keeps one `ClientMemory` a client and
-    passes it with the upload. So no table is copied at every step.
+    The memory of single clients is not part of it: the owner of the state keeps one `ClientMemory` for each client and
+    passes it with the upload, so no table is copied at every step.
     """
 
     cluster_models: Tensor  # (K, P)  w_k
     cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN: not evaluated since the cluster moved
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
-    epoch: int = 0  # t: one an upload
+    epoch: int = 0  # t: counts uploads
     num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
     memory: Tensor = field(default_factory=_nothing)  # the estimator's
     defence_memory: Tensor = field(default_factory=_nothing)  # the defence's
@@ -65,7 +65,7 @@ class Upload:
 
 
 class Measures(NamedTuple):
-    """What the server measures of an upload, one number a cluster; float64."""
+    """What the server measures of an upload, one number for each cluster; float64."""
 
     losses: Tensor  # (K,)  l_k  = F(v; D_k)
     loss_gaps: Tensor  # (K,)  d1_k = |F(w_k; D_k) - F(v; D_k)|
@@ -76,11 +76,11 @@ UNMEASURED = Measures(*[torch.empty(0, dtype=torch.float64)] * 3)  # of an uploa
 
 
 class Verdict(NamedTuple):
-    """What a defence found of an upload. Plain values: the journal keeps them."""
+    """A defence's decision about an upload. Plain values: the journal stores them."""
 
     is_accepted: bool = True
-    seen: tuple[float | None, ...] = ()  # its measurements; `Defence.remember` makes the server's memory of them
-    client: tuple[float, ...] = ()  # what it remembers of this client from now on
+    seen: tuple[float | None, ...] = ()  # its measurements, from which `Defence.remember` updates the server's memory
+    client: tuple[float, ...] = ()  # its memory of this client after the upload
     reason: str = ""  # why the upload was rejected, for its client
 
 
@@ -90,13 +90,13 @@ ACCEPTED = Verdict()
 class ClientMemory(NamedTuple):
     """What the server remembers of one client between its uploads."""
 
-    mixture: Tensor | None = None  # (K,) of the last reply; None: a newcomer
+    mixture: Tensor | None = None  # (K,) of the last reply; None: a new client
     defence: tuple[float, ...] = ()  # `Verdict.client` of the last reply
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What the client gets back, and what the server decided on the way."""
+    """What the client gets back, and what the server decided."""
 
     personal_model: Tensor  # (P,)  u_m
     epoch: int  # t: the base epoch of the client's next upload
@@ -113,7 +113,7 @@ class Reply:
 
     @property
     def client(self) -> ClientMemory:
-        """What to remember of this client until its next upload."""
+        """What the server remembers of this client until its next upload."""
         return ClientMemory(self.mixture, self.verdict.client)
 
 
@@ -135,7 +135,7 @@ def initial_state(cluster_models: Tensor, evaluate: Evaluate, num_parameters: in
 
 
 def is_finite(values: Tensor) -> bool:
-    """Is every value finite? One pass without a copy: NaN and infinity both show in the minimum and maximum."""
+    """Return whether every value is finite, in one pass: NaN and infinity both show in the minimum and maximum."""
     return values.numel() == 0 or bool(torch.isfinite(torch.stack(values.aminmax())).all())
 
 
@@ -147,9 +147,9 @@ def evaluated(name: str, evaluate: Evaluate, models: Tensor, clusters: Tensor) -
 
 
 def check_numbers(name: str, values: Tensor, count: int) -> None:
-    """Refuse anything but `count` finite numbers."""
+    """Raise unless `values` are `count` finite numbers."""
     if values.shape != (count,):
-        raise ValueError(f"{name} has shape {tuple(values.shape)}; expected one number a cluster, ({count},)")
+        raise ValueError(f"{name} has shape {tuple(values.shape)}; expected one number for each cluster, ({count},)")
     if not bool(torch.isfinite(values).all()):
         raise NotFiniteError(
             f"{name}: {values.tolist()}; expected finite numbers: the upload or a cluster model has diverged, "

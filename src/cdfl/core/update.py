@@ -12,7 +12,7 @@ ROUNDING = 1e-12
 def update_rates(
     mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: RateSettings
 ) -> tuple[Tensor, Tensor]:
-    """Return how far each cluster moves to an upload, beta_mk (K,), and the epochs e_k (K,) after it.
+    """Return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
 
     >>> fresh = RateSettings(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
@@ -28,7 +28,7 @@ def update_rates(
 
 
 def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
-    """beta_2k: 1 while an upload is fresh, falling with its staleness after that.
+    """Return beta_2k: 1 while an upload is fresh, falling with its staleness after that.
 
     The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
 
@@ -59,9 +59,9 @@ def update_clusters(
 ) -> Tensor:
     """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
 
-    With the model u that the upload was trained from, along the change instead: w_k <- w_k + beta_mk (v - u).
-    Statistics, behind the first `num_parameters` entries, always move towards the upload: changes of a variance could
-    add up to a negative one.
+    With `base_model` u, from which the upload was trained, move along the change: w_k <- w_k + beta_mk (v - u).
+    Statistics, after the first `num_parameters` entries, always move towards the upload: the sum of several changes
+    could make a variance negative.
 
     >>> clusters, upload, rates = torch.tensor([[0.0], [8.0]]), torch.tensor([4.0]), torch.tensor([0.25, 0.0])
     >>> update_clusters(clusters, upload, rates)
@@ -74,7 +74,7 @@ def update_clusters(
     local_model = local_model.to(cluster_models)
     num_along = 0 if base_model is None else cluster_models[:, :num_parameters].shape[1]
     change = None if base_model is None else local_model[:num_along] - base_model[:num_along].to(cluster_models)
-    if rates.is_cuda:  # without reading which rates are 0: that would wait for the device
+    if rates.is_cuda:  # do not read which rates are 0: that would wait for the device
         rates = rates.to(cluster_models)[:, None]
         parts = []
         if change is not None:
@@ -96,7 +96,7 @@ def update_clusters(
 
 
 def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
-    """One model for one client: the clusters weighted by its mixture, u = sum_k alpha_k w_k (P,).
+    """Return the model of one client, u = sum_k alpha_k w_k (P,).
 
     >>> personalize(torch.tensor([[0.0], [8.0]]), torch.tensor([0.75, 0.25]))
     tensor([2.])

@@ -1,4 +1,4 @@
-"""Real images for a server and its clients: sources, clusters, mixtures and how they drift."""
+"""Real images for a server and its clients: sources, clusters, mixtures and drifts."""
 
 from cdfl.data.clusters import Cluster, Clusters, Datasets, Domains, LabelPermutations, Rotations, Shifts
 from cdfl.data.dataset import Dataset

@@ -1,4 +1,4 @@
-"""One numbering of classes for datasets that name them, each of which was numbered by itself."""
+"""Number the classes of several datasets by their names."""
 
 from dataclasses import replace
 
@@ -9,10 +9,10 @@ from cdfl.data.errors import DataError
 
 
 def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
-    """The same datasets, in which a class that has a name has one number: its place among all names, sorted.
+    """Return the datasets renumbered, so that a class name has the same number in all: its position in sorted order.
 
-    Datasets without names keep their numbers. Beside named ones they are accepted only where the names are these
-    numbers: 0, 1, and so on, one for each class.
+    Datasets without class names keep their numbers. They can be combined with named ones only if the names are 0, 1,
+    and so on, one for each class.
 
     >>> import numpy as np
     >>> half = np.zeros((2, 4, 4), np.uint8), [0, 1]
@@ -40,13 +40,13 @@ def _renumbered(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
 
 
 def _checked(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
-    """A dataset without names beside others whose classes have these."""
-    in_place = all(name.isdecimal() and int(name) == at for at, name in enumerate(names))  # class 7 is what "7" is
+    """Return a dataset without class names; raise DataError if it does not fit these names."""
+    in_place = all(name.isdecimal() and int(name) == at for at, name in enumerate(names))  # class 7 has the name "7"
     if dataset.num_classes != len(names) or not in_place:
         few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise DataError(
             f"{dataset.name} has {dataset.num_classes} numbered classes and other sources have {len(names)} named "
-            f"ones ({few}), so which is which cannot be told; give {dataset.name} class_names (in an .npz file an "
-            "array of words, that of class 0 first), or name the others' classes 0, 1, ... as it numbers them"
+            f"ones ({few}), which cannot be matched; give {dataset.name} class_names (in an .npz file an "
+            "array of words, class 0 first), or name the classes of the others 0, 1, ..."
         )
     return dataset

@@ -1,4 +1,4 @@
-"""A contact sheet: what the clusters of a federation look like, one row each."""
+"""Draw a contact sheet: example images of every cluster, one row each."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ TITLE = 96  # width of the column with the clusters' names
 
 
 def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
-    """Draw one proxy image of each of `columns` classes, the same ones in every row; names on the left."""
+    """Draw one proxy image of each of `columns` classes, the same images in every row; names on the left."""
     _, height, width = federation.input_shape
-    scale = max(1, round(TILE / max(height, width)))  # whole, so that pixels stay squares
+    scale = max(1, round(TILE / max(height, width)))  # whole, so that pixels stay square
     step_y, step_x = height * scale + GAP, width * scale + GAP
     sheet = Image.new("RGB", (TITLE + columns * step_x, GAP + federation.num_clusters * step_y), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
@@ -34,7 +34,7 @@ def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
 
 
 def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
-    """Write the sheet as a small PNG: 256 colours are enough to see what a cluster is."""
+    """Write the sheet as a small PNG with 256 colours."""
     sheet = contact_sheet(federation, columns)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,13 @@ def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
 
 
 def _base_labels(federation: Federation, k: int) -> np.ndarray:
-    """Labels before any permutation, so that all rows show the same images."""
+    """Return the labels before any permutation, so that all rows show the same images."""
     labels: np.ndarray = federation.clusters[k].dataset.test_labels.cpu().numpy()[federation.splits[k].proxy]
     return labels
 
 
 def _one_of_each(labels: np.ndarray, columns: int) -> list[int]:
-    """Positions of the first image of each of the first classes; more images where classes are few."""
+    """Return the positions of the first image of each class; with few classes, add more images."""
     first = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:columns]]
     others = np.delete(np.arange(len(labels)), first)
     return [*first, *others.tolist()][:columns]

@@ -1,4 +1,4 @@
-"""Labelled images in memory: what every source gives and every cluster is made of."""
+"""Labelled images in memory: the result of every source, and the input of every cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Half = Literal["train", "test"]  # the two halves in which datasets are publishe
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and labels, checked once when they are made."""
+    """Images and labels, checked when they are created."""
 
     name: str
     train_images: Tensor  # uint8 (N, C, H, W)
@@ -25,8 +25,8 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
-    class_names: tuple[str, ...] = ()  # in the order of their numbers; none where classes are only numbered
-    notes: tuple[str, ...] = ()  # what a reader of results should know about how it was read
+    class_names: tuple[str, ...] = ()  # in the order of their numbers; empty if classes have no names
+    notes: tuple[str, ...] = ()  # what a reader of results should know about the data
 
     def __post_init__(self) -> None:
         if self.class_names and not self.num_classes == len(self.class_names) == len(set(self.class_names)):
@@ -48,7 +48,7 @@ class Dataset:
         class_names: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> Dataset:
-        """Make a dataset of `(images, labels)` arrays with images as `(N, H, W)` or `(N, H, W, C)`.
+        """Make a dataset from `(images, labels)` arrays with images as `(N, H, W)` or `(N, H, W, C)`.
 
         >>> images = np.zeros((2, 4, 4, 3), np.uint8)
         >>> Dataset.from_arrays("mine", (images, [0, 1]), (images, [1, 0])).input_shape
@@ -69,7 +69,7 @@ class Dataset:
         )
 
     def to_jsonable(self) -> str:
-        """What is stored of it with a run."""
+        """Return what a run's config stores of it."""
         return self.name
 
     @property
@@ -79,7 +79,7 @@ class Dataset:
         return channels, height, width
 
     def half(self, half: Half) -> tuple[Tensor, Tensor]:
-        """Give the images and labels of one published half."""
+        """Return the images and labels of one published half."""
         if half == "train":
             return self.train_images, self.train_labels
         return self.test_images, self.test_labels
@@ -96,14 +96,14 @@ class Dataset:
 
 
 def _whole(name: str, labels: np.ndarray) -> Tensor:
-    """Labels as int64; 1.0 is 1, but nothing is rounded."""
+    """Return labels as int64; raise DataError for a fraction."""
     labels = np.asarray(labels).reshape(-1)
     if labels.dtype.kind in "fO":
         wrong = [label for label in labels.tolist() if not (isinstance(label, Real) and label % 1 == 0)]
     else:
         wrong = [] if labels.dtype.kind in "iub" else labels.tolist()
     if wrong:
-        raise DataError(f"{name}: label {wrong[0]!r} is no whole number; number the classes 0, 1, 2, ...")
+        raise DataError(f"{name}: label {wrong[0]!r} is not a whole number; number the classes 0, 1, 2, ...")
     return torch.from_numpy(labels.astype(np.int64))
 
 

@@ -1,4 +1,4 @@
-"""Real images for a server and its clients: one split, and a draw for every update of every client."""
+"""Split the images of K clusters between server and clients, and draw each client's data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cdfl.data.split import HALF_OF, Sizes, split_dataset
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """References to images, sorted by cluster; `Federation.fetch` gives the images themselves."""
+    """References to images, sorted by cluster; `Federation.fetch` returns the images."""
 
     split: str  # "pretraining", "train", "proxy" or "test"
     cluster: np.ndarray  # int64 (n,)
@@ -38,7 +38,7 @@ class Draw:
 
 
 class Federation:
-    """K clusters of real images, split for server and clients, and what each client draws from them.
+    """K clusters of real images, split between server and clients.
 
     >>> from cdfl.scenarios import load_scenario
     >>> federation = load_scenario("digits-4").federation(seed=0)
@@ -66,12 +66,12 @@ class Federation:
         self.num_classes = max(cluster.dataset.num_classes for cluster in clusters)
         self.input_shape = clusters[0].dataset.input_shape
         self.device = clusters[0].dataset.train_images.device
-        checked_counts(drift, seed, 0, 0, sizes.high, len(clusters))  # what is wrong with it is said before any work
+        checked_counts(drift, seed, 0, 0, sizes.high, len(clusters))  # raises before any work is done
         self.splits = [split_dataset(cluster.dataset, sizes, seed) for cluster in clusters]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know about these data, e.g. server sets smaller than asked for."""
+        """What a reader of results should know about these data, e.g. server sets smaller than requested."""
         read = [note for cluster in self.clusters for note in cluster.dataset.notes]
         return tuple(dict.fromkeys([*read, *(note for split in self.splits for note in split.notes)]))
 
@@ -82,9 +82,9 @@ class Federation:
         return sum(data.train_images.nbytes + data.test_images.nbytes for data in datasets)
 
     def draw(self, client: int, update: int) -> Draw:
-        """Draw what `client` holds after its `update`-th upload, a pure function of (seed, client, update).
+        """Draw what `client` holds after its `update`-th upload: a pure function of (seed, client, update).
 
-        Any client number works: one that was never seen before is a newcomer.
+        Any client number works; an unused one is a new client.
         """
         rng = generator(self.seed, "draw", client, update)
         size = int(rng.integers(self.sizes.low, self.sizes.high, endpoint=True))
@@ -104,7 +104,7 @@ class Federation:
             where = np.flatnonzero(samples.cluster == k)
             picked = self.splits[k].part(samples.split)[samples.index[where]]
             found = self.clusters[k].take(HALF_OF[samples.split], torch.from_numpy(picked).to(self.device))
-            if where[-1] - where[0] + 1 == len(where):  # one run, as in every draw: no scatter needed
+            if where[-1] - where[0] + 1 == len(where):  # contiguous, as in every draw: no scatter needed
                 images[where[0] : where[-1] + 1], labels[where[0] : where[-1] + 1] = found
             else:
                 at = torch.from_numpy(where).to(self.device)
@@ -112,36 +112,36 @@ class Federation:
         return images, labels
 
     def pretraining(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Give the images on which the server trains a cluster's model before any client comes."""
+        """Return the images on which the server pre-trains a cluster."""
         return self.fetch(self.all_samples("pretraining", cluster))
 
     def proxy(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Give the images with which the server recognises a cluster (D_k in the paper)."""
+        """Return the images with which the server recognises a cluster (D_k in the paper)."""
         return self.fetch(self.all_samples("proxy", cluster))
 
     def test(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Give all images of a cluster from which clients' test sets are drawn."""
+        """Return all images of a cluster from which clients' test sets are drawn."""
         return self.fetch(self.all_samples("test", cluster))
 
     def to(self, device: torch.device | str) -> Federation:
         """Copy the images to another device; every draw and every pixel stay the same."""
         held = {id(cluster.dataset): cluster.dataset for cluster in self.clusters}
-        moved = {key: dataset.to(device) for key, dataset in held.items()}  # shared images are moved once
+        moved = {key: dataset.to(device) for key, dataset in held.items()}  # copies shared images once
         clusters = [cluster.on(moved[id(cluster.dataset)]) for cluster in self.clusters]
         return Federation(clusters, self.drift, self.sizes, self.seed)
 
     def reseeded(self, seed: int) -> Federation:
-        """Split and draw anew, over the same images in memory."""
+        """Return a federation of the same images in memory, split and drawn with another seed."""
         return Federation(self.clusters, self.drift, self.sizes, seed)
 
     def all_samples(self, split: str, cluster: int) -> Samples:
-        """Refer to every image of one split of a cluster."""
+        """Return references to all images of one split of a cluster."""
         index = np.arange(len(self.splits[cluster].part(split)))
         return Samples(split, np.full_like(index, cluster), index)
 
     def _sample(self, rng: np.random.Generator, split: str, counts: np.ndarray) -> Samples:
         index = [
-            # With replacement only where a cluster has fewer images than the client wants of it.
+            # With replacement only if a cluster has fewer images than the client needs.
             rng.choice(available, count, replace=bool(count > available))
             for count, available in zip(counts, (len(s.part(split)) for s in self.splits), strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Where every random choice about data comes from: a generator named by what it decides."""
+"""Random generators, one for each decision, named by what they decide."""
 
 import zlib
 
@@ -8,7 +8,7 @@ import numpy as np
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     """Make a fresh generator for one decision, e.g. `generator(seed, "draw", client, update)`.
 
-    Nothing else moves it, so a client's data do not depend on who was asked before.
+    A client's data therefore do not depend on the order of calls.
 
     >>> first, again = (generator(0, "draw", 3, 1).integers(100) for _ in range(2))
     >>> bool(first == again)

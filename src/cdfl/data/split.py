@@ -1,4 +1,4 @@
-"""Which base images go to the server and which to clients. No image is in two of the four sets."""
+"""Split base images between server and clients. No image is in two of the four sets."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ HALF_OF: dict[str, Half] = {"pretraining": "train", "train": "train", "proxy": "
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many samples; the defaults are the paper's, except `test`, which it does not give."""
+    """Numbers of samples. The defaults are the paper's, except `test`, which it does not give."""
 
     low: int = 500  # fewest training samples of a client between two uploads
     high: int = 2000  # most
@@ -22,7 +22,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
-            raise ValueError(f"an update of {self.low} to {self.high} samples; expected 1 <= low <= high")
+            raise ValueError(f"low is {self.low} and high is {self.high}; expected 1 <= low <= high")
         for name in ("test", "pretraining", "proxy"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1 sample")
@@ -39,7 +39,7 @@ class Split:
     notes: tuple[str, ...] = ()
 
     def part(self, name: str) -> np.ndarray:
-        """One of the four, by its name."""
+        """Return one of the four sets by its name."""
         if name not in HALF_OF:
             raise ValueError(f"there is no split {name!r}; expected one of {', '.join(HALF_OF)}")
         found: np.ndarray = getattr(self, name)
@@ -47,10 +47,10 @@ class Split:
 
 
 def split_dataset(dataset: Dataset, sizes: Sizes, seed: int) -> Split:
-    """Split by chance, as a function of the seed and the number of images only.
+    """Split at random, as a function of only the seed and the number of images.
 
-    So all clusters made of the same base images (rotations, shifts) get the same split, and no turned or
-    blurred twin of a training image is in a test set.
+    So all clusters of the same base images (rotations, shifts) have the same split, and no rotated or blurred copy of a
+    training image is in a test set.
     """
     train, test = len(dataset.train_labels), len(dataset.test_labels)
     pretraining, proxy = _server_share(sizes.pretraining, train), _server_share(sizes.proxy, test)
@@ -74,5 +74,5 @@ def split_dataset(dataset: Dataset, sizes: Sizes, seed: int) -> Split:
 
 
 def _server_share(wanted: int, available: int) -> int:
-    """Give the server what it wants, or a quarter where that would leave clients less than half."""
+    """Return the wanted size, or a quarter of the images if clients would get less than half."""
     return wanted if 2 * wanted <= available else max(1, available // 4)

@@ -24,7 +24,7 @@ MODELS: dict[str, MakeModel] = {
 
 
 def build(model: str | MakeModel, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Make a freshly initialised network, by its name or by somebody's own function.
+    """Make a network with new random weights, from its name or from a function.
 
     torch's global generator decides the weights.
     """
@@ -33,7 +33,7 @@ def build(model: str | MakeModel, input_shape: Shape, num_classes: int) -> nn.Mo
     network = (model if callable(model) else MODELS[model])(input_shape, num_classes)
     if not isinstance(network, nn.Module):
         raise ValueError(
-            f"the model {model!r} made {type(network).__name__}; expected (input_shape, num_classes) -> nn.Module"
+            f"the model {model!r} returned a {type(network).__name__}; expected (input_shape, num_classes) -> nn.Module"
         )
     return network
 

@@ -1,3 +1,5 @@
+"""The paper's CNN, and a small one for 8x8 images."""
+
 from torch import nn
 
 

@@ -1,3 +1,5 @@
+"""The paper's ResNet-18."""
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ def resnet18(input_shape: tuple[int, int, int], num_classes: int) -> nn.Sequenti
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (the paper's BasicBlock)."""
+    """Two 3x3 convolutions and a shortcut (the paper's BasicBlock)."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Named experiments, and a user's own.
+"""Scenarios: named experiments, and a user's own.
 
 >>> scenario = load_scenario("fashion-mnist-4")
 >>> scenario.num_clients, scenario.num_uploads, scenario.model
@@ -14,18 +14,18 @@ from cdfl.scenarios.scenario import Scenario
 
 
 def load_scenario(name_or_path: str) -> Scenario:
-    """Find a scenario by its name, or read a user's own `.toml` or `.py` file."""
+    """Return a scenario by its name, or read it from a `.toml` or `.py` file."""
     if name_or_path in SCENARIOS:
         return SCENARIOS[name_or_path]
     if name_or_path.endswith((".toml", ".py")):
         return read_scenario(Path(name_or_path).expanduser())
     raise DataError(
-        f"there is no scenario {name_or_path!r}; `cdfl scenarios` lists them, and a .toml or .py file is one, too"
+        f"there is no scenario {name_or_path!r}; `cdfl scenarios` lists them; a .toml or .py file works, too"
     )
 
 
 def list_scenarios() -> list[Scenario]:
-    """All scenarios that have a name."""
+    """Return all named scenarios."""
     return list(SCENARIOS.values())
 
 

@@ -1,7 +1,7 @@
-"""The scenarios that have a name.
+"""The named scenarios.
 
-Numbers of clients and uploads are the paper's (section 5.1, Setup): 20 clients a cluster; 25 uploads a client on
-FashionMNIST, 20 on CIFAR-100 and MiniImageNet; 100 clients with 40 uploads each for digit recognition.
+Numbers of clients and uploads are the paper's (section 5.1, Setup): 20 clients for each cluster; 25 uploads of each
+client on FashionMNIST, 20 on CIFAR-100 and MiniImageNet; 100 clients with 40 uploads each for digit recognition.
 """
 
 from dataclasses import replace
@@ -25,8 +25,8 @@ from cdfl.scenarios.scenario import Scenario
 
 # How the paper trains ResNet-18 (appendix A); its CNN uses Adam, which is the default.
 RESNET: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 5e-4, "momentum": 0.9}
-# Likely, with 100 classes and few images each, most of what one training changes is noise, which steps along the change
-# add up and steps towards uploads average. With plain measures two of six clusters got hardly any uploads. Chosen at
+# With 100 classes and few images each, most of the change of one training is probably noise: steps along the change add
+# it up, steps towards uploads average it. With plain measures two of six clusters got hardly any uploads. Chosen at
 # 32x32 and below (`docs/paper.md`, Table 1); 84x84 was not run.
 NOISY: dict[str, Any] = {"cluster_step": "towards", "base_rate": 0.3, "measures": "relative"}
 IN_TABLE_1 = (2, 3, 4, 6)  # numbers of clusters; the runs with one are in the appendix only
@@ -42,9 +42,9 @@ def _rotated(
     side: int | None = None,
     clients_each: int = 20,
 ) -> Scenario:
-    """A source in K rotations, so many clients each; `row` names the paper's dataset whose printed values it takes."""
+    """Return a scenario of a source in K rotations; `row` names the paper's dataset whose printed values it uses."""
     num_clients = clients_each * num_clusters
-    # With one cluster there is nothing to estimate, and the rest of the printed values is the same in all rows.
+    # With one cluster there is nothing to estimate, and the other printed values are the same in all rows.
     row_clusters = num_clusters if num_clusters in IN_TABLE_1 else IN_TABLE_1[0]
     return Scenario(
         name=f"{source}{f'-{side}px' if side else ''}-{num_clusters}",
@@ -61,8 +61,8 @@ def _rotated(
 FASHION = [_rotated("fashion-mnist", "FashionMNIST", k, 25, "cnn", "fashion-mnist") for k in (1, *IN_TABLE_1)]
 CIFAR = [_rotated("cifar-100", "CIFAR-100", k, 20, "resnet18", "cifar-100") for k in (1, *IN_TABLE_1)]
 MINI = [_rotated("mini-imagenet", "MiniImageNet-100", k, 20, "resnet18", "mini-imagenet") for k in IN_TABLE_1]
-# Stand-ins, for machines without CIFAR-100, and where 84x84 pixels are too dear: a quarter of the clients, since an
-# upload of ResNet-18 takes about 60 times as long as one of the CNN, and the paper's rows have up to 2,400.
+# Replacements for machines without CIFAR-100, and for 84x84 pixels, which are too slow. They have a quarter of the
+# clients: an upload of ResNet-18 takes about 60 times as long as one of the CNN, and the paper's rows have up to 2,400.
 FEW = 5
 CIFAR_10 = [_rotated("cifar-10", "CIFAR-10", k, 20, "resnet18", "cifar-100", None, FEW) for k in (1, *IN_TABLE_1)]
 MINI_32 = [

@@ -1,4 +1,4 @@
-"""A user's own scenario: a `.toml` file, or a `.py` file that sets `scenario`.
+"""Read a user's scenario: a `.toml` file, or a `.py` file that sets `scenario`.
 
 ```toml
 name = "my-digits"
@@ -51,7 +51,7 @@ def _all(kind: Any, value: Any) -> bool:
     return isinstance(value, list) and all(_is(kind, part) for part in value)
 
 
-# What a setting of a type is in a file: a test, and in words.
+# For each type of a setting: a test of its value in a file, and a description.
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     int: (partial(_is, int), "a whole number"),
     float: (partial(_is, int | float), "a number"),
@@ -79,7 +79,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no TOML file: {error}") from error
+        raise DataError(f"{path} is not a TOML file: {error}") from error
     return _scenario(path, values)
 
 
@@ -106,7 +106,7 @@ def _scenario(path: Path, values: dict[str, Any]) -> Scenario:
 
 
 def _part(path: Path, table: str, kinds: dict[str, type], values: Any) -> Any:
-    if isinstance(values, str):  # a kind whose settings are all left as they are
+    if isinstance(values, str):  # a kind with default settings
         values = {"kind": values}
     kind = values.get("kind") if isinstance(values, dict) else values
     if not isinstance(kind, str) or kind not in kinds:
@@ -136,12 +136,12 @@ def _make(path: Path, where: str, make: type, values: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A value as its file has it."""
+    """Return a value as it is written in the file."""
     return json.dumps(value, default=str)
 
 
 def _beside(path: Path, clusters: Any) -> Any:
-    """Paths in a file are relative to it, wherever the program runs."""
+    """Make paths relative to the scenario's file."""
 
     def place(source: str) -> str:
         return "+".join(name if name in SOURCES else str(path.parent / name) for name in source.split("+"))

@@ -1,4 +1,4 @@
-"""What an experiment is, before a run adds an algorithm and a seed."""
+"""The definition of an experiment; a run adds an algorithm and a seed."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_sourc
 from cdfl.jsonable import jsonable
 from cdfl.models import MODELS, MakeModel
 
-NAME = re.compile(r"(?!\.{1,2}\Z)[^/\\:\x00-\x1f\x7f]+")  # one part of a path, which leads nowhere else
+NAME = re.compile(r"(?!\.{1,2}\Z)[^/\\:\x00-\x1f\x7f]+")  # one valid part of a path
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Which clusters, how mixtures drift, which model, how many clients and uploads."""
+    """The clusters, the drift, the model, and the numbers of clients and uploads."""
 
-    name: str  # of its run folders and pictures, too
+    name: str  # also of its run folders and pictures
     summary: str
     clusters: Clusters
-    model: str | MakeModel  # a name of cdfl.models, or a function of one's own
+    model: str | MakeModel  # a name of cdfl.models, or a function
     num_clients: int
     num_uploads: int  # of all clients together
     drift: Drift = field(default_factory=PaperDrift)
     sizes: Sizes = field(default_factory=Sizes)
-    paper_row: str | None = None  # whose printed values `paper` takes: a key of the paper's parameter table
-    settings: Mapping[str, object] = field(default_factory=dict)  # overrides on the default preset
+    paper_row: str | None = None  # for the preset `paper`: a key of the paper's parameter table
+    settings: Mapping[str, object] = field(default_factory=dict)  # overrides of the default preset
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise ValueError(
-                f"a scenario has the name {self.name!r}, which files and folders are named after; set "
-                'name = "..." to words without / \\ : and control characters, other than . and ..'
+                f"a scenario has the name {self.name!r}, but files and folders are named after it; set "
+                'name = "..." to words without / \\ : and control characters, not . or ..'
             )
         if not callable(self.model) and self.model not in MODELS:
             raise ValueError(
@@ -57,7 +57,7 @@ class Scenario:
 
     @property
     def sources(self) -> list[str]:
-        """The names of the datasets that it reads."""
+        """The datasets that it reads."""
         given = getattr(self.clusters, "sources", None) or (getattr(self.clusters, "source", ""),)
         return [name for source in given for name in source.split("+") if name]
 
@@ -67,5 +67,5 @@ class Scenario:
         return Federation(clusters, self.drift, self.sizes, seed)
 
     def to_dict(self) -> dict[str, object]:
-        """Everything about it as plain values, to be stored with a run."""
+        """Return all fields as plain values, to be stored with a run."""
         return {field.name: jsonable(getattr(self, field.name)) for field in fields(self)}

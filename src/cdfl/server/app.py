@@ -46,7 +46,7 @@ logger = logging.getLogger("cdfl.server")
 CHECK_SECONDS = 5.0  # that /readyz waits for the store
 CHECKED_SECONDS = 1.0  # that the result of a check stays valid
 PIECE = 2**20  # bytes of a model that are sent at once
-DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/protocol.md` explains it."
+DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/reference/http.md` explains it."
 
 
 class ModelQuery(BaseModel):
@@ -300,4 +300,4 @@ async def _model_response(answer: Answer, request: Request, dtype: DType, upload
 
 
 def _converted(answer: Answer, layout: Layout, dtype: DType) -> tuple[bytes | memoryview, ...]:
-    return body_parts(decode_model(b"".join(answer.body), layout, ours=True), layout, dtype)
+    return body_parts(decode_model(b"".join(answer.body), layout, is_checked=True), layout, dtype)

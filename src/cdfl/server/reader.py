@@ -170,7 +170,7 @@ class Reader:
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
         """Return the model in a blob; StoreDamaged unless it has the sha256 that its name says."""
-        return decode_model(self._read_exactly(name), layout, ours=True)
+        return decode_model(self._read_exactly(name), layout, is_checked=True)
 
     def _read_exactly(self, name: str) -> bytearray | mmap.mmap:
         data = self.blobs.view(name)

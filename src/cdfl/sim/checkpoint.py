@@ -1,4 +1,4 @@
-"""A bookmark on disk: one safetensors file, its numbers as JSON in the header; reading it can run no code."""
+"""Save and load a bookmark as one safetensors file with numbers as JSON in its header; loading runs no code."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,31 +20,31 @@ FILE = "checkpoint.safetensors"
 
 
 def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
-    """Write a bookmark and the models its run began with; the one before it stays whole until this one is."""
+    """Write a bookmark and the models that its run started from; the old file is replaced in one step."""
     tensors = _Names({"start": start})
     numbers = {
         "ticks": bookmark.ticks,
         "attempts": bookmark.attempts,
-        "told": bookmark.told,
+        "num_events": bookmark.num_events,
         "state": _split(bookmark.state, "state", tensors),
         "clients": {
-            str(number): _split(client, f"clients.{number}", tensors, leave=("drawn", "ahead"))
+            str(number): _split(client, f"clients.{number}", tensors, leave=("turn_data", "ahead"))
             for number, client in bookmark.clients.items()
         },
     }
-    # safetensors refuses views that share memory, so each is made its own.
+    # safetensors rejects tensors that share memory, so clone each.
     own = {name: tensor.contiguous().clone() for name, tensor in tensors.held.items()}
     new = folder / (FILE + ".new")
     try:
         save_file(own, new, metadata={"numbers": json.dumps(numbers)})
-    except SafetensorError as error:  # what the disk says, in another kind of error
+    except SafetensorError as error:  # an error of the disk, e.g. no space left
         new.unlink(missing_ok=True)
-        raise OSError(f"the checkpoint cannot be kept: {error}") from error
+        raise OSError(f"the checkpoint cannot be written: {error}") from error
     new.replace(folder / FILE)
 
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
-    """Read a bookmark into a simulation that was built like the one that wrote it, and has not begun."""
+    """Read a bookmark for a new simulation of the same config."""
     task = simulation.task
     with _opened(folder, str(task.device)) as (file, numbers):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -54,7 +54,7 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
     clients = {}
     for text, values in numbers["clients"].items():
         held = _joined(values, f"clients.{text}", tensors)
-        held["drawn"] = task.drawn(int(text), held["turns"])
+        held["turn_data"] = task.turn_data(int(text), held["turns"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
         reply, assignment = held["reply"], held["assignment"]
@@ -63,40 +63,39 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
         held["reply"], held["assignment"] = Reply(**reply), Assignment(**assignment)
         held["trained"] = None if held["trained"] is None else Trained(**held["trained"])
         clients[int(text)] = Client(**held)
-    return Bookmark(state, clients, numbers["ticks"], numbers["attempts"], numbers["told"])
+    return Bookmark(state, clients, numbers["ticks"], numbers["attempts"], numbers["num_events"])
 
 
 def exists(folder: Path) -> bool:
-    """Can the run in this folder be resumed?"""
+    """Return whether the run in this folder can be resumed."""
     return (folder / FILE).exists()
 
 
-def num_told(folder: Path) -> int:
-    """How many events of its run a checkpoint goes on after; those that were told later will be told again."""
+def num_events(folder: Path) -> int:
+    """Return after how many events a checkpoint continues; later events will be emitted again."""
     with _opened(folder) as (_, numbers):
-        told: int = numbers["told"]
-    return told
+        return int(numbers["num_events"])
 
 
 def remove(folder: Path) -> None:
-    """A run is over: nothing is left to resume."""
+    """Delete the checkpoint of a finished run."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 @contextmanager
 def _opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The file, and the numbers in its header."""
+    """Open the file; yield it and the numbers in its header."""
     try:
         with safe_open(folder / FILE, framework="pt", device=device) as file:
             yield file, json.loads(file.metadata()["numbers"])
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{folder / FILE} is damaged ({error}); restore it, or delete it and the run begins anew"
+            f"{folder / FILE} is damaged ({error}); restore it, or delete it to start a new run"
         ) from error
 
 
 class _Names:
-    """Tensors under their names; one that is met again, as clients share what they were sent, keeps its first."""
+    """Tensors by name; a tensor that several clients share is stored once, under its first name."""
 
     def __init__(self, held: dict[str, Tensor]) -> None:
         self.held = held
@@ -109,7 +108,7 @@ class _Names:
 
 
 def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) -> Any:
-    """What of a value is numbers; its tensors are put aside under their path."""
+    """Return the numbers of a value; add its tensors to `tensors` under their path."""
     if isinstance(value, Tensor):
         return {"tensor": tensors.add(name, value)}
     if isinstance(value, Measures | Verdict | ClientMemory):
@@ -124,7 +123,7 @@ def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) 
 
 
 def _joined(values: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Put the tensors back."""
+    """Return the values with their tensors."""
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):

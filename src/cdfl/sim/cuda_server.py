@@ -27,7 +27,7 @@ from cdfl.core import (
     reply_weights,
     take_step,
 )
-from cdfl.sim.cuda_stack import Eager, GraphStack, ProxyLosses, captured
+from cdfl.sim.cuda_stack import Eager, GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import DataSet
 
 
@@ -43,7 +43,7 @@ class GraphServer(CDFL):
 
     @staticmethod
     def fits(algorithm: Algorithm) -> TypeGuard[CDFL]:
-        """Can the graph run this algorithm? A subclass may do anything, so it cannot."""
+        """Return whether the graph can run this algorithm; a subclass may override anything, so it cannot."""
         if not isinstance(algorithm, CDFL) or type(algorithm) is not CDFL:
             return False
         return type(algorithm.estimator) in (Printed, Relative) and algorithm.defence is TRUST
@@ -106,7 +106,7 @@ class _ServerGraph:
         self.measures = torch.zeros(3, len(models), dtype=torch.float64, device=models.device)
         self.mixture, self.rates = self.measures[0].clone(), self.measures[0].clone()  # (K,)
         pool = torch.cuda.graph_pool_handle() if models.is_cuda else None
-        self.graph = Eager(self.step) if pool is None else captured(self.step, pool)
+        self.graph = Eager(self.step) if pool is None else capture(self.step, pool)
 
     def load(self, state: ServerState) -> None:
         """Copy a state in."""

@@ -1,4 +1,4 @@
-"""What does the arithmetic of a simulation: many trainings, or many models looking at data, at once."""
+"""Interfaces of the compute engines: train many clients, or evaluate many models, at once."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,48 +23,48 @@ class Training:
     samples: Samples
     start: Tensor  # (P,) the personal model
     plan: Tensor  # (steps, batch) positions in `samples`
-    noise_seed: int  # of what the network itself draws at random (dropout)
+    noise_seed: int  # of the random numbers that the network draws (dropout)
 
 
 class Trainer(Protocol):
-    """Trains many clients at once, with the results of training them one by one."""
+    """Trains many clients at once; the results equal those of training them one by one."""
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
-        """The local models (B, P), in the order of the trainings; a training that diverges harms no other."""
+        """Return the local models (B, P) in the order of the trainings. A diverging training does not affect others."""
         ...
 
 
 class Evaluator(Protocol):
-    """Shows data to many models at once."""
+    """Evaluates many models at once."""
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """What each model (B, P) says: all of the same inputs (n, ...), or each of its own."""
+        """Return the outputs of each model (B, P), on common inputs (n, ...) or each on its own."""
         ...
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the data set of its cluster (n,)."""
         ...
 
 
 def losses_of(evaluator: Evaluator, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
-    """The loss of each model (n, P) on the set of the cluster beside it (n,), from what the models say."""
+    """Return the loss of each model (n, P) on the data set of its cluster (n,), from the evaluator's outputs."""
     chosen = [sets[cluster] for cluster in clusters.tolist()]
     outputs = evaluator.outputs(models, [inputs for inputs, _ in chosen])
-    return torch.stack([cross_entropy(said, targets) for said, (_, targets) in zip(outputs, chosen, strict=True)])
+    return torch.stack([cross_entropy(output, targets) for output, (_, targets) in zip(outputs, chosen, strict=True)])
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Who does the arithmetic of a run. On a CPU small networks train best in a stack and turn best one by one."""
+    """The engines of a run. On a CPU, small networks train fastest in a stack and evaluate fastest one by one."""
 
     trainer: Trainer
     pretrainer: Trainer  # without the proximal term
     evaluator: Evaluator
-    scores_together: int = 1  # uploads that are scored, and told, in one go at the least
+    scores_together: int = 1  # uploads to collect before they are scored
 
 
 def fetch_all(wanted: Sequence[tuple[Federation, Samples]], dtype: torch.dtype) -> list[DataSet]:
-    """Inputs and targets of many draws; those of one federation and split are gathered and scaled in one go."""
+    """Return inputs and targets of many draws; those of one federation and split are gathered together."""
     found: list[DataSet] = [None] * len(wanted)  # type: ignore[list-item]
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, (federation, samples) in enumerate(wanted):
@@ -81,6 +81,6 @@ def fetch_all(wanted: Sequence[tuple[Federation, Samples]], dtype: torch.dtype) 
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """The samples of several draws from one split, as one."""
+    """Join the samples of several draws from one split."""
     cluster, index = ([getattr(part, name) for part in parts] for name in ("cluster", "index"))
     return Samples(parts[0].split, np.concatenate(cluster), np.concatenate(index))

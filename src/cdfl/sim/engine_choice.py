@@ -1,4 +1,4 @@
-"""Which engine for which network and device."""
+"""Choose the engines for a network and a device."""
 
 import copy
 from dataclasses import replace
@@ -13,30 +13,30 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings, flatten
 from cdfl.sim.engine import Engines
 from cdfl.sim.stack import Stack
-from cdfl.sim.stacked_network import LANES
+from cdfl.sim.stacked_network import STREAMS
 from cdfl.sim.task import Task
 from cdfl.sim.workers import Workers
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
-# Below this many operations for one batch to go forward, a CPU core spends its time between the operations,
-# not in them, and clients are better trained as one stack. Measured: benchmarks/speed.py.
+# Below this many operations in the forward pass of a batch, overhead dominates on a CPU core, and a stack of clients
+# trains faster. Measured by benchmarks/speed.py.
 SMALL_BATCH_FLOPS = 50e6
 
-# Above this many, one client nearly fills a GPU by itself: a few are trained side by side, each with its own calls.
+# Above this many, one client nearly fills a GPU: a few clients are trained side by side with separate calls.
 BIG_BATCH_FLOPS = 20e9
 
-# So many operations are shown to models at once on a GPU: enough to fill it, not enough to fill its memory.
+# Operations of one evaluation on a GPU: enough to keep it busy without filling its memory.
 EVALUATION_FLOPS = 2e12
 
 
 def make_engines(task: Task, *, precision: Precision = "float32", width: int | None = None) -> Engines:
-    """The fastest engines we know for this network on this device; `width` asks for stacks, and limits them.
+    """Return the fastest known engines for this network and device; `width` forces stacks of at most that many clients.
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
     training = task.settings.training
-    free = replace(training, proximal_strength=0.0)  # pre-training has no earlier model to stay near to
+    free = replace(training, proximal_strength=0.0)  # pre-training has no received model to stay close to
     check_precision(precision, task.device.type)
 
     def stack(settings: TrainingSettings) -> Stack:
@@ -47,13 +47,13 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 
     batch_flops = task.flops.forward * training.batch_size
     random = draws_random(task)
-    if not can_stack(task):  # as where every client draws random numbers of its own
+    if not can_stack(task):
         return Engines(workers(training), workers(free), workers(training))
     if task.device.type == "cuda":
         from cdfl.sim.cuda_stack import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
-        height = width or (LANES if big else 64)
+        height = width or (STREAMS if big else 64)
         together = max(256, int(EVALUATION_FLOPS / max(1, task.flops.forward)))
         trainer, pretrainer = (
             GraphStack(task.model, task.loss, settings, task.dtype, height, precision, together, one_by_one=big)
@@ -66,10 +66,10 @@ def make_engines(task: Task, *, precision: Precision = "float32", width: int | N
 
 
 def can_stack(task: Task) -> bool:
-    """Can vmap train this network? Tried out, on two clients with two samples each.
+    """Return whether vmap can train this network, by trying it on two clients with two samples each.
 
-    It cannot where a network draws random numbers or branches on what it computes, nor where batch norm averages over
-    all batches (momentum=None): that takes a counter, and a stack has one for all its clients.
+    It cannot if the network draws random numbers or branches on computed values, nor if batch norm averages over
+    all batches (momentum=None): that needs a counter for each client, and a stack has only one.
     """
     model = copy.deepcopy(task.model).train()
     norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
@@ -93,7 +93,7 @@ def can_stack(task: Task) -> bool:
 
 
 def draws_random(task: Task) -> bool:
-    """Does this network draw random numbers in training, as dropout does? Tried out, on two samples."""
+    """Return whether this network draws random numbers in training, as dropout does, by trying it."""
     model = copy.deepcopy(task.model).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
@@ -102,13 +102,13 @@ def draws_random(task: Task) -> bool:
 
 
 def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
-    """The same algorithm, with its server steps on the device where that is written."""
+    """Return the algorithm with its server step as a CUDA graph, if that is possible and faster."""
     if task.device.type == "cuda" and task.loss is cross_entropy:
         from cdfl.sim.cuda_server import GraphServer
         from cdfl.sim.cuda_stack import GraphStack
 
-        # Evaluating a cluster of a big network takes longer than asking the device which clusters moved. Then the
-        # algorithm as it is, which evaluates only those, is faster.
+        # For a big network, evaluating a cluster takes longer than waiting to learn which clusters moved. Then the
+        # plain algorithm is faster, because it evaluates only those.
         stack = engines.evaluator
         if GraphServer.fits(algorithm) and isinstance(stack, GraphStack) and not stack.network.one_by_one:
             return GraphServer(algorithm, stack, task.proxy_sets)
@@ -116,8 +116,8 @@ def make_fast(algorithm: Algorithm, task: Task, engines: Engines) -> Algorithm:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse a precision that does not exist, or not on this device."""
+    """Raise ValueError if this device does not support the precision."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; expected one of {', '.join(get_args(Precision))}")
     if precision == "tf32" and not device.startswith("cuda"):
-        raise ValueError(f"precision is 'tf32' on {device}; it needs a CUDA GPU, so take float32 or bfloat16 here")
+        raise ValueError(f"precision is 'tf32' on {device}; it needs a CUDA GPU; use float32 or bfloat16")

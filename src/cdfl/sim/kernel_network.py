@@ -1,9 +1,9 @@
-"""Plain chains of layers, forward and backward written out for stacks of clients.
+"""Sequential networks for stacks of clients, with forward and backward passes written out in kernels.
 
-A small stack takes its time from the number of kernels, not from their work. Autograd needs some fifty of them for a
-step of the paper's CNN; here there are about twenty: weights are brought into the kernels' order and type in one go,
-ReLU, biases and the loss are part of their neighbours, and every gradient is written to its place in one flat tensor.
-Row b of every tensor belongs to client b. Images are (B, N, H, W, C), channels last.
+The time of a small stack depends on the number of kernels, not on their work. Autograd launches about fifty for a step
+of the paper's CNN; this module launches about twenty. One kernel brings all weights into the order and type of the
+other kernels; ReLU, biases and the loss are fused into their neighbours; every gradient is written to its position in
+one flat tensor. Row b of every tensor belongs to client b. Images are (B, N, H, W, C), channels last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,28 +33,29 @@ Views = dict[str, Tensor]
 
 
 class Layer(Protocol):
-    """A part of a chain."""
+    """One part of the network."""
 
     def operands(self, places: Views, channels: int) -> Views:
-        """Weights to copy before they are multiplied: of each number, its place in the model, or -1 for a zero.
+        """Return the weights to copy before use: for each number its position in the model, or -1 for a zero.
 
-        `places` holds the places by name of parameter, `channels` is the number of the images' channels.
+        `places` holds the positions by parameter name; `channels` is the number of channels of the images.
         """
         ...
 
     def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Outputs, and what the way back needs."""
+        """Return the outputs, and what the backward pass needs."""
         ...
 
     def backward(self, weights: Views, kept: Any, grad: Tensor, grads: "Gradients") -> Tensor | None:
-        """Write the gradients of the layer's own weights; the result is that of its inputs, if anyone wants it."""
+        """Write the gradients of the layer's weights; return that of its inputs, or None if it is not needed."""
         ...
 
 
 class Gradients:
-    """Where gradients go by name, and a second stream for those of weights, for which nobody waits until the end.
+    """Gradients by parameter name, and a second CUDA stream that computes those of weights.
 
-    A small stack leaves much of a GPU idle: there is room for the two ways on from a layer's gradient side by side.
+    A small stack leaves much of a GPU idle, so the gradients of a layer's weights and of its inputs are computed at the
+    same time. The gradients of weights are needed only at the end.
     """
 
     def __init__(self, flat: Tensor, layout: Layout, stream: torch.cuda.Stream | None) -> None:
@@ -66,18 +67,18 @@ class Gradients:
         return self.views[name]
 
     @contextmanager
-    def aside(self, *used: Tensor) -> Iterator[None]:
-        """Work in the second stream that reads these tensors and writes into this gradient."""
+    def second_stream(self, *used: Tensor) -> Iterator[None]:
+        """Run the block on the second stream; `used` are the tensors that it reads."""
         if self.stream is None:
             yield
             return
-        self._used += used  # or their memory would be given to what the first stream computes next
+        self._used += used  # keeps their memory from being reused by the first stream
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             yield
 
     def join(self) -> None:
-        """Wait for all that was done aside."""
+        """Wait for the second stream."""
         if self.stream is not None and self._used:
             torch.cuda.current_stream().wait_stream(self.stream)
             self._used.clear()
@@ -89,10 +90,10 @@ class Convolution:
 
     name: str
     precision: Precision
-    first: bool  # nothing before it learns
+    first: bool  # no layer before it is trained
 
     def operands(self, places: Views, channels: int) -> Views:
-        """The filters in the order of the way forward, and of the way back."""
+        """Return the filters in the order of the forward pass, and of the backward pass."""
         weight = places[f"{self.name}.weight"]  # (OC, C, kh, kw)
         if not self.first:
             return {
@@ -103,85 +104,85 @@ class Convolution:
         return {f"{self.name}.forward": filled.permute(0, 2, 3, 1)}
 
     def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Pooled images."""
+        """Return the pooled images."""
         filters, bias = weights[f"{self.name}.forward"], weights[f"{self.name}.bias"]
         out, corner = conv_relu_pool(inputs, filters, bias, self.precision, active)
         return out, (inputs, corner)
 
     def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
-        """The gradient of the images."""
+        """Return the gradient of the images."""
         images, corner = kept
         own = grads[f"{self.name}.weight"], grads[f"{self.name}.bias"]
         if self.first:
             conv_grad_weight(images, grad, corner, *own, self.precision)
             return None
-        with grads.aside(images, grad, corner):
+        with grads.second_stream(images, grad, corner):
             conv_grad_weight(images, grad, corner, *own, self.precision)
         return conv_grad_input(images, grad, corner, weights[f"{self.name}.backward"], self.precision)
 
 
 @dataclass(frozen=True)
 class Flatten:
-    """Images as vectors, in PyTorch's order."""
+    """Flatten images into vectors, in PyTorch's order."""
 
     def operands(self, places: Views, channels: int) -> Views:
-        """None."""
+        """Return nothing to copy."""
         return {}
 
     def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Vectors (B, N, C * H * W)."""
+        """Return vectors (B, N, C * H * W)."""
         return inputs.permute(0, 1, 4, 2, 3).flatten(2), inputs
 
     def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor:
-        """The gradient as images."""
+        """Return the gradient in the shape of the images."""
         B, N, H, W, C = kept.shape
         return torch.empty_like(kept).copy_(grad.view(B, N, C, H, W).permute(0, 1, 3, 4, 2))
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer and ReLU; or, at the end of a chain, a linear layer and cross-entropy."""
+    """A linear layer and ReLU; or, at the end of a network, a linear layer and cross-entropy."""
 
     name: str
     precision: Precision
     first: bool
 
     def operands(self, places: Views, channels: int) -> Views:
-        """In "bf16" the weights themselves, which are kept in float32."""
+        """Return the weights if they must be rounded to bfloat16; models are stored in float32."""
         name = f"{self.name}.weight"
         return {name: places[name]} if self.precision == "bf16" else {}
 
     def sums(self, weights: Views, inputs: Tensor) -> Tensor:
-        """What the layer says, (B, N, F), without the bias."""
+        """Return the outputs (B, N, F) before the bias."""
         return product(inputs, weights[f"{self.name}.weight"].mT)
 
     def forward(self, weights: Views, inputs: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
-        """ReLU of it."""
+        """Return the outputs after ReLU."""
         inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
         out = bias_relu(self.sums(weights, inputs), weights[f"{self.name}.bias"], inputs.dtype)
         return out, (inputs, out)
 
     def backward(self, weights: Views, kept: Any, grad: Tensor, grads: Gradients) -> Tensor | None:
-        """The gradient of the inputs."""
+        """Return the gradient of the inputs."""
         inputs, out = kept
         grad = bias_relu_grad(grad, out, grads[f"{self.name}.bias"], inputs.dtype)
-        return self._spread(weights, inputs, grad, grads)
+        return self._backward_product(weights, inputs, grad, grads)
 
     def logits(self, weights: Views, inputs: Tensor) -> Tensor:
-        """What a network says whose last layer this is."""
+        """Return the logits, as the last layer."""
         inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
         return self.sums(weights, inputs) + weights[f"{self.name}.bias"][:, None]
 
-    def learn(self, weights: Views, inputs: Tensor, targets: Tensor, grads: Gradients) -> Tensor | None:
-        """The same way back from the loss of such a network; the loss itself nobody asks for."""
+    def backward_from_loss(self, weights: Views, inputs: Tensor, targets: Tensor, grads: Gradients) -> Tensor | None:
+        """Run the backward pass from the cross-entropy, as the last layer; the loss itself is not computed."""
         inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
         bias, grad_bias = weights[f"{self.name}.bias"], grads[f"{self.name}.bias"]
         grad = cross_entropy_grad(self.sums(weights, inputs), bias, targets, grad_bias, inputs.dtype)
-        return self._spread(weights, inputs, grad, grads)
+        return self._backward_product(weights, inputs, grad, grads)
 
-    def _spread(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
+    def _backward_product(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
         name = f"{self.name}.weight"
-        with grads.aside(grad, inputs):
+        with grads.second_stream(grad, inputs):
             product(grad.mT, inputs, out=grads[name])
         return None if self.first else product(grad, weights[name])
 
@@ -199,11 +200,11 @@ class KernelNetwork:
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout, precision: Precision) -> "KernelNetwork | None":
-        """A network as a chain, if it is one.
+        """Return the network in this form, or None if it has other layers.
 
         >>> net = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1152, 10))
-        >>> chain = KernelNetwork.of(net, Layout.of(net), "tf32")
-        >>> [type(layer).__name__ for layer in chain.layers], chain.last.name
+        >>> network = KernelNetwork.of(net, Layout.of(net), "tf32")
+        >>> [type(layer).__name__ for layer in network.layers], network.last.name
         (['Convolution', 'Flatten'], '4')
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.Tanh())
         >>> KernelNetwork.of(net, Layout.of(net), "tf32") is None
@@ -227,25 +228,25 @@ class KernelNetwork:
         return cls(layers, Linear(parts[0][0], precision, first), layout, precision)
 
     def channels(self, channels: int) -> int:
-        """How many channels images should be kept with: kernels read four of them faster than three."""
+        """Return how many channels to store images with: kernels read four faster than three."""
         return 4 if channels == 3 and isinstance(self.layers[0], Convolution) else channels
 
     def predict(self, models: Tensor, images: Tensor, active: Tensor | None = None) -> Tensor:
-        """What models (B, P) say of images (B, N, H, W, C); anything where `active` (B,) is false."""
+        """Return the logits of models (B, P) on images (B, N, H, W, C); undefined where `active` (B,) is false."""
         weights, hidden = self._weights(models, images), images
         for layer in self.layers:
             hidden, _ = layer.forward(weights, hidden, active)
         return self.last.logits(weights, hidden)
 
     def gradients(self, models: Tensor, images: Tensor, targets: Tensor) -> Tensor:
-        """The gradient (B, P) of every client's cross-entropy."""
+        """Return the gradient (B, P) of every client's cross-entropy."""
         flat = models.new_empty(len(models), aligned(self.layout.size))[:, : self.layout.size]
         weights, grads = self._weights(models, images), Gradients(flat, self.layout, self._second_stream(models.device))
         hidden, tape = images, []
         for layer in self.layers:
             hidden, kept = layer.forward(weights, hidden)
             tape.append(kept)
-        grad = self.last.learn(weights, hidden, targets, grads)
+        grad = self.last.backward_from_loss(weights, hidden, targets, grads)
         for layer in reversed(self.layers):
             if grad is None:
                 break
@@ -259,7 +260,7 @@ class KernelNetwork:
         return self._stream
 
     def _weights(self, models: Tensor, images: Tensor) -> Views:
-        """Parameters by name, and beside or instead of them their copies for the kernels."""
+        """Return parameters by name, and the copies that the kernels need."""
         key = images.shape[4], models.device
         if key not in self._operands:
             places = self.layout.views(torch.arange(self.layout.size, dtype=torch.int32, device=models.device))
@@ -270,17 +271,17 @@ class KernelNetwork:
 
 
 class Operands:
-    """Copies of weights in the order and type in which kernels multiply them, made all at once."""
+    """Copies of weights in the order and type in which kernels multiply them, made by one kernel."""
 
     def __init__(self, places: Views) -> None:
         self.shapes = {name: place.shape for name, place in places.items()}
-        # Each begins on 128 bytes, whatever its type.
+        # Each copy is aligned to 128 bytes in either type.
         padded = [pad(place.flatten(), (0, -place.numel() % 64), value=-1) for place in places.values()]
         self.sizes = [len(place) for place in padded]
         self.source = torch.cat(padded) if padded else None  # (Q,)
 
     def of(self, models: Tensor, dtype: torch.dtype) -> Views:
-        """The copies by name, each (B, *shape)."""
+        """Return the copies by name, each (B, *shape)."""
         if self.source is None:
             return {}
         pieces = take_columns(models, self.source, dtype).split(self.sizes, dim=1)
@@ -291,7 +292,7 @@ class Operands:
 
 
 def _is_convolution(layer: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
-    """Is this a plain convolution, ReLU and 2x2 pooling?"""
+    """Return whether this is a convolution without padding, ReLU and 2x2 pooling."""
     if not (isinstance(layer, nn.Conv2d) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.MaxPool2d)):
         return False
     sides = {tuple(side) if isinstance(side, tuple) else (side, side) for side in (pool.kernel_size, pool.stride)}

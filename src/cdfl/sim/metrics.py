@@ -1,4 +1,4 @@
-"""Numbers that say how a run went."""
+"""Turn a run's results into events: started, each upload, and the summary."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,15 +16,15 @@ SMOOTHING = 1e-4
 
 
 class Scores(NamedTuple):
-    """Accuracies on the client's held-out data: of the model it held, the one it uploads, and the reply."""
+    """Accuracies on a client's held-out data: of the model it held, the one it uploaded, and the reply."""
 
     held: float
     before: float
     after: float
 
 
-class Job(NamedTuple):
-    """Which upload of which client, when, and over how many samples it was trained."""
+class UploadInfo(NamedTuple):
+    """When, which client, which of its uploads, and how many samples it trained on."""
 
     time: float
     client: int
@@ -33,7 +33,7 @@ class Job(NamedTuple):
 
 
 def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float:
-    """KL(true || estimate), the estimate smoothed by 1e-4 and renormalised so that no share is zero.
+    """Return KL(true || estimate), with the estimate smoothed by 1e-4 and renormalised so that no share is zero.
 
     >>> divergence([0.5, 0.5], [0.5, 0.5])
     0.0
@@ -45,8 +45,8 @@ def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float
     return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
 
 
-def started(task: Task, algorithm: Algorithm) -> Started:
-    """The first event of a run."""
+def started_event(task: Task, algorithm: Algorithm) -> Started:
+    """Return the first event of a run."""
     scenario = task.scenario
     return Started(
         scenario=scenario.name,
@@ -60,11 +60,13 @@ def started(task: Task, algorithm: Algorithm) -> Started:
     )
 
 
-def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Reply, scores: Scores) -> Uploaded:
-    """The event of one upload, with its costs."""
+def uploaded_event(
+    task: Task, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Scores
+) -> Uploaded:
+    """Return the event of one upload, with its costs."""
     num_clusters = task.federation.num_clusters
     down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
-    # Whoever is sent all models tries each of them on its data.
+    # A client that receives all cluster models evaluates each on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
     server_passes = 0
     if algorithm.uses_proxy and reply.outcome != "deprecated":
@@ -75,9 +77,9 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
     mixture = reply.mixture.tolist() if algorithm.estimates else None
     return Uploaded(
         epoch=reply.epoch,
-        time=job.time,
-        client=job.client,
-        update=job.update,
+        time=info.time,
+        client=info.client,
+        update=info.update,
         samples=len(draw.train),
         staleness=reply.staleness,
         outcome=reply.outcome,
@@ -90,24 +92,24 @@ def describe(task: Task, algorithm: Algorithm, job: Job, draw: Draw, reply: Repl
         rates=reply.rates.tolist(),
         bytes_up=task.model_bytes if down else 0,
         bytes_down=down * task.model_bytes,
-        client_flops=job.trained * task.flops.training + tried * task.flops.forward,
+        client_flops=info.trained * task.flops.training + tried * task.flops.forward,
         server_flops=server_passes * task.flops.forward,
-        trained=job.trained,
+        trained=info.trained,
     )
 
 
 def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
-    """Why a run made fewer uploads than asked for, after so many ticks of each kind; nothing if it made them all."""
+    """Return why a run made fewer uploads than planned, given its ticks of each kind; "" if it made all."""
     events, asked = list(events), task.scenario.num_uploads
     made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
     if made == asked:
         return ""
     reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
     if made + diverged < asked and ticks.total() == task.most_ticks:
-        said = f"said upload {made + diverged} times" if made + diverged else "never said upload"
+        times = f"uploaded {made + diverged} times" if made + diverged else "never uploaded"
         reasons.append(
-            f"the policy {said} in {ticks['turn']} turns, and a run ends after about "
-            f"{TURNS_PER_UPLOAD} turns for each upload asked for"
+            f"the policy {times} in {ticks['turn']} turns, and a run ends after about "
+            f"{TURNS_PER_UPLOAD} turns for each planned upload"
         )
     elif made + diverged < asked:
         gone = ticks["leave"] == ticks["join"]
@@ -116,7 +118,7 @@ def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
 
 
 def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") -> Finished:
-    """The end of a run in a few numbers, from its events.
+    """Summarize a run in a few numbers, from its events.
 
     Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
     is the mean over clusters at the end.
@@ -146,7 +148,7 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
 
 
 def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
-    """How many uploads were how stale, in bins of equal width.
+    """Count uploads by their staleness, in bins of equal width.
 
     >>> staleness_histogram([1, 2, 2, 9], width=4)
     {'0-3': 3, '8-11': 1}

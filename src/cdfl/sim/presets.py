@@ -1,4 +1,4 @@
-"""The three named settings: settings for a scenario, and who is there when."""
+"""Presets: named settings for a scenario, each with a time model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from cdfl.sim.time_models import FewActive, TimeModel, Uniform
 
 @dataclass(frozen=True)
 class Preset:
-    """A named setting."""
+    """Settings under a name."""
 
     name: str
     summary: str
     settings: Callable[[Scenario], Settings]
-    time_model: TimeModel  # where a run names no other
+    time_model: TimeModel  # unless the run names another
 
 
 def _ours(scenario: Scenario) -> Settings:
@@ -25,7 +25,7 @@ def _ours(scenario: Scenario) -> Settings:
 def _printed(row: Callable[[str], Settings]) -> Callable[[Scenario], Settings]:
     def of(scenario: Scenario) -> Settings:
         if scenario.paper_row is None:
-            raise ValueError(f"the paper does not run {scenario.name}; take preset 'default'")
+            raise ValueError(f"the paper does not run {scenario.name}; use preset 'default'")
         return row(scenario.paper_row).replace(max_staleness=scenario.num_clients)  # tau_0 is the number of clients
 
     return of
@@ -42,7 +42,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by its name.
+    """Return a preset by its name.
 
     >>> find_preset("paper-reading").time_model
     FewActive(active=4, turns_each=5)
@@ -53,5 +53,5 @@ def find_preset(name: str) -> Preset:
 
 
 def preset_for(scenario: Scenario, preset: str) -> Settings:
-    """The settings that a preset gives a scenario."""
+    """Return a preset's settings for a scenario."""
     return find_preset(preset).settings(scenario)

@@ -1,4 +1,4 @@
-"""How far runs are, in plain lines: for logs, and wherever there is no terminal to draw on."""
+"""Report the progress of runs in plain lines, for logs and where there is no terminal."""
 
 import threading
 import time
@@ -11,26 +11,26 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 @contextmanager
-def lines(tell: Callable[[str], None], num_uploads: int) -> Iterator[Callable[[Event], None]]:
-    """Take events, and tell a line now and then.
+def lines(write: Callable[[str], None], num_uploads: int) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that counts events, and write a line every 20 seconds.
 
-    A thread tells, so that runs that train for an hour before the first event are not silent either.
+    A thread writes, so that a run that trains for an hour before its first event reports, too.
     """
-    done, begun, told, over = 0, time.monotonic(), False, threading.Event()
+    done, begun, started, over = 0, time.monotonic(), False, threading.Event()
 
     def count(event: Event) -> None:
-        nonlocal done, told
-        done, told = done + isinstance(event, Uploaded | Diverged), True
+        nonlocal done, started
+        done, started = done + isinstance(event, Uploaded | Diverged), True
 
-    def talk() -> None:
+    def report() -> None:
         while not over.wait(SECONDS_BETWEEN_LINES):
-            state = f"{done:,} of {num_uploads:,} uploads" if told else "reading data and pre-training"
-            tell(f"{state}, {time.monotonic() - begun:.0f} s")
+            state = f"{done:,} of {num_uploads:,} uploads" if started else "reading data and pre-training"
+            write(f"{state}, {time.monotonic() - begun:.0f} s")
 
-    talker = threading.Thread(target=talk, daemon=True)
-    talker.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         yield count
     finally:
         over.set()
-        talker.join()  # no line comes after what is said next
+        reporter.join()  # the caller's next line comes after all of these

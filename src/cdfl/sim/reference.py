@@ -1,4 +1,4 @@
-"""Algorithm 1, one upload at a time: slow, and the reference for everything faster.
+"""Algorithm 1, one upload at a time: the slow reference that tests compare the fast simulation with.
 
 Nothing is batched, cached or overlapped here. Read it beside the paper.
 """
@@ -14,7 +14,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
+from cdfl.sim.metrics import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
 from cdfl.sim.task import Task
 from cdfl.sim.time_models import TimeModel
 
@@ -24,19 +24,19 @@ class Client:
     """What one client holds."""
 
     reply: Reply
-    state: Any  # of the server when it replied: what algorithms that send all cluster models let the client keep
-    turns: int = 0  # how often fresh data have arrived: names its data
+    state: Any  # of the server when it replied, for algorithms that send all cluster models
+    turns: int = 0  # how often fresh data arrived; selects its data
     updates: int = 0  # how often it has uploaded
-    memory: Memory = ()  # its policy's
+    memory: Memory = ()  # of its policy
 
 
 def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS) -> Iterator[Event]:
-    """Run a scenario; yields every event as it happens."""
+    """Run a scenario, and yield every event as it happens."""
     scenario, federation = task.scenario, task.federation
     events: list[Event] = []
-    yield started(task, algorithm)
+    yield started_event(task, algorithm)
 
-    # Initialization: the server pre-trains its clusters and sends their average to every client that is there.
+    # Initialization: the server pre-trains its clusters and sends their average to every client.
     state = algorithm.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
     events.append(Clusters(0, task.cluster_accuracies(algorithm.cluster_models(state))))
     yield events[-1]
@@ -54,7 +54,7 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
             del clients[client]
             continue
 
-        # Client: fresh data are there. Upload?
+        # Client: fresh data arrive. Upload?
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
@@ -94,8 +94,8 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
 
         models = mine.reply.personal_model, local_model, reply.personal_model
         scores = Scores(*(task.accuracy(model, draw.test) for model in models))
-        job = Job(time, client, mine.updates, trained=plan.numel())
-        events.append(describe(task, algorithm, job, draw, reply, scores))
+        info = UploadInfo(time, client, mine.updates, trained=plan.numel())
+        events.append(uploaded_event(task, algorithm, info, draw, reply, scores))
         yield events[-1]
         if reply.epoch % scenario.num_clients == 0:
             events.append(Clusters(reply.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))

@@ -1,7 +1,7 @@
-"""A run from its names: scenario, algorithm, seed. The command line and Python come through here."""
+"""Configure and run scenarios: the entry point of the command line and of Python."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
-from cdfl.sim.simulation import Simulation, Together
+from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.task import Task
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 
@@ -41,7 +41,7 @@ class RunConfig:
     precision: Precision = "float32"
 
     def to_json(self) -> dict[str, Any]:
-        """The resolved config as it is stored with a run."""
+        """Return the resolved config, as it is stored with a run."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "scenario": self.scenario.to_dict(),
             "settings": self.settings.to_dict(),
@@ -59,12 +59,12 @@ class Run:
 
     @property
     def summary(self) -> Finished:
-        """The end of it in a few numbers."""
+        """The result in a few numbers."""
         return only(self.events, Finished)[0]
 
     @property
     def uploads(self) -> list[Uploaded]:
-        """What happened, upload by upload."""
+        """The events of all uploads, in order."""
         return only(self.events, Uploaded)
 
 
@@ -82,7 +82,7 @@ def configure(
     num_clients: int | None = None,
     **overrides: Any,
 ) -> RunConfig:
-    """Turn names into settings; everything that can be wrong is found here, before anything is computed.
+    """Resolve names into a RunConfig; raise ValueError for a bad argument before anything is computed.
 
     `algorithm` is a name or a class. `time_model` is a name, a trace file of waiting times (see
     `cdfl.sim.time_models.Span`) or an object with `ticks`; None takes the preset's. `policy` is a name or an object
@@ -102,18 +102,21 @@ def configure(
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
     clock = find_preset(preset).time_model if clock is None else clock
     if isinstance(policy, str):
-        _known("policy", policy, POLICIES)
+        if policy not in POLICIES:
+            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
         policy = POLICIES[policy]
     check_time_model(clock, chosen.num_clients)
     check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
-    decide_upload(policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5))  # it remembers nothing itself
+    decide_upload(
+        policy, (), Observation(samples=1, measure=lambda: 1.0, chance=0.5)
+    )  # raises if its answer is malformed
     check_number("seed", seed, 0, whole=True)
     device = find_device(device)
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"
     check_precision(precision, device)
     settings = preset_for(chosen, preset).replace(**overrides)
-    name = make_algorithm(algorithm, settings).name  # refuses an unknown one
+    name = make_algorithm(algorithm, settings).name  # raises if there is no such algorithm
     return RunConfig(chosen, settings, name, clock, policy, seed, device, precision)
 
 
@@ -127,8 +130,8 @@ def run(
 ) -> Run:
     """Run a scenario to its end.
 
-    Options are those of `configure`: algorithm, preset, time_model, policy, seed, device, precision, num_uploads,
-    num_clients, and any setting by its name. `out` names a folder that will hold the run.
+    Takes the options of `configure`: algorithm, preset, time_model, policy, seed, device, precision, num_uploads,
+    num_clients, and any setting by its name. `out` is a new folder for the run.
 
     >>> quick = run("digits-4", seed=0, num_uploads=3, local_epochs=1, shared_epochs=1)
     >>> quick.summary.uploads
@@ -147,9 +150,9 @@ def run(
 def run_events(
     config: RunConfig, folder: RunFolder | None = None, data_dir: Path | None = None, *, resume: bool = False
 ) -> Generator[Event]:
-    """Run and yield events as they happen, into a folder if there is one; `resume` goes on with what is in it.
+    """Run, yield events as they happen, and write them to `folder`; `resume` continues the run in it.
 
-    Close it (`contextlib.closing`) if you stop before its end: that writes the checkpoint to resume from.
+    To stop early, close the generator (`contextlib.closing`): that writes the checkpoint to resume from.
     """
     folders = None if folder is None else [folder]
     with closing(compare_events([config], folders, data_dir, resume=resume)) as events:
@@ -164,56 +167,57 @@ def compare_events(
     *,
     resume: bool = False,
 ) -> Generator[tuple[int, Event]]:
-    """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yields (which, event).
+    """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yield (which, event).
 
-    Their clients are trained in common stacks where the models fit in memory together, else one group after the other.
-    Interrupted, runs leave checkpoints in their folders. Resumed on a CPU they give the same bytes as in one go.
+    Runs whose models fit in memory together train their clients in common stacks; otherwise groups run one after the
+    other. Interrupted runs leave checkpoints in their folders. Resumed on a CPU, they write the same bytes as
+    uninterrupted ones.
     """
     first = configs[0]
     for config in configs:
         for name in ("scenario", "device", "precision"):
             if jsonable(getattr(config, name)) != jsonable(getattr(first, name)):
-                raise ValueError(f"{name} differs between these runs; only runs in which it is the same share stacks")
+                raise ValueError(f"{name} differs between these runs; compare runs with the same {name}")
         for part in ("training", "pretraining"):
             own, others = (vars(getattr(one.settings, part)) for one in (config, first))
             for name in own:
                 if own[name] != others[name]:
                     raise ValueError(
                         f"{name} is {own[name]} in one of these runs and {others[name]} in another; "
-                        "only runs that train alike share stacks"
+                        "compare runs with the same training settings"
                     )
     built = simulations(configs, data_dir)
-    together = max(1, _budget(first.device) // _bytes_of(built[0]))
+    together = max(1, _memory_budget(first.device) // _bytes_of(built[0]))
     for start in range(0, len(built), together):
         group = range(start, min(start + together, len(built)))
         folder_of = {which: folders[which] for which in group} if folders is not None else {}
         yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
         for which in group:
-            built[which].forget()
+            built[which].free_memory()
 
 
 def _run_group(
     group: dict[int, Simulation], folders: dict[int, RunFolder], *, resume: bool
 ) -> Iterator[tuple[int, Event]]:
-    """Run simulations side by side, each into its folder."""
+    """Run simulations side by side, and write each to its folder."""
     writers = {}
     with ExitStack() as files:
         for which, folder in folders.items():
-            told = folder.events() if resume else []
+            past = folder.events() if resume else []
             simulation = group[which]
-            if resume and checkpoint.exists(folder.path):  # may be over: others need its clients in their stacks
-                simulation.resume(checkpoint.load(folder.path, simulation), told)
-            elif told and isinstance(told[-1], Finished):
+            if resume and checkpoint.exists(folder.path):  # also if finished: the group repeats the same stacks
+                simulation.resume(checkpoint.load(folder.path, simulation), past)
+            elif past and isinstance(past[-1], Finished):
                 del group[which]
-                simulation.told = told
-            writers[which] = files.enter_context(folder.writer(simulation.told))
-            yield from ((which, event) for event in simulation.told)
+                simulation.emitted = past
+            writers[which] = files.enter_context(folder.writer(simulation.emitted))
+            yield from ((which, event) for event in simulation.emitted)
         if not group:
             return
-        numbers, together = list(group), Together(list(group.values()))
+        numbers, together = list(group), SimulationGroup(list(group.values()))
 
         def save() -> None:
-            """Write down the last moment at which all runs of the group waited; those that were over then have none."""
+            """Write checkpoints of the last moment at which all runs waited; runs finished by then have none."""
             if not folders or not together.bookmarks:
                 return
             for place, simulation in enumerate(together.simulations):
@@ -241,10 +245,11 @@ def _run_group(
 
 
 def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
-    """Simulations of several configs; those of one seed share their data and their pre-training."""
+    """Build the simulations of several configs; those of one seed share data and pre-training."""
     tasks: dict[int, Task] = {}
     built: list[Simulation] = []
-    federation = configs[0].scenario.federation(configs[0].seed, data_dir).to(configs[0].device)  # images, read once
+    first = configs[0]
+    federation = first.scenario.federation(first.seed, data_dir).to(first.device)  # reads the images once
     for config in configs:
         if config.seed not in tasks:
             tasks[config.seed] = Task(config.scenario, federation.reseeded(config.seed), config.settings)
@@ -256,17 +261,12 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
 
 
 def _bytes_of(simulation: Simulation) -> int:
-    """What one simulation holds at most: a received, a trained and a scored model for every client, and its data."""
+    """Return the bytes of a simulation: a received, a trained and a scored model for every client, and the data."""
     task = simulation.task
     return 3 * task.scenario.num_clients * task.model_bytes + task.federation.num_bytes
 
 
-def _budget(device: str) -> int:
+def _memory_budget(device: str) -> int:
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info()[0] // 2)
     return 2 * 2**30
-
-
-def _known(what: str, name: str, names: Mapping[str, object]) -> None:
-    if name not in names:
-        raise ValueError(f"there is no {what} {name!r}; there are {', '.join(names)}")

@@ -1,8 +1,8 @@
 """The same run as `cdfl.sim.reference`, with clients trained together.
 
-Between a reply and its next upload a client depends on nobody else. So whenever an upload is due whose training has
-not been done, every client that holds an untrained assignment is trained along with it, and uploads are then applied
-one by one in their order. Scores steer nothing, so they are computed in batches, just before their events are told.
+Between a reply and its next upload a client does not depend on other clients. When an upload is due that has not been
+trained, all clients that wait for training are trained together with it. Uploads are then applied one by one in their
+order. Scores do not influence the run, so they are computed in batches before their events are emitted.
 """
 
 from collections import Counter
@@ -21,32 +21,32 @@ from cdfl.data import Draw, Samples
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
-from cdfl.sim.metrics import Job, Scores, describe, shortfall, started, summarize
-from cdfl.sim.task import Drawn, Task
+from cdfl.sim.metrics import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
+from cdfl.sim.task import Task, TurnData
 from cdfl.sim.time_models import Tick, TimeModel
 
-MOST_WAITING = 256  # uploads whose scores are put off, where many follow each other without a new training
+MOST_WAITING = 256  # unscored uploads, at most
 
 
 @dataclass
 class Client:
-    """What one client holds, and what has been found out about its next upload ahead of time."""
+    """What one client holds, and what was computed ahead for its next upload."""
 
     reply: Reply
-    state: Any  # of the server at that reply; None once a turn at the client's next data can no longer ask for it
-    drawn: Drawn  # its next data
+    state: Any  # of the server at that reply; None when no later turn of this client needs it
+    turn_data: TurnData  # of its next turn
     assignment: Assignment
     turns: int = 0
     updates: int = 0
     memory: Memory = ()
-    uploads: bool = False  # what its policy will say at the next turn
+    uploads: bool = False  # its policy's decision at the next turn
     trained: "Trained | None" = None
-    ahead: Drawn | None = None  # the data after that
+    ahead: TurnData | None = None  # of the turn after that
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A training that is done and whose upload is not yet due."""
+    """A finished training whose upload is not due yet."""
 
     local_model: Tensor  # (P,)
     losses: Tensor | None  # (K,) on the proxy sets
@@ -54,39 +54,39 @@ class Trained:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scored:
-    """An upload that has been answered, and that is still to be scored."""
+class _Unscored:
+    """An answered upload that has no scores yet."""
 
-    job: Job
+    info: UploadInfo
     draw: Draw
-    held: Tensor  # (P,) what its client had before
+    held: Tensor  # (P,) what its client had before training
     local_model: Tensor
     reply: Reply
 
 
 class Request(NamedTuple):
-    """Trainings that a simulation waits for; `proximal` is False while pre-training."""
+    """Trainings that a simulation waits for; `proximal` is False during pre-training."""
 
     trainings: list[Training]
     proximal: bool
 
 
-Steps = Generator["Event | Request", Tensor, None]  # models (B, P) are sent in for every request
+Steps = Generator["Event | Request", Tensor, None]  # send the models (B, P) for every request
 
 
 @dataclass(frozen=True, eq=False)
 class Bookmark:
-    """A run between two stacks: enough to go on from there, and to come out with the same result."""
+    """The state of a run between two stacks. Resumed from here, the run gives the same result."""
 
     state: Any
     clients: dict[int, Client]
-    ticks: int  # how many ticks were taken
-    attempts: int  # how many of them were uploads, diverged ones included
-    told: int  # how many events had been told
+    ticks: int  # ticks taken so far
+    attempts: int  # uploads among them, including diverged ones
+    num_events: int  # events emitted so far
 
 
 class Simulation:
-    """One run. Iterate over `events`; `state` is the server's, `bookmark` the last place to resume from."""
+    """One run. Iterate over `events`. `state` is the server's; `bookmark` is the last point to resume from."""
 
     def __init__(
         self,
@@ -102,27 +102,30 @@ class Simulation:
         self.policy = policy
         self.time_model = time_model
         self.bookmark: Bookmark | None = None
-        self.told: list[Event] = []
+        self.emitted: list[Event] = []
         self.state: Any = None
         self.clients: dict[int, Client] = {}
-        self._waiting: list[_Scored | Diverged | tuple[int, Tensor]] = []
+        self._waiting: list[_Unscored | Diverged | tuple[int, Tensor]] = []
 
-    def resume(self, bookmark: Bookmark, told: Sequence[Event]) -> None:
-        """Go on from a bookmark instead of beginning; later events than it knows are told again."""
-        if len(told) < bookmark.told:
-            raise ValueError(f"the run told {bookmark.told} events before it stopped, {len(told)} of them are left")
-        self.bookmark, self.told = bookmark, list(told[: bookmark.told])
+    def resume(self, bookmark: Bookmark, events: Sequence[Event]) -> None:
+        """Continue from a bookmark, given the run's events; events after the bookmark are emitted again."""
+        if len(events) < bookmark.num_events:
+            raise ValueError(
+                f"the checkpoint was written after {bookmark.num_events} events, but only {len(events)} are left; "
+                "restore the events file, or start a new run"
+            )
+        self.bookmark, self.emitted = bookmark, list(events[: bookmark.num_events])
 
-    def forget(self) -> None:
-        """Let go of the clients' models once a run is over."""
+    def free_memory(self) -> None:
+        """Drop the clients' models when a run is over."""
         self.clients, self.bookmark, self._waiting = {}, None, []
 
     def events(self) -> Iterator[Event]:
-        """Run alone."""
-        return (event for _, event in Together([self]).events())
+        """Run this simulation alone, and yield its events."""
+        return (event for _, event in SimulationGroup([self]).events())
 
     def steps(self) -> Steps:
-        """Run together with others: yields events, and requests whose local models (B, P) are to be sent in."""
+        """Yield events, and requests; the caller sends the local models (B, P) of each request."""
         scenario = self.task.scenario
         if self.bookmark is None:
             yield from self._begin()
@@ -131,7 +134,7 @@ class Simulation:
 
         ticks = self.task.ticks(self.time_model)
         left: Counter[int] | None = None
-        if self.policy == ALWAYS:  # then every turn is an upload and the end is known: train nothing in vain
+        if self.policy == ALWAYS:  # every turn is an upload, so the last one of each client is known
             planned = list(_until(ticks, scenario.num_uploads))
             left = Counter(tick.client for tick in planned[place.ticks :] if tick.kind == "turn")
             ticks = iter(planned)
@@ -144,7 +147,7 @@ class Simulation:
             if taken < place.ticks:
                 continue
             if kind == "join":
-                self._welcome(number)
+                self._join(number)
                 continue
             if kind == "leave":
                 del self.clients[number]
@@ -156,7 +159,7 @@ class Simulation:
                 continue
             if client.trained is None:
                 if not 0 < len(self._waiting) < self.engines.scores_together:
-                    yield from self._tell()
+                    yield from self._emit()
                     self.bookmark = self._mark(taken, attempts)
                 ready = [
                     other
@@ -169,68 +172,68 @@ class Simulation:
             self._apply(time, number)
             if left is None or left[number] > 1:
                 self._prepare(number)
-            else:  # that was its last
+            else:  # its last upload
                 client.state = None
             if left is not None:
                 left[number] -= 1
             if len(self._waiting) >= MOST_WAITING:
-                yield from self._tell()
+                yield from self._emit()
         if self.state.epoch % scenario.num_clients != 0:
             self._score_clusters()
-        yield from self._tell()
-        yield summarize(self.told, scenario.num_clients, shortfall(self.task, self.told, passed))
+        yield from self._emit()
+        yield summarize(self.emitted, scenario.num_clients, shortfall(self.task, self.emitted, passed))
 
     def _begin(self) -> Steps:
-        """Initialization: the server has its clusters, and scores them."""
+        """Initialization: start the server from the pre-trained clusters, and score them."""
         task = self.task
-        self.told.append(started(task, self.algorithm))
-        yield self.told[-1]
+        self.emitted.append(started_event(task, self.algorithm))
+        yield self.emitted[-1]
         if task.start is None:
-            raise RuntimeError("the clusters are not pre-trained; run a simulation through `together`")
+            raise RuntimeError("the clusters are not pre-trained; iterate over `events`, not over `steps`")
         self.state = self.algorithm.initial(task.start, self.evaluate, task.layout.num_parameters)
         self._score_clusters()
-        yield from self._tell()
+        yield from self._emit()
 
     def _mark(self, ticks: int, attempts: int) -> Bookmark:
-        """Note where we are: nothing is copied but references, tensors are never changed in place."""
+        """Return a bookmark of this moment. It copies references only: tensors never change in place."""
         clients = {number: replace(held) for number, held in self.clients.items()}
-        return Bookmark(self.state, clients, ticks, attempts, len(self.told))
+        return Bookmark(self.state, clients, ticks, attempts, len(self.emitted))
 
     # -- the client
 
-    def _welcome(self, number: int) -> None:
+    def _join(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
         assignment = Assignment(reply.personal_model, reply.epoch)
-        drawn = self.task.drawn(number, 0)
+        drawn = self.task.turn_data(number, 0)
         self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
         self._prepare(number)
 
     def _prepare(self, number: int) -> None:
-        """Let a client receive its reply and next data, and decide whether it will upload."""
+        """Give a client its reply and its next data, and let its policy decide."""
         client, task = self.clients[number], self.task
-        client.drawn = client.ahead or task.drawn(number, client.turns)
+        client.turn_data = client.ahead or task.turn_data(number, client.turns)
         client.ahead, client.trained = None, None
-        draw = client.drawn.draw
+        draw = client.turn_data.draw
         view = ClientView(
             losses=lambda models: self._sample_losses(models, draw.train),
             true_mixture=torch.from_numpy(draw.true_mixture),
         )
         client.assignment = self.algorithm.assign(client.state, client.reply, view)
-        if self.policy == ALWAYS:  # it turns at nothing
+        if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
-        turn = task.observe(client.assignment.personal_model, draw, number, client.turns)
-        client.memory, client.uploads = decide_upload(self.policy, client.memory, turn)
+        seen = task.observe(client.assignment.personal_model, draw, number, client.turns)
+        client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]
-        draw, plan, noise_seed = client.drawn
+        draw, plan, noise_seed = client.turn_data
         return Training(self.task.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
-        """Keep what was trained, with all that can be known of it before its upload is due."""
-        for number in numbers:  # a GPU is still training: what comes next is drawn meanwhile
-            self.clients[number].ahead = self.task.drawn(number, self.clients[number].turns + 1)
+        """Store trained models with their losses until their uploads are due."""
+        for number in numbers:  # draw the next data while the GPU is still training
+            self.clients[number].ahead = self.task.turn_data(number, self.clients[number].turns + 1)
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
@@ -238,15 +241,15 @@ class Simulation:
             client = self.clients[number]
             own_losses = None if losses is None else losses[row]
             client.trained = Trained(models[row].clone(), own_losses, finite[row])
-            if known[row] and self.policy == ALWAYS:  # it will not turn again with what it holds: let go of K models
+            if known[row] and self.policy == ALWAYS:  # no later turn needs the K models of this state
                 client.state = None
 
     # -- the server
 
     def _apply(self, time: float, number: int) -> None:
-        """Take one upload, in its tick; one that diverged is refused and changes nothing."""
+        """Apply one upload. A diverged one is refused and changes nothing."""
         client = self.clients[number]
-        trained, assignment, drawn = client.trained, client.assignment, client.drawn
+        trained, assignment, turn_data = client.trained, client.assignment, client.turn_data
         client.turns, client.trained = client.turns + 1, None
         try:
             if trained is None or not trained.finite:
@@ -263,56 +266,56 @@ class Simulation:
         except NotFiniteError:
             self._waiting.append(Diverged(time, number))
             return
-        job = Job(time, number, client.updates, drawn.plan.numel())
-        self._waiting.append(_Scored(job, drawn.draw, client.reply.personal_model, trained.local_model, reply))
+        info = UploadInfo(time, number, client.updates, turn_data.plan.numel())
+        self._waiting.append(_Unscored(info, turn_data.draw, client.reply.personal_model, trained.local_model, reply))
         if reply.epoch % self.task.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
         return self.engines.evaluator.evaluate(models, clusters, self.task.proxy_sets)
 
     def _proxy_losses(self, models: Tensor) -> Tensor:
-        """The losses of many models (B, P) on all proxy sets, (B, K), in one pass."""
+        """Return the losses (B, K) of many models (B, P) on all proxy sets, computed in one pass."""
         sets = self.task.proxy_sets
         sizes = [len(targets) for _, targets in sets]
         outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
-        said = torch.stack(outputs)  # (B, n, classes)
-        targets = torch.cat([own for _, own in sets]).expand(len(said), -1)  # (B, n)
-        losses = cross_entropy(said.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        logits = torch.stack(outputs)  # (B, n, classes)
+        targets = torch.cat([own for _, own in sets]).expand(len(logits), -1)  # (B, n)
+        losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         return torch.stack([own.mean(dim=1) for own in losses.split(sizes, dim=1)], dim=1).double().cpu()
 
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
-        """The loss of every model (K, P) on every sample, (n, K)."""
+        """Return the loss of every model (K, P) on every sample, (n, K)."""
         inputs, targets = self.task.inputs(samples)
         outputs = self.engines.evaluator.outputs(models, inputs)
         return torch.stack([cross_entropy(out, targets, reduction="none") for out in outputs], dim=1)
 
-    # -- scores, which steer nothing
+    # -- scores, which do not influence the run
 
     def _score_clusters(self) -> None:
         self._waiting.append((self.state.epoch, self.algorithm.cluster_models(self.state)))
 
-    def _tell(self) -> Iterator[Event]:
-        """Score what has been waiting, and tell it in order."""
+    def _emit(self) -> Iterator[Event]:
+        """Score what is waiting, and yield its events in order."""
         waiting, self._waiting = self._waiting, []
-        answered = [item for item in waiting if isinstance(item, _Scored)]
+        answered = [item for item in waiting if isinstance(item, _Unscored)]
         scores = iter(self._scores(answered) if answered else ())
         replies = iter(_on_host([item.reply for item in answered]))
         for item in waiting:
             event: Event
-            if isinstance(item, _Scored):
-                event = describe(self.task, self.algorithm, item.job, item.draw, next(replies), next(scores))
+            if isinstance(item, _Unscored):
+                event = uploaded_event(self.task, self.algorithm, item.info, item.draw, next(replies), next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
                 event = Clusters(item[0], self._cluster_accuracies(item[1]))
-            self.told.append(event)
+            self.emitted.append(event)
             yield event
 
-    def _scores(self, answered: Sequence[_Scored]) -> list[Scores]:
-        """The share of its held-out samples each client gets right: with what it had, what it uploaded, the reply."""
+    def _scores(self, answered: Sequence[_Unscored]) -> list[Scores]:
+        """Return each client's accuracies on its held-out samples, of the models in `Scores`."""
         ready = fetch_all([(self.task.federation, item.draw.test) for item in answered], self.task.dtype)
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
@@ -338,7 +341,7 @@ def _shares_right(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[
 
 
 def _on_host(replies: Sequence[Reply]) -> list[Reply]:
-    """The same replies; mixtures and rates that are on a GPU come over in one go, to be told."""
+    """Return the replies with mixtures and rates on the CPU; one copy brings all of them from the GPU."""
     there = [reply for reply in replies if reply.mixture.is_cuda]
     if not there:
         return list(replies)
@@ -348,7 +351,7 @@ def _on_host(replies: Sequence[Reply]) -> list[Reply]:
 
 
 def _until(ticks: Iterator[Tick], turns: int) -> Iterator[Tick]:
-    """The ticks up to and including a number of turns."""
+    """Yield the ticks up to and including a number of turns."""
     for tick in ticks:
         yield tick
         turns -= tick.kind == "turn"
@@ -356,11 +359,11 @@ def _until(ticks: Iterator[Tick], turns: int) -> Iterator[Tick]:
             return
 
 
-class Together:
-    """Simulations of one network, side by side, their clients in common stacks.
+class SimulationGroup:
+    """Simulations of one network that run side by side and train their clients in common stacks.
 
-    `bookmarks` are those of the last moment at which all of them waited for a stack. Resumed from there, they ask for
-    the same stack again, so everything that follows comes out the same, to the bit on a CPU.
+    `bookmarks` belong to the last moment at which all simulations waited for a stack. Resumed from there, they request
+    the same stack again, so the rest of the run is the same, to the bit on a CPU.
     """
 
     def __init__(self, simulations: Sequence[Simulation]) -> None:
@@ -369,11 +372,11 @@ class Together:
         self.bookmarks: dict[int, Bookmark] = {}
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """Run all to their end; yields (which, event)."""
+        """Run all simulations to their end; yield (which, event)."""
         tasks = {id(simulation.task): simulation.task for simulation in self.simulations}.values()
         untrained = [_pretraining(task) for task in tasks if task.start is None]
         for _ in self._advance(dict(enumerate(untrained))):
-            pass  # pre-training has nothing to tell
+            pass  # pre-training has no events
         yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
 
     def _advance(self, running: dict[int, Steps]) -> Iterator[tuple[int, Event]]:
@@ -403,7 +406,7 @@ class Together:
 
 
 def _pretraining(task: Task) -> Steps:
-    """The cluster models (K, P) at epoch 0: as `cdfl.core.pretrain`, with the clusters trained together."""
+    """Set `task.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
     shuffle, batch_size = task.pretraining_shuffle(), task.settings.training.batch_size
     passes = task.settings.pretraining
     sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]

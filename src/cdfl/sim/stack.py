@@ -1,9 +1,9 @@
-"""Clients as one tensor program: B networks of one shape, each with its own weights and data, trained together.
+"""Train clients as one tensor program: B networks of one shape, each with its own weights and data.
 
-Row b of every tensor belongs to client b and no operation mixes rows, so a row's result is that of training it alone,
-up to rounding. Clients are sorted by their number of steps; those that are done leave at the end of the stack, and
-the others go on in a shorter one. No batch is padded: all batches of a stack have the same size, and a training with
-another batch size goes into another stack.
+Row b of every tensor belongs to client b and no operation mixes rows, so a row has the result of training it alone, up
+to rounding. Clients are sorted by their number of steps. Finished clients leave at the end of the stack, and the others
+continue in a shorter one. No batch is padded: all batches of a stack have the same size, and trainings with another
+batch size go into another stack.
 """
 
 import copy
@@ -29,7 +29,7 @@ class Rows:
         device, size = like.start.device, len(like.start)
         sides = like.federation.input_shape[1:]
         wide = torch.zeros(4, height, aligned(size), dtype=dtype, device=device)
-        self.anchors: Tensor = wide[0, :, :size]  # (B, P) what each client received
+        self.anchors: Tensor = wide[0, :, :size]  # (B, P) the models that the clients received
         self.models: Tensor = wide[1, :, :size]  # (B, P)
         self.first: Tensor = wide[2, :, :size]  # (B, P) state of the optimiser
         self.second: Tensor = wide[3, :, :size]
@@ -41,14 +41,14 @@ class Rows:
 
     @classmethod
     def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
-        """Just large enough for some trainings."""
+        """Allocate just enough for these trainings."""
         return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype, trainings[0].federation.input_shape[0])
 
     def load(self, trainings: Sequence[Training]) -> None:
-        """Begin some trainings; rows above them have no steps to take."""
+        """Load trainings into the first rows; the other rows have no steps to take."""
         parts = fetch_all([(training.federation, training.samples) for training in trainings], self.images.dtype)
         count, steps = len(trainings), sizes_of(trainings)[1]
-        plans = torch.zeros(count, steps, self.plans.shape[2], dtype=torch.int64)  # on the host: one copy takes it over
+        plans = torch.zeros(count, steps, self.plans.shape[2], dtype=torch.int64)  # on the CPU, to copy it once
         limits = torch.zeros(len(self.limits), dtype=torch.int64)
         for state in (self.step, self.first, self.second):
             state.zero_()
@@ -63,9 +63,9 @@ class Rows:
         self.models[:count], self.anchors[:count] = starts, starts
 
     def batch(self, alive: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The next batch of the first rows: inputs (B, batch, C, H, W), channels last in memory, and targets.
+        """Return the next batch of the first rows, and which rows still have steps to take, (B,).
 
-        And which of them still have a step to take, (B,).
+        Inputs are (B, batch, C, H, W), channels last in memory; targets are (B, batch).
         """
         tensors = (self.images, self.targets, self.plans, self.step, self.limits)
         inputs, targets, active = take_batch(*(tensor[:alive] for tensor in tensors))
@@ -73,12 +73,12 @@ class Rows:
 
 
 def sizes_of(trainings: Sequence[Training]) -> tuple[int, int]:
-    """The most samples and the most steps."""
+    """Return the most samples and the most steps of any training."""
     return max(len(training.samples) for training in trainings), max(len(training.plan) for training in trainings)
 
 
 class Stack:
-    """Trains up to `width` clients at once, for any network that `torch.func.vmap` can handle."""
+    """Trains up to `width` clients at once; works for any network that `torch.func.vmap` can handle."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Stack:
         self.settings = settings
         self.dtype = dtype
         self.width = width
-        self.together = 2**16  # images that are looked at together when nothing is trained
+        self.together = 2**16  # images evaluated at once
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
-        """The local models (B, P)."""
+        """Train, and return the local models (B, P)."""
         result = torch.empty(len(trainings), self.layout.size, dtype=self.dtype, device=trainings[0].start.device)
         by_batch: dict[int, list[int]] = defaultdict(list)
         for place, training in enumerate(trainings):
@@ -113,17 +113,17 @@ class Stack:
                 except torch.OutOfMemoryError:
                     if len(chunk) == 1:
                         raise
-                    self.width = len(chunk) // 2  # and stay there: the next stack would not fit either
-                    self.let_go()
+                    self.width = len(chunk) // 2  # for good: the next stack would not fit either
+                    self.free_memory()
                     continue
                 del places[: len(chunk)]
         return result
 
-    def let_go(self) -> None:
-        """Free what is kept from stack to stack."""
+    def free_memory(self) -> None:
+        """Free what is kept between stacks."""
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """What each model (B, P) says; inputs of different lengths are filled up and the filling cut off again."""
+        """Return the outputs of each model (B, P); inputs of different lengths are padded."""
         longest = len(inputs) if isinstance(inputs, Tensor) else max(len(own) for own in inputs)
         count = max(1, self.together // max(1, longest))
         found: list[Tensor] = []
@@ -133,14 +133,14 @@ class Stack:
                 found.extend(self.network.predict(stack, inputs.expand(len(stack), *inputs.shape)))
             else:
                 own = inputs[first : first + count]
-                same = all(len(part) == len(own[0]) for part in own)  # then one copy takes them all
+                same = all(len(part) == len(own[0]) for part in own)  # then padding is not needed
                 filled = torch.stack(list(own)) if same else nn.utils.rnn.pad_sequence(list(own), batch_first=True)
                 outputs = self.network.predict(stack, filled)
                 found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
         return found
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the data set of its cluster (n,)."""
         return losses_of(self, models, clusters, sets)
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
@@ -154,11 +154,11 @@ class Stack:
         return rows.models
 
     def _step(self, rows: Rows, alive: int, *, some: bool = False) -> None:
-        """One step of the first `alive` rows; with `some`, only of those that still have steps to take."""
+        """Take one step with the first `alive` rows; with `some`, only with those that have steps left."""
         inputs, targets, unfinished = rows.batch(alive)
         active = unfinished if some else None
         models = rows.models[:alive]
-        statistics = models[:, self.layout.num_parameters :]  # of batch norm; forward passes change them in place
+        statistics = models[:, self.layout.num_parameters :]  # of batch norm; the forward pass changes them in place
         keep = active is not None and statistics.shape[1] > 0
         before = statistics.clone() if keep else statistics
         gradients = self.network.gradients(models, inputs, targets)
@@ -169,7 +169,7 @@ class Stack:
         rows.step[:alive] += 1
 
     def _descend(self, rows: Rows, alive: slice, columns: slice, gradient: Tensor, active: Tensor | None) -> None:
-        """The step of the optimiser in some columns."""
+        """Take the optimiser's step in some columns."""
         settings = self.settings
         models, anchors, first, second = (
             tensor[alive, columns] for tensor in (rows.models, rows.anchors, rows.first, rows.second)

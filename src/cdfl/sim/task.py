@@ -1,4 +1,4 @@
-"""The learning problem of a run: data, network and loss, and what can be asked of them."""
+"""The learning problem of a run: its data, network and loss, evaluated one model at a time."""
 
 import copy
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 
-# A run of a policy that hardly ever says upload ends after so many turns for every upload that was planned.
+# A run ends after this many turns for each planned upload, even if its policy rarely uploads.
 TURNS_PER_UPLOAD = 50
-# Runs of one seed that go side by side find the same data within a stack of each other.
+# Runs of one seed that run side by side need the same data within one stack of each other.
 DRAWS_KEPT = 256
 
 
-class Drawn(NamedTuple):
-    """What a client finds at a turn, and what is decided by chance about its training."""
+class TurnData(NamedTuple):
+    """A client's data at a turn, and the random choices of its training."""
 
     draw: Draw
     plan: Tensor  # (steps, batch) its batches
@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 
 
 class Task:
-    """What plain and stacked simulation share; every answer here is computed one model at a time."""
+    """What the reference and the stacked simulation share; everything here is computed one model at a time."""
 
     def __init__(
         self,
@@ -59,116 +59,116 @@ class Task:
             self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_classes)
         self.model.to(self.device, dtype)
         self.layout = Layout.of(self.model)
-        self.start: Tensor | None = None  # (K, P) the pre-trained clusters, once somebody has trained them
+        self.start: Tensor | None = None  # (K, P) the clusters after pre-training
         self.proxy_sets = [self.ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
         self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
-        self.drawn = lru_cache(maxsize=DRAWS_KEPT)(self._drawn)
+        self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
     def with_federation(self, federation: Federation) -> "Task":
-        """The same learning problem, its clients drawing otherwise."""
+        """Return the same learning problem with other client data."""
         other = copy.copy(self)
         other.federation = federation
-        other.drawn = lru_cache(maxsize=DRAWS_KEPT)(other._drawn)
+        other.turn_data = lru_cache(maxsize=DRAWS_KEPT)(other._turn_data)
         return other
 
-    def _drawn(self, client: int, turn: int) -> Drawn:
-        """What a client finds at a turn: a pure function of (seed, client, turn), so `drawn` may remember it."""
+    def _turn_data(self, client: int, turn: int) -> TurnData:
+        """Return a client's data at a turn: a pure function of (seed, client, turn), so it can be cached."""
         draw = self.federation.draw(client, turn)
-        return Drawn(draw, self.plan(draw, client, turn), self.noise_seed(client, turn))
+        return TurnData(draw, self.plan(draw, client, turn), self.noise_seed(client, turn))
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of one model on its way."""
+        """The size of one model on the wire."""
         return self.layout.size * self.dtype.itemsize
 
     def pretrain(self) -> Tensor:
-        """The cluster models (K, P) at epoch 0."""
+        """Return the cluster models (K, P) at epoch 0."""
         sets = [self.ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
         with torch.random.fork_rng(devices=self._gpus):
-            # Told before each of its trainings: each gets random numbers (dropout) of its own, as a client's does.
+            # Called before each training: like a client, each starts from the same random state (dropout).
             begin = lambda message: torch.manual_seed(self.pretraining_noise_seed)  # noqa: E731
             return pretrain(self.model, sets, self.loss, self.settings, self.pretraining_shuffle(), begin)
 
     @property
     def pretraining_noise_seed(self) -> int:
-        """Where the random numbers of each pre-training start."""
+        """The seed of the random numbers of each pre-training."""
         return self._torch_seed("pretraining noise")
 
     def pretraining_shuffle(self) -> torch.Generator:
-        """Decides the batches of the pre-training."""
+        """Return the generator of the batches of the pre-training."""
         return torch.Generator().manual_seed(self._torch_seed("pretraining"))
 
     def plan(self, draw: Draw, client: int, turn: int) -> Tensor:
-        """Which samples of a draw form which batch, (steps, batch): a pure function of (seed, client, turn)."""
+        """Return the samples of each batch, (steps, batch): a pure function of (seed, client, turn)."""
         shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, turn))
         return batch_plan(
             len(draw.train), self.settings.training.batch_size, self.settings.training.local_epochs, shuffle
         )
 
     def ticks(self, time_model: TimeModel) -> Iterator[Tick]:
-        """Who does what when: a pure function of the seed. It ends, even where policies hardly ever say upload."""
+        """Return the ticks of a run, `most_ticks` at most: a pure function of the seed."""
         ticks = checked_ticks(time_model, self.scenario.num_clients, generator(self.seed, "turns"))
         return islice(ticks, self.most_ticks)
 
     @property
     def most_ticks(self) -> int:
-        """After so many ticks a run ends."""
+        """The number of ticks after which a run ends."""
         return 2 * self.scenario.num_clients + TURNS_PER_UPLOAD * self.scenario.num_uploads
 
     def noise_seed(self, client: int, turn: int) -> int:
-        """Where the random numbers of one training (dropout) start, whatever was trained before it."""
+        """Return the seed of the random numbers (dropout) of one training."""
         return self._torch_seed("noise", client, turn)
 
     @contextmanager
     def noise(self, client: int, turn: int) -> Iterator[None]:
-        """Give one training its own random numbers."""
+        """Seed the random numbers of one training, and restore the state afterwards."""
         with torch.random.fork_rng(devices=self._gpus):
             torch.manual_seed(self.noise_seed(client, turn))
             yield
 
     def view(self, draw: Draw) -> ClientView:
-        """New data, as their client sees them."""
+        """Return new data as the client sees them."""
         return ClientView(
             losses=lambda models: self.sample_losses(models, draw.train),
             true_mixture=torch.from_numpy(draw.true_mixture),
         )
 
     def observe(self, personal_model: Tensor, draw: Draw, client: int, turn: int) -> Observation:
-        """New data, as a policy sees them."""
+        """Return new data as a policy sees them."""
         chance = float(generator(self.seed, "chance", client, turn).random())
         return Observation(len(draw.train), lambda: self.mean_loss(personal_model, draw.train), chance)
 
     def mean_loss(self, vector: Tensor, samples: Samples) -> float:
-        """The loss of a model (P,) on samples."""
+        """Return the loss of a model (P,) on samples."""
         inputs, targets = self.inputs(samples)
         return float(self.loss(self.outputs(vector, inputs), targets))
 
     def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Images scaled for the network (n, C, H, W), and labels (n,)."""
+        """Return images scaled for the network (n, C, H, W), and labels (n,)."""
         return self.ready(*self.federation.fetch(samples))
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """What a model (P,) says of inputs, without training it."""
-        said: Tensor = outputs(self.model, self.layout, vector, inputs)
-        return said
+        """Return the outputs of a model (P,) in evaluation mode."""
+        found: Tensor = outputs(self.model, self.layout, vector, inputs)
+        return found
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
-        """The loss of each model (n, P) on the proxy set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
         return ProxySets(self.model, self.loss, self.proxy_sets)(models, clusters)
 
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
-        """The loss of every model (K, P) on every sample, (n, K)."""
+        """Return the loss of every model (K, P) on every sample, (n, K)."""
         inputs, targets = self.inputs(samples)
         return torch.stack(
             [cross_entropy(self.outputs(vector, inputs), targets, reduction="none") for vector in models], dim=1
         )
 
     def accuracy(self, vector: Tensor, samples: Samples) -> float:
-        """The share of samples a model (P,) gets right."""
+        """Return the accuracy of a model (P,) on samples."""
         return self._score(vector, *self.inputs(samples))
 
     def cluster_accuracies(self, models: Tensor) -> list[float]:
-        """How good each cluster's model is on held-out data of that cluster; one model may serve all."""
+        """Return the accuracy of each cluster's model on its test set; one model may serve all clusters."""
         return [
             self._score(models[min(k, len(models) - 1)], inputs, targets)
             for k, (inputs, targets) in enumerate(self.test_sets)
@@ -176,14 +176,14 @@ class Task:
 
     @cached_property
     def flops(self) -> Flops:
-        """Floating-point operations of one sample."""
+        """The floating-point operations of one sample."""
         return count_flops(self.model, self.federation.input_shape)
 
     def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> float:
         return float((self.outputs(vector, inputs).argmax(dim=1) == targets).double().mean())
 
     def ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetched images as the network takes them, and their labels."""
+        """Scale fetched images for the network."""
         return to_input(images, self.dtype), labels
 
     @property

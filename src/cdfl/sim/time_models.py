@@ -1,4 +1,7 @@
-"""Who is there when: the time model, which the paper leaves open and which decides how stale uploads are."""
+"""Time models: which clients are present, and when fresh data arrive at them.
+
+The paper does not specify this. It decides how stale uploads are.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ Rng = np.random.Generator
 
 
 class Tick(NamedTuple):
-    """Something one client does at one time. `turn`: fresh data are there and its policy may say upload."""
+    """One client joins, leaves or has its turn: fresh data arrive and its policy decides whether to upload."""
 
     time: float
     client: int
@@ -24,36 +27,36 @@ class Tick(NamedTuple):
 
 
 class TimeModel(Protocol):
-    """An endless order of ticks; whoever runs it stops. It knows nothing of models, so it can be read ahead."""
+    """A sequence of ticks, usually endless. It does not depend on models, so it can be read ahead."""
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """Yield ticks, times never decreasing; the first tick of every client is its joining."""
+        """Yield ticks with times that never decrease; a client joins before its first turn."""
         ...
 
 
-def everybody_joins(num_clients: int) -> Iterator[Tick]:
-    """All clients are there from the start."""
+def all_join(num_clients: int) -> Iterator[Tick]:
+    """Return ticks with which all clients join at time 0."""
     return (Tick(0.0, client, "join") for client in range(num_clients))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every tick is that of a client drawn uniformly at random."""
+    """Each turn belongs to a client drawn uniformly at random."""
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """One tick per unit of time."""
-        yield from everybody_joins(num_clients)
+        """Yield one turn per unit of time."""
+        yield from all_join(num_clients)
         for time in count(1):
             yield Tick(float(time), int(rng.integers(num_clients)))
 
 
 @dataclass(frozen=True)
 class Sessions:
-    """In every session each client has one tick, in a random order."""
+    """In every session each client has one turn, in a random order."""
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """One tick per unit of time."""
-        yield from everybody_joins(num_clients)
+        """Yield one turn per unit of time."""
+        yield from all_join(num_clients)
         for session in count():
             for place, client in enumerate(rng.permutation(num_clients)):
                 yield Tick(float(session * num_clients + place + 1), int(client))
@@ -61,18 +64,18 @@ class Sessions:
 
 @dataclass(frozen=True)
 class FewActive:
-    """A few clients take ticks for a while, then the next few; so uploads are hardly ever stale."""
+    """A few clients take turns for a while, then the next few, so uploads are rarely stale."""
 
     active: int = 4
     turns_each: int = 5
 
     def __post_init__(self) -> None:
         if self.active < 1 or self.turns_each < 1:
-            raise ValueError(f"{self.active} active clients with {self.turns_each} ticks; expected at least 1 of each")
+            raise ValueError(f"active is {self.active}, turns_each is {self.turns_each}; expected at least 1 of each")
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """One tick per unit of time."""
-        yield from everybody_joins(num_clients)
+        """Yield one turn per unit of time."""
+        yield from all_join(num_clients)
         time = count(1)
         while True:
             order = rng.permutation(num_clients)
@@ -84,16 +87,16 @@ class FewActive:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Clients wait an exponential time between ticks, at rates of their own: some are always there, some rarely.
+    """Clients wait an exponential time between turns, each at its own rate: some come often, some rarely.
 
-    Rates are log-normal with mean 1 and deviation `unevenness` of the logarithm; 0 makes all clients alike.
+    Rates are log-normal with mean 1; `unevenness` is the deviation of the logarithm, and 0 makes all clients alike.
     """
 
     unevenness: float = 1.0
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """Draw the next tick of all: waiting times without memory need no queue."""
-        yield from everybody_joins(num_clients)
+        """Yield the turns; exponential waiting times need no queue."""
+        yield from all_join(num_clients)
         rates = rng.lognormal(-(self.unevenness**2) / 2, self.unevenness, num_clients)
         shares = np.cumsum(rates) / rates.sum()
         time = 0.0
@@ -104,7 +107,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Span:
-    """A random length of time, or the next number on a client's line of a trace file; docs/extend.md tells them all.
+    """A random length of time, or the next number on a client's line of a trace file.
 
     >>> Span("constant", 3.0).draw(np.random.default_rng(0), client=0)
     3.0
@@ -113,7 +116,7 @@ class Span:
     kind: Literal["constant", "uniform", "exponential", "lognormal", "trace"] = "constant"
     mean: float = 0.0
     spread: float = 0.5  # uniform: half width relative to the mean; lognormal: deviation of the logarithm
-    trace: tuple[tuple[float, ...], ...] = ()  # one row of lengths a client, read round and round
+    trace: tuple[tuple[float, ...], ...] = ()  # one row of lengths for each client, repeated from the start
 
     def __post_init__(self) -> None:
         kinds = get_args(type(self).__annotations__["kind"])
@@ -130,7 +133,7 @@ class Span:
             )
 
     def draw(self, rng: Rng, client: int, number: int = 0) -> float:
-        """The `number`-th length of a client."""
+        """Draw the `number`-th length of a client."""
         match self.kind:
             case "constant":
                 return self.mean
@@ -146,12 +149,14 @@ class Span:
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Span":
-        """A trace: one client a line, its lengths of time as numbers with commas between them, read round and round."""
+        """Read a trace: one line for each client, with its lengths of time as numbers separated by commas."""
         path, rows = Path(path), []
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path.name} is no text ({error}); expected one line of numbers a client") from None
+            raise ValueError(
+                f"{path.name} is not a text file ({error}); expected one line of numbers for each client"
+            ) from None
         for number, line in enumerate(lines, start=1):
             try:
                 row = tuple(float(word) for word in line.rstrip(", \t").split(","))
@@ -159,31 +164,31 @@ class Span:
                 row = ()
             if not row or min(row) < 0 or not np.isfinite(row).all():
                 raise ValueError(
-                    f"{path.name}, line {number}: {line[:60]!r}; expected numbers of at least 0, commas between them"
+                    f"{path.name}, line {number}: {line[:60]!r}; expected numbers of at least 0, separated by commas"
                 )
             rows.append(row)
         if not rows:
-            raise ValueError(f"{path.name} is empty; expected one line of numbers a client")
+            raise ValueError(f"{path.name} is empty; expected one line of numbers for each client")
         return cls("trace", trace=tuple(rows))
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices with speeds, networks and habits of their own, which come and go.
+    """Devices that differ in speed, network and availability, and that come and go.
 
-    From one upload to the next a device downloads, waits for data, trains and uploads. A device that is slow once is
-    slow always: `slowness` is drawn once for each and multiplies its training times.
+    Between two uploads a device downloads, waits for data, trains and uploads. `slowness` is drawn once for each
+    device and multiplies its training times.
     """
 
     wait: Span = Span("exponential", 1.0)
     training: Span = Span("lognormal", 0.2)
     slowness: Span = Span("lognormal", 1.0)
     network: Span = Span("lognormal", 0.05)  # one way
-    joins: Span = field(default=Span("constant", 0.0))  # when it arrives; 0: there from the start
-    stays: Span | None = None  # how long it stays; None: for ever
+    joins: Span = field(default=Span("constant", 0.0))  # when it joins; 0: at the start
+    stays: Span | None = None  # how long it stays; None: to the end
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
-        """Keep a queue of (time, sequence): the sequence decides between equal times."""
+        """Yield ticks from a queue of (time, sequence); the sequence breaks ties."""
         queue: list[tuple[float, int, Tick]] = []
         sequence = count()
         slowness = [self.slowness.draw(rng, client) for client in range(num_clients)]
@@ -222,7 +227,7 @@ TIME_MODELS: dict[str, TimeModel] = {
 
 
 def make_time_model(name: str) -> TimeModel:
-    """A time model by its name, or devices that wait as a trace file says (one client a line).
+    """Return a time model by its name, or devices that wait as a trace file says.
 
     >>> make_time_model("sessions")
     Sessions()
@@ -242,14 +247,14 @@ EXPECTED = (
 
 
 def check_time_model(time_model: TimeModel, num_clients: int) -> None:
-    """Read its first ticks."""
+    """Raise ValueError if the first ticks of a time model are not valid."""
     check_method("time_model", time_model, "ticks", 2, EXPECTED)
     for _ in islice(checked_ticks(time_model, num_clients, np.random.default_rng(0)), TICKS_TRIED):
         pass
 
 
 def checked_ticks(time_model: TimeModel, num_clients: int, rng: Rng) -> Iterator[Tick]:
-    """The ticks of a time model; ValueError at the first one that cannot be taken."""
+    """Yield the ticks of a time model; raise ValueError at the first one that is not valid."""
     name, here, now, clients = type(time_model).__name__, set[int](), 0.0, range(num_clients)
     for tick in time_model.ticks(num_clients, rng):
         if not isinstance(tick, Tick) or tick.kind not in ("turn", "join", "leave"):
@@ -267,10 +272,8 @@ def checked_ticks(time_model: TimeModel, num_clients: int, rng: Rng) -> Iterator
         if kind == "join":
             here.add(client)
         elif client not in here:
-            raise ValueError(
-                f"{name}.ticks lets client {client} {kind} while it is not there; expected it to join first"
-            )
+            raise ValueError(f"{name}.ticks lets client {client} {kind} while it is absent; expected it to join first")
         elif kind == "leave":
             here.remove(client)
         now = time
-        yield Tick(float(time), int(client), kind)  # numpy's cannot be written down
+        yield Tick(float(time), int(client), kind)  # numpy's numbers have no JSON

@@ -1,8 +1,8 @@
-"""Clients side by side on CPU cores: for networks big enough to keep a core busy by themselves.
+"""Train clients in parallel on CPU threads, for networks big enough to keep a core busy.
 
-A core per client beats all cores on one client: nothing waits for anything between the layers. Images are laid out
-with channels last, which is what the convolutions want, pooling comes before ReLU, and the memory of a step serves the
-next one. How many run changes nothing but rounding.
+One core for each client is faster than all cores on one client, because cores do not wait for each other between
+layers. Convolutions are fastest on channels-last images. Pooling comes before ReLU, and the memory of a step is reused
+by the next one. The number of workers changes only rounding.
 """
 
 import copy
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class Workers:
-    """As many trainings at a time as there are cores, one thread each."""
+    """Runs as many trainings at a time as there are cores, each in one thread."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class Workers:
         self.precision = precision
         self.count = count or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self.count)
-        self._mine = threading.local()  # a copy of the network for each worker: calls put weights into it
+        self._mine = threading.local()  # a copy of the network for each worker, since calls write weights into it
         self._seeding = threading.Lock()  # torch has one random state for all threads
-        self._random = random  # the network draws random numbers in training, so trainings take ticks
+        self._random = random  # the network draws random numbers in training, so trainings run one at a time
         keep_freed_memory()
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
-        """The local models (B, P)."""
+        """Train, and return the local models (B, P)."""
         over = threading.Event()
         try:
             return torch.stack(self._side_by_side(lambda training: self._train_one(training, over), trainings))
         finally:
-            over.set()  # where this one was stopped, others still train, and the program could not end before them
+            over.set()  # after an interrupt this stops the other threads, so that the program can end
 
     def outputs(self, models: Tensor, inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """What each model (B, P) says."""
+        """Return the outputs of each model (B, P)."""
         own = [inputs] * len(models) if isinstance(inputs, Tensor) else inputs
-        return self._side_by_side(self._look, list(zip(models, own, strict=True)))
+        return self._side_by_side(self._predict, list(zip(models, own, strict=True)))
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
-        """The loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        """Return the loss of each model (n, P) on the data set of its cluster (n,)."""
         return losses_of(self, models, clusters, sets)
 
     def _train_one(self, training: Training, over: threading.Event) -> Tensor:
@@ -79,7 +79,7 @@ class Workers:
         with self._noise(training.noise_seed), self._cast():
             return client_update(self._copy(), training.start, batches, self.loss, self.settings)
 
-    def _look(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+    def _predict(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         vector, inputs = pair
         inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
         with torch.no_grad(), self._cast():
@@ -96,7 +96,7 @@ class Workers:
         device = next(self.model.parameters()).device.type
         if self.precision != "bfloat16":
             return nullcontext()
-        # No cache: it would keep rounded weights for the whole training, while the optimiser changes the real ones.
+        # No cache: it would keep the rounded weights of the first step for the whole training.
         return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
     @contextmanager
@@ -109,17 +109,17 @@ class Workers:
             yield
 
     def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        if self.count == 1 or len(items) == 1:  # nobody else wants the cores
+        if self.count == 1 or len(items) == 1:  # let torch use all cores
             return [work(item) for item in items]
         with torch_threads(1):
             return list(self._pool.map(work, items))
 
 
 def pool_first(model: nn.Module) -> None:
-    """Where a plain chain of layers has ReLU before max pooling, let them change places: there is less left for ReLU.
+    """In an `nn.Sequential`, swap ReLU and the max pooling after it: ReLU then has fewer numbers to process.
 
-    Outputs and gradients stay the same, but for the sign of a zero. Other modules than `nn.Sequential` may do anything
-    with their layers, so nothing inside of them moves, nor does a layer that somebody listens to.
+    Outputs and gradients stay the same, except for the sign of zeros. Layers of other modules and layers with hooks
+    stay in place.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
     >>> pool_first(net)

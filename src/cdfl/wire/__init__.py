@@ -1,5 +1,6 @@
-"""What client and server say to each other: bytes to values and back, no sockets. `docs/protocol.md` describes it."""
+"""The messages between client and server: headers, bodies and errors, without sockets."""
 
+from cdfl.wire.body import DTYPES, DType, body_parts, body_size, decode_file, decode_model, encode_model
 from cdfl.wire.compression import compress, decompress, decompress_bytes
 from cdfl.wire.errors import (
     ConflictError,
@@ -38,7 +39,6 @@ from cdfl.wire.headers import (
     parse_base_epoch,
     parse_count,
 )
-from cdfl.wire.model import DTYPES, DType, body_parts, body_size, decode_file, decode_model, encode_model
 
 __all__ = [
     "BASE_EPOCH",

@@ -1,4 +1,4 @@
-"""Zstandard, with a cap on what comes out: a small body may claim to be a large one."""
+"""Zstandard with a limit on the decompressed size: a small body can expand to a huge one."""
 
 import io
 from types import ModuleType
@@ -6,19 +6,18 @@ from typing import BinaryIO
 
 from cdfl.wire.errors import MalformedError, TooLargeError, UnsupportedError
 
-# What RFC 9659 lets a sender ask of a receiver: more memory than this is refused.
-MAX_WINDOW = 2**23
+MAX_WINDOW = 2**23  # bytes of memory that a sender may demand (RFC 9659)
 PIECE = 2**20
 
 
 def compress(data: bytes | memoryview, level: int = 3) -> bytes:
-    """A body for `Content-Encoding: zstd`."""
+    """Return a body for `Content-Encoding: zstd`."""
     packed: bytes = _zstandard().ZstdCompressor(level=level).compress(data)
     return packed
 
 
 def decompress(source: BinaryIO, sink: BinaryIO, limit: int) -> int:
-    """Unpack a stream piece by piece; returns the bytes written, and stops at the first beyond `limit`."""
+    """Decompress a stream and return the number of bytes written; refuse more than `limit`."""
     zstandard = _zstandard()
     written = 0
     try:
@@ -26,7 +25,7 @@ def decompress(source: BinaryIO, sink: BinaryIO, limit: int) -> int:
             while piece := reader.read(PIECE):
                 written += len(piece)
                 if written > limit:
-                    raise TooLargeError(f"the body is more than {limit} bytes once decompressed; expected at most that")
+                    raise TooLargeError(f"the decompressed body has more than {limit} bytes; expected at most that")
                 sink.write(piece)
     except zstandard.ZstdError as error:
         raise MalformedError(f"the body is not valid zstd: {error}") from None
@@ -34,7 +33,7 @@ def decompress(source: BinaryIO, sink: BinaryIO, limit: int) -> int:
 
 
 def decompress_bytes(data: bytes, limit: int) -> bytes:
-    """Unpack a body that is in memory.
+    """Decompress a body in memory.
 
     >>> decompress_bytes(compress(b"model" * 100), limit=1000)[:5]
     b'model'
@@ -48,5 +47,5 @@ def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ModuleNotFoundError:
-        raise UnsupportedError("zstd needs the package zstandard: pip install zstandard; or send without it") from None
+        raise UnsupportedError("zstd needs the package zstandard: pip install zstandard, or do not compress") from None
     return zstandard

@@ -1,26 +1,26 @@
-"""What can be wrong with a message. Each error knows its HTTP status, so both ends name it alike.
+"""Errors of messages, with their HTTP status. Client and server use the same classes.
 
 WireError
-  MalformedError        400  a header, the body or the safetensors in it cannot be read
-  UnauthorizedError     401  no token, or one that is unknown or revoked
-  ForbiddenError        403  the token of another client
-  NotFoundError         404  there is no such thing
-  TooSlowError          408  the body did not come in time
-  ConflictError         409  a base epoch this client was never given, or a key that is still in progress
-  GoneError             410  the key is known, its reply is no longer kept
-  LengthRequiredError   411  a body without a length
-  TooLargeError         413  the body is too large, as it came or once decompressed
-  UnsupportedError      415  a content type or encoding the server does not read
-  UnfitError            422  the tensors do not fit the model, or are not finite; a key with another body
-  TooManyError          429  this client asks too often; wait `retry_after` seconds
-  UnavailableError      503  the server cannot take it now; wait `retry_after` seconds
+  MalformedError        400  a header or the body cannot be read
+  UnauthorizedError     401  the token is missing, unknown or revoked
+  ForbiddenError        403  the token belongs to another client
+  NotFoundError         404  there is no such path
+  TooSlowError          408  the body did not arrive in time
+  ConflictError         409  the client never received this base epoch, or the key is still in progress
+  GoneError             410  the reply to this key is no longer stored
+  LengthRequiredError   411  the body has no Content-Length
+  TooLargeError         413  the body is too large, compressed or decompressed
+  UnsupportedError      415  the content type or encoding is not supported
+  UnfitError            422  the tensors do not fit the model or are not finite, or the key came with another body
+  TooManyError          429  the client sends too many requests; wait `retry_after` seconds
+  UnavailableError      503  the server cannot answer now; wait `retry_after` seconds
 """
 
 from typing import ClassVar
 
 
 class WireError(Exception):
-    """A message that is refused; its text is one sentence for whoever sent it."""
+    """A refused message. Its text is one sentence for the sender."""
 
     status: ClassVar[int] = 400
 
@@ -31,79 +31,79 @@ class WireError(Exception):
 
 
 class MalformedError(WireError):
-    """Cannot be read."""
+    """A header or the body cannot be read."""
 
     status = 400
 
 
 class UnauthorizedError(WireError):
-    """No token, or one that is unknown or revoked."""
+    """The token is missing, unknown or revoked."""
 
     status = 401
 
 
 class ForbiddenError(WireError):
-    """The token of another client."""
+    """The token belongs to another client."""
 
     status = 403
 
 
 class NotFoundError(WireError):
-    """There is no such thing."""
+    """There is no such path."""
 
     status = 404
 
 
 class TooSlowError(WireError):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
     status = 408
 
 
 class ConflictError(WireError):
-    """A base epoch this client was never given, or a key that is still in progress."""
+    """The client never received this base epoch, or the key is still in progress."""
 
     status = 409
 
 
 class GoneError(WireError):
-    """The key is known, but its reply is no longer kept."""
+    """The reply to this key is no longer stored."""
 
     status = 410
 
 
 class LengthRequiredError(WireError):
-    """A body without a length."""
+    """The body has no Content-Length."""
 
     status = 411
 
 
 class TooLargeError(WireError):
-    """Larger than allowed."""
+    """The body is too large."""
 
     status = 413
 
 
 class UnsupportedError(WireError):
-    """A content type or encoding the server does not read."""
+    """The content type or encoding is not supported."""
 
     status = 415
 
 
 class UnfitError(WireError):
-    """The tensors do not fit the model, or a key came with another body."""
+    """The tensors do not fit the model or are not finite, or the key came with another body."""
 
     status = 422
 
 
 class TooManyError(WireError):
-    """Too many requests."""
+    """The client sends too many requests."""
 
     status = 429
 
 
 class UnavailableError(WireError):
-    """Not now."""
+    """The server cannot answer now."""
 
     status = 503
 
@@ -112,7 +112,7 @@ _BY_STATUS = {kind.status: kind for kind in WireError.__subclasses__()}
 
 
 def error_of(status: int, detail: str, retry_after: float | None = None) -> WireError:
-    """The error that a response stands for; a status that has no name of its own is a plain `WireError`.
+    """Return the error for an HTTP status; a `WireError` if the status has no class.
 
     >>> error_of(410, "ask for the model again")
     GoneError('ask for the model again')

@@ -1,4 +1,4 @@
-"""The headers of version 1: their names, and strict readers of what stands in them."""
+"""Names and strict parsers of the HTTP headers of protocol version 1."""
 
 import math
 import re
@@ -8,25 +8,25 @@ from typing import Literal, cast, get_args
 
 from cdfl.wire.errors import MalformedError, UnauthorizedError
 
-# of requests
-CLIENT = "CDFL-Client"  # client_id; needed where the server is open, else it must agree with the token
+# headers of requests
+CLIENT = "CDFL-Client"  # client_id; required on an open server, otherwise it must match the token
 BASE_EPOCH = "CDFL-Base-Epoch"
 KEY = "Idempotency-Key"
 
-# of replies
+# headers of replies
 EPOCH = "CDFL-Epoch"  # the base epoch of the next upload
 MIXTURE = "CDFL-Mixture"
 RATES = "CDFL-Rates"
 STALENESS = "CDFL-Staleness"
 OUTCOME = "CDFL-Outcome"
-DETAIL = "CDFL-Detail"  # why an upload was rejected, one sentence in ASCII
+DETAIL = "CDFL-Detail"  # why an upload was rejected: one sentence in ASCII
 
 CONTENT_TYPE = "application/octet-stream"
 CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
 
 Outcome = Literal["applied", "deprecated", "rejected"]
 
-LONGEST = 40  # characters of what came that an error repeats
+LONGEST = 40  # characters of a wrong value that an error repeats
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,128}")
 _COUNT = re.compile(r"[0-9]{1,18}")  # fits any integer column
@@ -35,7 +35,10 @@ _BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """What the headers of a reply say; all but the first two only after an upload, the last only if it was rejected."""
+    """The headers of a reply.
+
+    Only replies to uploads have more than `epoch` and `mixture`; only rejected uploads have `detail`.
+    """
 
     epoch: int
     mixture: tuple[float, ...]
@@ -45,7 +48,7 @@ class ReplyHead:
     detail: str = ""
 
     def to_headers(self) -> dict[str, str]:
-        """Write the headers; shares keep every digit.
+        """Return the headers; numbers keep every digit.
 
         >>> ReplyHead(epoch=7, mixture=(0.25, 0.75)).to_headers()
         {'CDFL-Epoch': '7', 'CDFL-Mixture': '0.25,0.75'}
@@ -63,7 +66,7 @@ class ReplyHead:
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> "ReplyHead":
-        """Read the headers of a response; `headers` must not mind upper and lower case, as httpx's does not."""
+        """Parse the headers of a response; `headers` must be case-insensitive, as httpx's are."""
         outcome = headers.get(OUTCOME)
         if outcome is not None and outcome not in get_args(Outcome):
             raise MalformedError(f"{OUTCOME} is {outcome!r}; expected one of {', '.join(get_args(Outcome))}")
@@ -78,7 +81,7 @@ class ReplyHead:
 
 
 def parse_base_epoch(text: str | None) -> int:
-    """The base epoch of an upload.
+    """Return the base epoch of an upload.
 
     >>> parse_base_epoch("-1")
     Traceback (most recent call last):
@@ -88,7 +91,7 @@ def parse_base_epoch(text: str | None) -> int:
 
 
 def parse_count(name: str, text: str | None) -> int:
-    """A header that holds a whole number."""
+    """Return the whole number in a header."""
     if text is None:
         raise MalformedError(f"the header {name} is missing; expected a whole number, 0 or more")
     if _COUNT.fullmatch(text) is None:
@@ -97,16 +100,16 @@ def parse_count(name: str, text: str | None) -> int:
 
 
 def check_key(text: str | None) -> str:
-    """The key that makes an upload count once."""
+    """Return the idempotency key if it is valid."""
     if text is None:
-        raise MalformedError(f"the header {KEY} is missing; expected a word that is new for every upload")
+        raise MalformedError(f"the header {KEY} is missing; expected a new key for every upload")
     if _KEY.fullmatch(text) is None:
         raise MalformedError(f"{KEY} is {_shown(text)}; expected 1 to 128 visible ASCII characters")
     return text
 
 
 def check_client_id(text: str) -> str:
-    """A client's name.
+    """Return the client's name if it is valid.
 
     >>> check_client_id("car-7")
     'car-7'
@@ -117,7 +120,7 @@ def check_client_id(text: str) -> str:
 
 
 def bearer_token(text: str | None) -> str | None:
-    """The token in an `Authorization` header; None if there is no such header."""
+    """Return the token in an `Authorization` header; None without the header."""
     if text is None:
         return None
     match = _BEARER.fullmatch(text)
@@ -127,7 +130,7 @@ def bearer_token(text: str | None) -> str | None:
 
 
 def _shown(text: str) -> str:
-    """A text as it may be repeated to whoever sent it: its beginning, and how long it is.
+    """Return a text for an error message: cut off if it is long.
 
     >>> _shown("car 7"), _shown("x" * 200)
     ("'car 7'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...', 200 characters long")
@@ -145,5 +148,5 @@ def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
     except ValueError:
         values = ()
     if not values or not all(map(math.isfinite, values)):
-        raise MalformedError(f"{name} is {text!r}; expected numbers with commas between them")
+        raise MalformedError(f"{name} is {text!r}; expected numbers separated by commas")
     return values

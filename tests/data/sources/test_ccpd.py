@@ -67,8 +67,8 @@ def test_a_plate_is_never_in_both_halves(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("holiday.jpg", "'holiday.jpg' is no file name that CCPD writes; expected AREA-TILT-BOX-CORNERS"),
-        (name_of([0, 0, 22, 27, 27, 33, 16]).replace("&", "+"), "is no file name that CCPD writes"),
+        ("holiday.jpg", "'holiday.jpg' is not a CCPD file name; expected AREA-TILT-BOX-CORNERS"),
+        (name_of([0, 0, 22, 27, 27, 33, 16]).replace("&", "+"), "is not a CCPD file name"),
         (name_of([0, 0, 22, 27, 27, 33, 16, 1]), "has the characters 0_0_22_27_27_33_16_1; expected seven"),
         (name_of([0, 0, 22, 27, 27, 33, 77]), "expected seven, the last five at most 34"),
     ],

@@ -53,7 +53,7 @@ def test_trouble_gets_one_sentence_and_nothing_stays(tmp_path, web, trouble):
         broken.add("data.bin")
     url = "http://127.0.0.1:9/data.bin" if trouble == "no server" else f"{address}data.bin"
     wanted = source(url, md5="0" * 32 if trouble == "wrong checksum" else None)
-    message = "did not give the published bytes" if trouble == "wrong checksum" else "cannot be read|did not give"
+    message = "did not return the published bytes" if trouble == "wrong checksum" else "cannot be read|did not give"
     with pytest.raises(DataError, match=f"mine: .*({message}).*Nothing was kept; try again, or put data.bin into"):
         list(download(wanted, tmp_path / "new" / "mine"))
     assert list(tmp_path.iterdir()) == []

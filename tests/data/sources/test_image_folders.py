@@ -70,7 +70,7 @@ def test_the_few_shot_split_is_pooled(tmp_path):
     assert data.notes == (said,)
 
 
-def test_places_of_one_class_that_nobody_set_apart_are_pooled(tmp_path):
+def test_folders_of_one_class_without_a_split_are_pooled(tmp_path):
     place(tmp_path, {f"site{s}/{c}/{i}.png": picture(s) for s in (1, 2) for c in ("car", "dog") for i in range(10)})
     data = read_folder("x", tmp_path)
     assert [np.bincount(labels).tolist() for labels in (data.train_labels, data.test_labels)] == [[16, 16], [4, 4]]
@@ -144,7 +144,7 @@ def test_tables_that_share_classes_are_the_two_halves(tmp_path):
     assert data.train_images.unique().tolist() == list(range(6))
     assert data.test_images.unique().tolist() == list(range(6, 10))
     place(tmp_path, {"others/3.png": picture(1)})
-    with pytest.raises(DataError, match="the tables name images by their file names alone, of which some are there tw"):
+    with pytest.raises(DataError, match="the tables name images by file name, but some occur twice"):
         read_folder("x", tmp_path)
 
 
@@ -185,14 +185,14 @@ def test_bad_folders_get_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"has no images; expected CLASS/\*.jpg"):
         read_folder("x", tmp_path)
     place(tmp_path, {"loose.png": picture(1)})
-    with pytest.raises(DataError, match=r"loose.png is in no class folder; expected CLASS/loose.png"):
+    with pytest.raises(DataError, match=r"loose.png is not in a class folder; expected CLASS/loose.png"):
         read_folder("x", tmp_path)
     (tmp_path / "loose.png").unlink()
     place(tmp_path, {"a/1.png": picture(1), "a/2.png": picture(2)[:-40]})
     with pytest.raises(DataError, match=r"a/2.png is truncated or corrupted \(.*\); replace it, or move it away"):
         read_folder("x", tmp_path)
     place(tmp_path, {"a/2.png": picture(2)[:40]})
-    with pytest.raises(DataError, match=r"a/2.png is no image, or only the start of one; replace it, or move it away"):
+    with pytest.raises(DataError, match=r"a/2.png is not an image, or is truncated; replace it, or move it away"):
         read_folder("x", tmp_path)
     archive = tmp_path / "mini.zip"
     archive.write_bytes(b"PK nothing")
@@ -200,7 +200,7 @@ def test_bad_folders_get_one_sentence(tmp_path):
         mini_imagenet(tmp_path)
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("top/a/1.png", b"no picture")
-    with pytest.raises(DataError, match=r"top/a/1.png in .*mini.zip is no image"):
+    with pytest.raises(DataError, match=r"top/a/1.png in .*mini.zip is not an image"):
         mini_imagenet(tmp_path)
 
 

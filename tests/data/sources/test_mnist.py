@@ -35,7 +35,7 @@ def test_broken_files_get_one_sentence(tmp_path, write_idx):
     with pytest.raises(DataError, match=r"holds 3131 bytes of data where its header \[4, 28, 28\] says 3136"):
         read_idx(path)
     path.write_bytes(gzip.compress(b"PK\3\4"))
-    with pytest.raises(DataError, match="is no IDX file of unsigned bytes: it starts with 504b0304"):
+    with pytest.raises(DataError, match="is not an IDX file of unsigned bytes: it starts with 504b0304"):
         read_idx(path)
 
 

@@ -68,7 +68,7 @@ def test_broken_npz_files_get_one_sentence(tmp_path, make_dataset):
         read_npz("mine", path)
     write_npz(path, make_dataset())
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(DataError, match=r"mine.npz is no .npz file, or only a part of one; save one with numpy"):
+    with pytest.raises(DataError, match=r"mine.npz is not an .npz file, or is truncated; save one with numpy"):
         read_npz("mine", path)
     np.savez(path, train_images=np.array([object()]), train_labels=0, test_images=0, test_labels=0)
     with pytest.raises(DataError, match=r"mine.npz: train_images cannot be read \(Object .*\); save it as numbers"):
@@ -76,12 +76,12 @@ def test_broken_npz_files_get_one_sentence(tmp_path, make_dataset):
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.with_suffix(".csv").write_text("label,pixel\n0,255\n")
     for suffix in (".npy", ".csv"):
-        with pytest.raises(DataError, match=r"mine\.... is no .npz file, or only a part of one; save one with numpy"):
+        with pytest.raises(DataError, match=r"mine\.... is not an .npz file, or is truncated; save one with numpy"):
             read_npz("mine", path.with_suffix(suffix))
 
 
 def test_what_is_wrong_with_the_arrays_is_said_with_the_name_of_their_file(tmp_path):
     path, images = tmp_path / "mine.npz", np.zeros((2, 4, 4), np.uint8)
     np.savez(path, train_images=images, train_labels=[0.7, 1.7], test_images=images, test_labels=[0, 1])
-    with pytest.raises(DataError, match=r"mine\.npz: mine train: label 0\.7 is no whole number"):
+    with pytest.raises(DataError, match=r"mine\.npz: mine train: label 0\.7 is not a whole number"):
         read_npz("mine", path)

@@ -34,7 +34,7 @@ def test_broken_files_get_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"train_32x32.mat is (no MATLAB file|truncated)"):
         svhn(tmp_path)
     savemat(path, {"X": np.zeros(3)})
-    with pytest.raises(DataError, match="is no MATLAB file with X and y"):
+    with pytest.raises(DataError, match="is not a MATLAB file with X and y"):
         svhn(tmp_path)
     write(tmp_path, [1, 2], side=30)
     with pytest.raises(DataError, match=r"X is \(30, 30, 3, 2\) for 2 labels; expected \(32, 32, 3, 2\)"):

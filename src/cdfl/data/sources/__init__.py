@@ -1,7 +1,7 @@
-"""Published datasets by name, and a user's own by path.
+"""Load published datasets by name, and a user's own by path.
 
-They live in one data folder, `FOLDER/<name>/<published file>`: the argument `data_dir`, else the environment
-variable `CDFL_DATA`, else `~/.cache/cdfl`. Nothing is downloaded unless `fetch` is called (`cdfl data fetch NAME`).
+Published datasets are in the data folder, as `FOLDER/<name>/<published file>`. The folder is the argument `data_dir`,
+else the environment variable `CDFL_DATA`, else `~/.cache/cdfl`. Only `fetch` (`cdfl data fetch NAME`) downloads.
 """
 
 from cdfl.data.sources.catalogue import SOURCES

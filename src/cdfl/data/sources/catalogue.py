@@ -1,4 +1,4 @@
-"""Every published dataset by name, with its addresses and checksums and who publishes them.
+"""Every published dataset by name, with its addresses, its checksums and their publisher.
 
 Addresses and MD5 sums of MNIST, FashionMNIST, SVHN and USPS: torchvision, torchvision/datasets/{mnist,svhn,usps}.py,
 https://github.com/pytorch/vision. Those of CIFAR: https://www.cs.toronto.edu/~kriz/cifar.html.

@@ -1,7 +1,7 @@
-"""Digits of licence plates, cut from the photographs of CCPD, https://github.com/detectRecog/CCPD.
+"""Cut digits of licence plates from the photographs of CCPD, https://github.com/detectRecog/CCPD.
 
-A photograph's file name carries seven fields; the fourth has the plate's corners, from the lower right clockwise,
-the fifth its seven characters as numbers, of which 24..33 are the digits 0..9 at the last five places.
+A photograph's file name has seven fields. The fourth holds the plate's corners, clockwise from the lower right. The
+fifth holds its seven characters as numbers; in the last five, 24..33 are the digits 0..9.
 """
 
 import re
@@ -23,23 +23,23 @@ NAME = re.compile(rf"\d+-\d+_\d+-{POINT}_{POINT}-{POINT}_{POINT}_{POINT}_{POINT}
 FIRST_DIGIT, NO_CHARACTER = 24, 34  # in CCPD's table of letters and digits
 
 # A blue plate is 440 x 140 mm. Its characters are 45 x 90 mm with 12 mm between them, 34 mm after the second
-# (Chinese standard GA 36); these are the middles of the last five.
+# (Chinese standard GA 36); these are the centres of the last five.
 PLATE = (440.0, 140.0)
 MIDDLES = (174.0, 231.0, 288.0, 345.0, 402.0)
-WINDOW = (57.0, 110.0)  # what is cut out around a middle, so that neighbours just touch it
+WINDOW = (57.0, 110.0)  # cut out around a centre, so that neighbours just touch it
 SIDE = 32
 LIMITS = {"train": 80_000, "test": 20_000}  # digits, as many as the paper has
 
 
 @dataclass(frozen=True)
 class Plate:
-    """What a file name says."""
+    """The content of a file name."""
 
     corners: np.ndarray  # (4, 2) x and y: upper left, upper right, lower right, lower left
     characters: tuple[int, ...]
 
     def digits(self) -> list[tuple[int, int]]:
-        """Place among the last five, and digit."""
+        """Return the digits, each with its position among the last five characters."""
         return [(at, c - FIRST_DIGIT) for at, c in enumerate(self.characters[2:]) if FIRST_DIGIT <= c < NO_CHARACTER]
 
 
@@ -55,8 +55,8 @@ def parse_name(name: str) -> Plate:
     found = NAME.fullmatch(name)
     if found is None:
         raise DataError(
-            f"{name!r} is no file name that CCPD writes; "
-            "expected AREA-TILT-BOX-CORNERS-CHARACTERS-BRIGHTNESS-BLUR.jpg, so leave other pictures out of the folder"
+            f"{name!r} is not a CCPD file name; "
+            "expected AREA-TILT-BOX-CORNERS-CHARACTERS-BRIGHTNESS-BLUR.jpg; move other pictures out of the folder"
         )
     *numbers, characters = found.groups()
     right_lower, left_lower, left_upper, right_upper = np.array(numbers[4:], np.float64).reshape(4, 2)
@@ -69,9 +69,9 @@ def parse_name(name: str) -> Plate:
 
 
 def ccpd(folder: Path) -> Dataset:
-    """Cut the digits of all photographs below `ccpd_base`, or below the folder; a fifth of the plates is for testing.
+    """Cut the digits of all photographs below `ccpd_base`, or below the folder; a fifth of the plates is the test half.
 
-    That takes minutes for the full dataset, so the result is stored beside it as `data.npz`.
+    This takes minutes for the full dataset, so the result is stored in the folder as `data.npz`.
     """
     base = folder / "ccpd_base" if (folder / "ccpd_base").is_dir() else folder
     photographs = sorted(base.rglob("*.jp*g"))
@@ -81,7 +81,7 @@ def ccpd(folder: Path) -> Dataset:
     labels: dict[str, list[int]] = {"train": [], "test": []}
     for at in generator(0, "ccpd").permutation(len(photographs)):
         plate = parse_name(photographs[at].name)
-        # By the plate and not by the photograph: no car is in both halves.
+        # Split by plate, not by photograph, so that no car is in both halves.
         half = "test" if zlib.crc32(repr(plate.characters).encode()) % 5 == 0 else "train"
         for image, label in cut_digits(photographs[at], plate):
             if len(images[half]) < LIMITS[half]:
@@ -97,7 +97,7 @@ def ccpd(folder: Path) -> Dataset:
 
 
 def cut_digits(path: Path, plate: Plate) -> Iterator[tuple[np.ndarray, int]]:
-    """The digits of one photograph, each `(32, 32, 3)`, upright however the plate was seen."""
+    """Yield the digits of one photograph, each `(32, 32, 3)`, with the perspective removed."""
     from PIL import Image
 
     with reading(path, "unpack it again, or move it away"), Image.open(path) as photograph:
@@ -113,7 +113,7 @@ def cut_digits(path: Path, plate: Plate) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def perspective(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The 3x3 matrix that takes four points to four others."""
+    """Return the 3x3 matrix that maps four points to four others."""
     rows, values = [], []
     for (x, y), (u, v) in zip(source, target, strict=True):
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]

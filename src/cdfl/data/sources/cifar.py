@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100: the binary archives of https://www.cs.toronto.edu/~kriz/cifar.html.
+"""Read CIFAR-10 and CIFAR-100: the binary archives of https://www.cs.toronto.edu/~kriz/cifar.html.
 
-Of the three published versions this one is bytes only; the "python" version would have to be unpickled.
+Of the three published versions this one holds only bytes; the "python" version would have to be unpickled.
 """
 
 import tarfile
@@ -16,14 +16,14 @@ PIXELS = 3 * 32 * 32
 
 
 def cifar_10(folder: Path) -> Dataset:
-    """Records of one label and 3,072 pixels, in five train files and a test file."""
+    """Read records of one label and 3,072 pixels, in five train files and a test file."""
     train = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
     test = ["cifar-10-batches-bin/test_batch.bin"]
     return _read("cifar-10", folder / "cifar-10-binary.tar.gz", train, test, num_labels=1, num_classes=10)
 
 
 def cifar_100(folder: Path) -> Dataset:
-    """Records of a coarse label, a fine label (the one used here) and 3,072 pixels."""
+    """Read records of a coarse label, a fine label (used here) and 3,072 pixels."""
     train, test = ["cifar-100-binary/train.bin"], ["cifar-100-binary/test.bin"]
     return _read("cifar-100", folder / "cifar-100-binary.tar.gz", train, test, num_labels=2, num_classes=100)
 
@@ -32,7 +32,7 @@ def _read(name: str, path: Path, train: list[str], test: list[str], num_labels: 
     with reading(path, FETCH_AGAIN):
         raw: dict[str, bytes] = {}
         with tarfile.open(path, "r:gz") as archive:
-            for member in archive:  # in the order of the archive: seeking back in gzip would unpack it again
+            for member in archive:  # in the archive's order: seeking back in gzip would unpack it again
                 file = archive.extractfile(member) if member.name in (*train, *test) else None
                 if file is not None:
                     raw[member.name] = file.read()

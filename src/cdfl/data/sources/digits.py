@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels that come with the library, no download."""
+"""Read scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels, without a download."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ TEST_IMAGES = 500
 
 
 def read_digits() -> Dataset:
-    """Read the digits, with a fixed train and test half, since they are published without one.
+    """Read the digits and split them, always in the same way, since they are published without a test half.
 
     >>> digits = read_digits()
     >>> len(digits.train_labels), len(digits.test_labels), digits.input_shape
@@ -24,7 +24,7 @@ def read_digits() -> Dataset:
 
 
 def _stratified(labels: np.ndarray, count: int) -> np.ndarray:
-    """Mark `count` images, as evenly over the classes as possible, the same ones always."""
+    """Mark `count` images, as evenly over the classes as possible, always the same ones."""
     shuffled = generator(0, "digits").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     chosen = np.zeros(len(labels), bool)

@@ -1,4 +1,4 @@
-"""Download what has a published address and checksum. A file appears complete and checked, or not at all."""
+"""Download files with published addresses and checksums. A file appears complete and checked, or not at all."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from cdfl.data.sources.source import RemoteFile, Source
 
 
 def md5_of(path: Path) -> str:
-    """The MD5 sum of a file."""
+    """Return the MD5 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def download(source: Source, folder: Path, progress: bool = False) -> Iterator[Path]:
-    """Bring every file of a source into the folder; those that are there and intact stay."""
+    """Download every file of a source into the folder, except those that are already there and intact."""
     if not source.files:
         raise DataError(f"{source.name} has no address to download from; put {source.by_hand} into {folder}")
     new = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -33,7 +33,7 @@ def download(source: Source, folder: Path, progress: bool = False) -> Iterator[P
             yield path
     finally:
         for made in new:
-            with suppress(OSError):  # it holds what came before a failure
+            with suppress(OSError):  # not empty: keep the files that came before a failure
                 made.rmdir()
 
 
@@ -42,7 +42,7 @@ def _download(name: str, file: RemoteFile, folder: Path, progress: bool) -> None
         import pooch
     except ImportError as error:
         raise DataError("downloads need pooch; run `pip install 'cdfl[sim]'`") from error
-    pooch.get_logger().setLevel("ERROR")  # we report ourselves, in one sentence
+    pooch.get_logger().setLevel("ERROR")  # we report errors ourselves
     failures = []
     for url in file.urls:
         try:
@@ -50,8 +50,8 @@ def _download(name: str, file: RemoteFile, folder: Path, progress: bool) -> None
             downloader = pooch.HTTPDownloader(progressbar=progress and find_spec("tqdm") is not None, timeout=60)
             pooch.retrieve(url, f"md5:{file.md5}", fname=file.name, path=folder, downloader=downloader)
         except ValueError:
-            failures.append(f"{url} did not give the published bytes (MD5 {file.md5}): truncated or changed")
-        except OSError as error:  # what requests raises is an OSError, too
+            failures.append(f"{url} did not return the published bytes (MD5 {file.md5}): truncated or changed")
+        except OSError as error:  # includes the errors of requests
             failures.append(f"{url} cannot be read ({type(error).__name__})")
         else:
             return

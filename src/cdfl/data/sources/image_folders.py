@@ -1,8 +1,8 @@
-"""Images in class folders: MiniImageNet as people pass it on, and a user's own images.
+"""Read images in class folders: MiniImageNet in its usual forms, and a user's own images.
 
-Accepted are `CLASS/*.jpg`, `{train,test}/CLASS/*.jpg` that share a class, other folders of class folders, which are
-pooled, and Ravi and Larochelle's `images/*.jpg` with `train.csv`, `val.csv` and `test.csv`; as a folder, or as one
-`.zip` or `.tar` archive of it. What is hidden, with a name that starts with a dot, is left out.
+Accepts `CLASS/*.jpg`; `{train,test}/CLASS/*.jpg` with a common class; other folders of class folders, which are pooled;
+and Ravi and Larochelle's `images/*.jpg` with `train.csv`, `val.csv` and `test.csv`. Each may be a folder or a `.zip` or
+`.tar` archive. Names that start with a dot are ignored.
 """
 
 import csv
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 TABLES = ("train.csv", "val.csv", "test.csv")
-SET_APART = {"train", "training", "test", "testing", "val", "valid", "validation"}  # on purpose
+SET_APART = {"train", "training", "test", "testing", "val", "valid", "validation"}  # names of deliberate splits
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 REPLACE = "replace it, or move it away"
 TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
 
 Files = dict[PurePosixPath, bytes]
 Classes = dict[str, list[PurePosixPath]]
-Parts = dict[str, Classes]  # what belongs together before it is divided: train, test, ...
+Parts = dict[str, Classes]  # train, test, ..., before the final split
 
 
 def mini_imagenet(folder: Path) -> Dataset:
-    """All 100 classes at 84x84; each class is divided 480 / 120 unless the folders say otherwise.
+    """Read all 100 classes at 84x84; each class is split 480 / 120 unless the folders define a split.
 
-    Decoding takes minutes, so the result is stored beside the images as `data.npz`.
+    Decoding takes minutes, so the result is stored next to the images as `data.npz`.
     """
     archives = sorted(path for path in folder.iterdir() if path.name.endswith(ARCHIVES))
     dataset = read_folder("mini-imagenet", archives[0] if archives else folder, side=84)
-    return remember(folder, replace(dataset, class_names=()))  # numbered, as all published datasets are
+    return remember(folder, replace(dataset, class_names=()))  # like all published datasets
 
 
 def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
@@ -69,7 +69,7 @@ def read_folder(name: str, path: Path, side: int | None = None) -> Dataset:
 
 
 def _read_files(path: Path) -> Files:
-    """Every image and table below `path`, still encoded, by its place relative to the tree's root."""
+    """Return every image and table below `path`, still encoded, by its relative path."""
     files: Files = {}
     with reading(path, REPLACE):
         if path.name.endswith(".zip"):
@@ -91,7 +91,7 @@ def _read_files(path: Path) -> Files:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Every file outside hidden folders; one that may not be read is an error, where `rglob` would leave it out."""
+    """Yield every file outside hidden folders; raise OSError for an unreadable folder, which `rglob` would skip."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -108,14 +108,14 @@ def _wanted(name: str) -> bool:
 
 
 def _listed(path: Path, files: Files, images: list[PurePosixPath]) -> Parts:
-    """The parts that `train.csv`, `val.csv` and `test.csv` list, where there are such tables."""
+    """Return the parts that `train.csv`, `val.csv` and `test.csv` list, if there are such tables."""
     named = {file.name: file for file in images}
     tables = {file: _labels(_place(path, file), raw) for file, raw in sorted(files.items()) if file.name in TABLES}
     lost = sorted({name for labels in tables.values() for name in labels} - named.keys())
     if lost:
         raise DataError(f"{path}: {lost[0]} is in the tables but not among the images ({len(lost)} are missing)")
     if tables and len(named) < len(images):
-        raise DataError(f"{path}: the tables name images by their file names alone, of which some are there twice")
+        raise DataError(f"{path}: the tables name images by file name, but some occur twice; rename these files")
     parts: Parts = defaultdict(lambda: defaultdict(list))
     for table, labels in tables.items():
         for name, file in named.items():
@@ -125,7 +125,7 @@ def _listed(path: Path, files: Files, images: list[PurePosixPath]) -> Parts:
 
 
 def _labels(place: str, raw: bytes) -> dict[str, str]:
-    """The label of each file name in a table."""
+    """Return the label of each file name in a table."""
     with reading(place, REPLACE):
         table = csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
         columns = list(table.fieldnames or ())
@@ -140,20 +140,20 @@ def _labels(place: str, raw: bytes) -> dict[str, str]:
 
 
 def _in_folders(path: Path, images: list[PurePosixPath]) -> Parts:
-    """The parts by the folder around the class folders, "" where there is none."""
+    """Return the parts by the name of the folder around the class folders; "" if there is none."""
     parts: Parts = defaultdict(lambda: defaultdict(list))
     for file in images:
         if len(file.parts) < 2:
-            raise DataError(f"{path}: {file} is in no class folder; expected CLASS/{file.name}")
+            raise DataError(f"{path}: {file} is not in a class folder; expected CLASS/{file.name}")
         parts[file.parent.parent.name.lower()][file.parent.name].append(file)
     return parts
 
 
 def _halves(path: Path, parts: Parts) -> tuple[Classes, Classes, tuple[str, ...]]:
-    """The given train and test half; else a fixed fifth of each class is the test half, which a note may say.
+    """Return train and test halves and notes. Without given halves, a fixed fifth of each class is the test half.
 
-    The few-shot split of MiniImageNet has other classes in train than in test; for classification all are pooled.
-    So are several places of one class, unless somebody set one apart: what is for testing is never trained on.
+    The few-shot split of MiniImageNet has different classes in train and test; all are pooled for classification.
+    Several folders of one class are pooled, too, unless their names show a split: test images are never trained on.
     """
     if parts.keys() == {"train", "test"} and parts["train"].keys() & parts["test"].keys():
         return parts["train"], parts["test"], ()
@@ -175,7 +175,7 @@ def _halves(path: Path, parts: Parts) -> tuple[Classes, Classes, tuple[str, ...]
 
 
 def _divide(classes: Classes) -> tuple[Classes, Classes]:
-    """A fixed fifth of each class for the test half."""
+    """Split off a fixed fifth of each class as the test half."""
     train: Classes = {}
     test: Classes = {}
     for label, images in classes.items():
@@ -191,20 +191,20 @@ def _all(half: Classes) -> Iterator[PurePosixPath]:
 
 
 def _place(path: Path, file: PurePosixPath) -> str:
-    """Where a file is, in words."""
+    """Describe where a file is."""
     return str(path / file) if path.is_dir() else f"{file} in {path}"
 
 
 @contextmanager
 def _opened(place: str, raw: bytes) -> Iterator["Image"]:
-    """An image of which only the header is read as yet."""
+    """Open an image; only its header is read."""
     from PIL import Image, UnidentifiedImageError
 
     with reading(place, REPLACE):
         try:
             image = Image.open(io.BytesIO(raw))
         except UnidentifiedImageError as error:
-            raise DataError(f"{place} is no image, or only the start of one; {REPLACE}") from error
+            raise DataError(f"{place} is not an image, or is truncated; {REPLACE}") from error
         except Image.DecompressionBombError as error:
             raise DataError(f"{place}: {error}; {REPLACE}") from error
         with image:
@@ -222,7 +222,7 @@ def _decode(place: str, raw: bytes, side: int | None) -> np.ndarray:
 
 
 def _check_sizes(path: Path, encoded: Files) -> None:
-    """Refuse different sizes before any image is decoded: large photographs might not fit into memory together."""
+    """Raise DataError for different sizes before any image is decoded: photographs might not fit into memory."""
     sizes = set()
     for file, raw in encoded.items():
         with _opened(_place(path, file), raw) as image:

@@ -1,4 +1,4 @@
-"""MNIST and FashionMNIST: gzipped IDX files, http://yann.lecun.com/exdb/mnist/."""
+"""Read MNIST and FashionMNIST: gzipped IDX files, http://yann.lecun.com/exdb/mnist/."""
 
 import gzip
 from functools import partial
@@ -18,7 +18,7 @@ def read_idx(path: Path) -> np.ndarray:
     with reading(path, FETCH_AGAIN):
         raw = gzip.decompress(path.read_bytes())
         if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UINT8:
-            raise DataError(f"{path} is no IDX file of unsigned bytes: it starts with {raw[:4].hex() or 'nothing'}")
+            raise DataError(f"{path} is not an IDX file of unsigned bytes: it starts with {raw[:4].hex() or 'nothing'}")
         start = 4 + 4 * raw[3]
         shape = [int.from_bytes(raw[at : at + 4]) for at in range(4, start, 4)]
         expected = int(np.prod(shape))
@@ -28,7 +28,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist(name: str, folder: Path) -> Dataset:
-    """Read the four files of MNIST or of a dataset in its form."""
+    """Read the four files of MNIST, or of a dataset in the same format."""
     train, test = (
         (read_idx(folder / f"{stem}-images-idx3-ubyte.gz"), read_idx(folder / f"{stem}-labels-idx1-ubyte.gz"))
         for stem in ("train", "t10k")

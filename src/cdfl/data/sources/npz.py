@@ -1,9 +1,9 @@
-"""Datasets packed into few files: `data.npz`, or mosaics of many images beside `labels.npz`.
+"""Datasets in few files: `data.npz`, or mosaics of many images with their labels in `labels.npz`.
 
-`data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is
-also the simplest form for a user's own dataset; `class_names`, that of class 0 first, and `notes` may stand beside
-them as words. In a mosaic, images stand in the order of the labels, row by row from the top left, in tiles of `PITCH`
-pixels whose upper left `SIDE` pixels are the image.
+`data.npz` holds train_images, train_labels, test_images and test_labels, images as uint8 `(N, H, W[, C])`. It is also
+the simplest form for a user's own dataset; it may also hold the words `class_names`, class 0 first, and `notes`. In a
+mosaic, images are in the order of the labels, row by row from the top left, in tiles of `PITCH` pixels; the upper left
+`SIDE` pixels of a tile are the image.
 """
 
 import zipfile
@@ -24,7 +24,7 @@ OPTIONAL = ("class_names", "notes")
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether the folder holds a packed dataset."""
+    """Return whether the folder holds a packed dataset."""
     return (folder / "data.npz").is_file() or (folder / "labels.npz").is_file()
 
 
@@ -68,14 +68,14 @@ def write_npz(path: Path, dataset: Dataset) -> None:
 
 
 def remember(folder: Path, dataset: Dataset) -> Dataset:
-    """Store what took minutes to decode as `data.npz`, so that the next time takes seconds."""
-    with suppress(OSError):  # a folder that cannot be written is only slower
+    """Store a decoded dataset as `data.npz`: decoding takes minutes, reading it again takes seconds."""
+    with suppress(OSError):  # without the file, the next load is slower
         write_npz(folder / "data.npz", dataset)
     return dataset
 
 
 def _words(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
-    """What an array says; none where it is of something else, and so of somebody's own."""
+    """Return the words in an array; none if it does not hold words."""
     words = arrays.get(name, np.array([])).reshape(-1)
     if words.dtype.kind == "S":
         words = np.char.decode(words, "utf-8", "replace")
@@ -86,7 +86,7 @@ def _arrays(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) 
     remedy = f"save one with numpy.savez and the arrays {', '.join(names)}"
     with reading(path, remedy), path.open("rb") as opened:
         if not zipfile.is_zipfile(opened):
-            raise DataError(f"{path} is no .npz file, or only a part of one; {remedy}")
+            raise DataError(f"{path} is not an .npz file, or is truncated; {remedy}")
         opened.seek(0)
         return _of_zip(path, np.load(opened, allow_pickle=False), names, optional)
 
@@ -100,7 +100,7 @@ def _of_zip(path: Path, file: NpzFile, names: tuple[str, ...], optional: tuple[s
         for name in (*names, *(name for name in optional if name in file.files)):
             try:
                 arrays[name] = file[name]
-            except ValueError as error:  # objects above all, which could run code
+            except ValueError as error:  # e.g. Python objects, which could run code
                 if name in names:
                     raise DataError(f"{path}: {name} cannot be read ({error}); save it as numbers") from error
         return arrays

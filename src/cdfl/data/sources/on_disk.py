@@ -20,7 +20,7 @@ Verdict = Literal["ok", "differs from what was published", "not here"]
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found about one dataset."""
+    """The result of `check` for one dataset."""
 
     name: str
     folder: Path | None
@@ -29,7 +29,7 @@ class Report:
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path:
-    """Where datasets live: `data_dir`, else `CDFL_DATA`, else the user's cache folder."""
+    """Return the folder of the datasets: `data_dir`, else `CDFL_DATA`, else the user's cache folder."""
     if data_dir is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
         data_dir = os.environ.get("CDFL_DATA") or cache / "cdfl"
@@ -37,7 +37,7 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
 
 
 def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
-    """Read a dataset: a name of `SOURCES`, the path of an `.npz` file, or of a folder of class folders.
+    """Read a dataset, given as a name of `SOURCES` or as the path of an `.npz` file or a folder of class folders.
 
     >>> load_source("digits").num_classes
     10
@@ -54,14 +54,14 @@ def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
 
 
 def check_is_here(name: str, data_dir: Path | str | None = None) -> None:
-    """Refuse a published dataset that is not in the data folder; nothing is read."""
+    """Raise DataError if a published dataset is not in the data folder; nothing is read."""
     source = _named(name)
     if not source.bundled:
         _folder(source, data_folder(data_dir))
 
 
 def fetch(name: str, data_dir: Path | str | None = None, progress: bool = False) -> Path | None:
-    """Download a dataset and give its folder (none for one that comes with a library)."""
+    """Download a dataset and return its folder (None for one that comes with a library)."""
     source = _named(name)
     if source.bundled:
         return None
@@ -71,7 +71,7 @@ def fetch(name: str, data_dir: Path | str | None = None, progress: bool = False)
 
 
 def check(name: str, data_dir: Path | str | None = None) -> Report:
-    """Read a dataset, and compare checksums, number of images and classes with what is published."""
+    """Read a dataset, and compare checksums, numbers of images and classes with the published ones."""
     source = _named(name)
     folder = None if source.bundled else find_folder(source, data_folder(data_dir))
     try:
@@ -93,7 +93,7 @@ def check(name: str, data_dir: Path | str | None = None) -> Report:
 
 
 def find_folder(source: Source, root: Path) -> Path | None:
-    """The folder of a dataset, under one of its names, with something in it."""
+    """Return the folder of a dataset under one of its names, if it is not empty."""
     folders = (root / name for name in (source.name, *source.other_folders))
     return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 
@@ -125,7 +125,7 @@ def _folder(source: Source, root: Path) -> Path:
 
 
 def _wrong_checksums(source: Source, folder: Path) -> list[str]:
-    """Readable, but not the published file: packed anew, or changed. Packed folders have nothing to compare."""
+    """Return a line for each file that differs from the published one; packed folders have no such files."""
     return [
         f"{file.name} is readable, but its MD5 is not the published {file.md5}; fetch it again to be sure"
         for file in source.files

@@ -1,4 +1,4 @@
-"""What is known about a published dataset, and the one way in which reading it fails."""
+"""The description of a published dataset, and the error for files that cannot be read."""
 
 import csv
 import zipfile
@@ -25,7 +25,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: what it is, where it comes from, how it is read."""
+    """A published dataset: what it is, where it comes from, and how to read it."""
 
     name: str
     summary: str
@@ -33,20 +33,20 @@ class Source:
     num_test: int
     num_classes: int
     read: Callable[[Path], Dataset]  # from the folder that holds its files
-    published: str  # who publishes the addresses and checksums below, or the files
+    published: str  # where the addresses and checksums, or the files, are published
     files: tuple[RemoteFile, ...] = ()
-    by_hand: str = ""  # what to put into the folder, where there is nothing to download from
-    other_folders: tuple[str, ...] = ()  # further names under which its folder is found
+    by_hand: str = ""  # what to put into the folder, if there is no download
+    other_folders: tuple[str, ...] = ()  # other names of its folder
     bundled: bool = False  # comes with a library: needs no folder
 
 
 BROKEN = (EOFError, zlib.error, TarError, zipfile.BadZipFile, csv.Error, ValueError, SyntaxError, StructError, OSError)
-FETCH_AGAIN = "delete it and fetch it again"  # what to do about a file that `cdfl data fetch` brings
+FETCH_AGAIN = "delete it and fetch it again"  # the remedy for a downloaded file
 
 
 @contextmanager
 def reading(path: Path | str, remedy: str) -> Iterator[None]:
-    """Turn what readers throw at one file into one sentence, with what to do where its content is broken."""
+    """Turn exceptions from reading one file into a DataError; `remedy` says what to do about broken content."""
     try:
         yield
     except DataError:
@@ -54,7 +54,7 @@ def reading(path: Path | str, remedy: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; `cdfl data list` shows what each dataset needs") from error
     except BROKEN as error:
-        if isinstance(error, OSError) and error.strerror:  # the system's, and not what a decoder says of the content
+        if isinstance(error, OSError) and error.strerror:  # from the system, not from a decoder
             who = "; check who may read it" if isinstance(error, PermissionError) else ""
             raise DataError(f"{error.filename or path} cannot be read: {error.strerror}{who}") from error
         raise DataError(f"{path} is truncated or corrupted ({error or type(error).__name__}); {remedy}") from error

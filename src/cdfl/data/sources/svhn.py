@@ -1,4 +1,4 @@
-"""SVHN, the cropped digits: MATLAB files of http://ufldl.stanford.edu/housenumbers/."""
+"""Read SVHN, the cropped digits: MATLAB files of http://ufldl.stanford.edu/housenumbers/."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             found = loadmat(file, variable_names=("X", "y"))
             images, labels = found["X"], found["y"].reshape(-1)
         except (MatReadError, NotImplementedError, TypeError, KeyError) as error:
-            raise DataError(f"{path} is no MATLAB file with X and y ({error}); {FETCH_AGAIN}") from error
+            raise DataError(f"{path} is not a MATLAB file with X and y ({error}); {FETCH_AGAIN}") from error
     if images.shape != (32, 32, 3, len(labels)):
         raise DataError(f"{path}: X is {images.shape} for {len(labels)} labels; expected (32, 32, 3, {len(labels)})")
     if len(labels) and not 1 <= labels.min() <= labels.max() <= 10:

@@ -1,4 +1,4 @@
-"""USPS in LIBSVM's form: https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps."""
+"""Read USPS in LIBSVM's format: https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps."""
 
 import bz2
 from pathlib import Path
@@ -31,7 +31,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parse(line: str) -> tuple[np.ndarray, np.int64]:
-    """`LABEL INDEX:VALUE ...`; what is left out is 0, as in every LIBSVM file."""
+    """Read `LABEL INDEX:VALUE ...`; missing values are 0, as in every LIBSVM file."""
     label, _, rest = line.partition(" ")
     pairs = np.array(rest.replace(":", " ").split(), np.float64).reshape(-1, 2)
     at = pairs[:, 0].astype(np.int64)

@@ -1,7 +1,7 @@
-"""The inner loop of training a stack of clients: Triton kernels on a GPU, plain PyTorch everywhere else.
+"""The inner loop of training a stack of clients: Triton kernels on a GPU, plain PyTorch elsewhere.
 
-Every function takes and returns tensors whose first dimension is the client. None of them waits for the device or
-chooses anything by timing, so all can be captured in a CUDA graph after one call to compile them.
+The first dimension of every tensor is the client. No function waits for the device or tunes itself, so each can be
+captured in a CUDA graph after one call that compiles it.
 """
 
 from cdfl.sim.kernels.conv import Precision, conv_grad_input, conv_grad_weight, conv_relu_pool

@@ -1,8 +1,8 @@
-"""A convolution, ReLU and 2x2 pooling of a stack of clients, forward and backward.
+"""Convolution, ReLU and 2x2 pooling of a stack of clients, forward and backward.
 
-Images are (B, N, H, W, C), channels last, each client's in one piece. Filters come as copies in the order and type in
-which they are multiplied: (B, OC, kh, kw, C) going forward and (B, kh, kw, C, OC) going back. `precision` says how
-operands are rounded; in "bf16" they already are bfloat16, and so are the results. Sums are float32.
+Images are (B, N, H, W, C), channels last and contiguous for each client. Filters come as copies in the order and type
+in which they are multiplied: (B, OC, kh, kw, C) in the forward pass and (B, kh, kw, C, OC) in the backward pass.
+`precision` says how operands are rounded; with "bf16" operands and results are bfloat16. Sums are float32.
 """
 
 from typing import Any, Literal
@@ -15,17 +15,17 @@ from torch.nn.grad import conv2d_weight
 from cdfl.sim.kernels.launch import ceil_div, power_of_two, runs_triton
 
 Precision = Literal["ieee", "tf32", "bf16"]
-DEAD = 4  # the corner where ReLU's output is zero, so that no gradient passes; a literal in the kernels
+DEAD = 4  # marks a zero output of ReLU, which passes no gradient; the kernels use the literal 4
 
 
 def conv_relu_pool(
     images: Tensor, filters: Tensor, bias: Tensor, precision: Precision = "tf32", active: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`Conv2d` (stride 1, no padding), `ReLU` and `MaxPool2d(2)`, each client with its own filters and bias (B, OC).
+    """Apply `Conv2d` (stride 1, no padding), `ReLU` and `MaxPool2d(2)`, with filters and bias (B, OC) of each client.
 
-    The first result is (B, N, (H-kh+1)//2, (W-kw+1)//2, OC); the second has its shape and says from which corner of its
-    pooling window, 0 to 3, each number came, or 4 where ReLU cut it off: all that the way back needs to know.
-    Where `active` (B,) is false a GPU may leave anything in the results, in no time.
+    The first result is (B, N, (H-kh+1)//2, (W-kw+1)//2, OC). The second has the same shape and says from which corner
+    of its pooling window, 0 to 3, each number came, or 4 where ReLU cut it off. The backward pass needs only that.
+    Where `active` (B,) is false, a GPU skips the work and the results are undefined.
 
     >>> out, corner = conv_relu_pool(torch.rand(3, 5, 28, 28, 1), torch.rand(3, 32, 5, 5, 1), torch.rand(3, 32))
     >>> out.shape, corner.dtype
@@ -39,9 +39,9 @@ def conv_relu_pool(
 def conv_grad_weight(
     images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor, precision: Precision = "tf32"
 ) -> None:
-    """From the gradient of the pooled output, write those of weights (B, OC, C, kh, kw) and biases (B, OC).
+    """From the gradient of the pooled output, write the gradients of weights (B, OC, C, kh, kw) and biases (B, OC).
 
-    They may be views into a wider tensor, and may leave out the last channels of the images, which are filling.
+    Both may be views into a wider tensor. Weights may have fewer channels than the images, whose last are padding.
     """
     if runs_triton(images, grad):
         launch_grad_weight(images, grad, corner, grad_weight, grad_bias, precision)
@@ -50,17 +50,17 @@ def conv_grad_weight(
 
 
 def conv_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor, precision: Precision) -> Tensor:
-    """From the gradient of the pooled output, that of the images."""
+    """From the gradient of the pooled output, return the gradient of the images."""
     if runs_triton(images, grad, filters):
         return launch_grad_input(images, grad, corner, filters, precision)
     return conv_grad_input_torch(images, grad, corner, filters)
 
 
-# -- in plain PyTorch, one client after the other
+# -- plain PyTorch, one client after the other
 
 
 def conv_relu_pool_torch(images: Tensor, filters: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as `conv_relu_pool`."""
+    """`conv_relu_pool` in PyTorch."""
     pooled, corners = [], []
     for x, weight, b in zip(_wide(images), _wide(filters), bias, strict=True):
         full = F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), b)  # (N, OC, H', W')
@@ -75,7 +75,7 @@ def conv_relu_pool_torch(images: Tensor, filters: Tensor, bias: Tensor) -> tuple
 def conv_grad_weight_torch(
     images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor
 ) -> None:
-    """The same as `conv_grad_weight`."""
+    """`conv_grad_weight` in PyTorch."""
     channels, (kh, kw) = grad_weight.shape[2], grad_weight.shape[3:]
     full = _before_pooling(grad, corner)  # (B, N, OC, H', W'), even
     grad_bias.copy_(full.sum((1, 3, 4)))
@@ -85,16 +85,18 @@ def conv_grad_weight_torch(
 
 
 def conv_grad_input_torch(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor) -> Tensor:
-    """The same as `conv_grad_input`."""
+    """`conv_grad_input` in PyTorch."""
     result = torch.zeros_like(images, memory_format=torch.contiguous_format)
     for target, g, weight in zip(result, _before_pooling(grad, corner), _wide(filters), strict=True):
-        found = F.conv_transpose2d(g, weight.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)  # (N, H, W, C) but for odd ends
+        found = F.conv_transpose2d(g, weight.permute(3, 2, 0, 1)).permute(
+            0, 2, 3, 1
+        )  # (N, H, W, C), without an odd last row or column
         target[:, : found.shape[1], : found.shape[2]] = found
     return result
 
 
 def _before_pooling(grad: Tensor, corner: Tensor) -> Tensor:
-    """The gradient of the convolution's output (B, N, OC, H', W'): each number goes to its corner."""
+    """Return the gradient of the convolution's output (B, N, OC, H', W'): each number goes to its corner."""
     B, N, HP, WP, OC = grad.shape
     four = torch.stack([torch.where(corner == i, _wide(grad), 0.0) for i in range(4)])  # (4, B, N, HP, WP, OC)
     return four.view(2, 2, B, N, HP, WP, OC).permute(2, 3, 6, 4, 0, 5, 1).reshape(B, N, OC, 2 * HP, 2 * WP)
@@ -104,14 +106,14 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-# -- in Triton
+# -- Triton
 
 
 def launch_forward(
     images: Tensor, filters: Tensor, bias: Tensor, precision: Precision, active: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The kernel behind `conv_relu_pool`."""
-    from cdfl.sim.kernels import conv_triton  # importing Triton takes a while, and CPUs need none
+    """Launch the kernel of `conv_relu_pool`."""
+    from cdfl.sim.kernels import conv_triton  # lazily: importing Triton is slow, and CPUs do not need it
 
     B, N, H, W, C = images.shape
     OC, KH, KW = filters.shape[1:4]
@@ -133,7 +135,7 @@ def launch_forward(
 def launch_grad_weight(
     images: Tensor, grad: Tensor, corner: Tensor, grad_weight: Tensor, grad_bias: Tensor, precision: Precision
 ) -> None:
-    """The kernels behind `conv_grad_weight`."""
+    """Launch the kernels of `conv_grad_weight`."""
     from cdfl.sim.kernels import conv_triton
 
     B, _, H, W, C = images.shape
@@ -159,7 +161,7 @@ def launch_grad_weight(
 
 
 def launch_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Tensor, precision: Precision) -> Tensor:
-    """The kernel behind `conv_grad_input`."""
+    """Launch the kernel of `conv_grad_input`."""
     from cdfl.sim.kernels import conv_triton
 
     B, N, H, W, C = images.shape
@@ -176,18 +178,18 @@ def launch_grad_input(images: Tensor, grad: Tensor, corner: Tensor, filters: Ten
     return grad_x
 
 
-# Block sizes, timed with the paper's CNN on an H200. They must not depend on the number of clients: then a client's
-# result does not depend on whom it is stacked with. "ieee" multiplies without the matrix unit and wants small blocks.
+# Block sizes, timed with the paper's CNN on an H200. They must not depend on the number of clients, so that a client's
+# result does not depend on the rest of its stack. "ieee" does not use the matrix unit and needs small blocks.
 
 
 def forward_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
-    """Blocks of the forward kernel, and how it reads images."""
+    """Return the block sizes of the forward kernel, and how it reads images."""
     block_o = power_of_two(OC, 16, 64)
     blocks = {"BLOCK_M": 128, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 4, "num_stages": 1}
     blocks |= {"BY_PATCH": False}
     if precision == "ieee":
         return blocks | {"BLOCK_M": 32, "BLOCK_K": 16, "num_stages": 2}
-    if C == 1:  # few weights: one round, in which there is nothing to load ahead
+    if C == 1:  # few weights: one iteration, so there is nothing to prefetch
         return blocks | {"BLOCK_M": 32, "num_warps": 2}
     if C <= 4 and precision == "bf16":
         return blocks | {"BY_PATCH": True, "BLOCK_K": 16, "num_stages": 3}
@@ -197,21 +199,21 @@ def forward_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
 
 
 def grad_weight_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
-    """Blocks of the weights' gradient, which way round it is, and `share`: the windows that one program adds up."""
+    """Return the block sizes of the weights' gradient, its orientation, and `share`: the windows in one sum."""
     block_o = power_of_two(OC, 16, 64)
     blocks = {"BLOCK_M": 32, "BLOCK_K": 128, "BLOCK_O": block_o, "num_warps": 4, "num_stages": 2, "share": 512}
-    blocks |= {"TURNED": False}
+    blocks |= {"TRANSPOSED": False}
     if precision == "ieee":
         return blocks | {"BLOCK_M": 16, "BLOCK_K": 32, "BLOCK_O": min(block_o, 32)}
     if C <= 3:
         return blocks | {"BLOCK_K": 32, "BLOCK_O": min(block_o, 32), "num_warps": 2, "share": 576}
     if C < 16:
-        return blocks | {"BLOCK_O": min(block_o, 32), "num_stages": 1, "TURNED": True}
+        return blocks | {"BLOCK_O": min(block_o, 32), "num_stages": 1, "TRANSPOSED": True}
     return blocks | ({"BLOCK_M": 16, "num_stages": 3} if precision == "bf16" else {"num_stages": 1})
 
 
 def grad_input_options(C: int, OC: int, precision: Precision) -> dict[str, int]:
-    """Blocks of the input's gradient."""
+    """Return the block sizes of the input's gradient."""
     block_c = power_of_two(4 * C, 16, 128)
     if precision == "ieee":
         return {"BLOCK_N": 32, "BLOCK_O": 16, "BLOCK_C": min(block_c, 64), "num_warps": 4, "num_stages": 2}

@@ -1,16 +1,15 @@
 # mypy: ignore-errors
-# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+# A type checker does not understand Triton's language.
 """Triton kernels for `conv_relu_pool`: implicit matrix products that never write the full-size convolution.
 
 A pooling window covers four outputs of the convolution, its *corners* 0..3 in row-major order. The forward kernel
-computes all four in registers and stores only their maximum and, as one byte, the corner it came from, or 4 where ReLU
-cut it off. That byte is all the backward kernels need: the gradient of a corner is the pooled gradient where the
-byte names that corner, and zero elsewhere.
+computes all four in registers. It stores only their maximum and, as one byte, the corner it came from, or 4 where ReLU
+cut it off. The backward kernels need only that byte: the gradient of a corner is the pooled gradient where the byte
+names that corner, and zero elsewhere.
 
-No block size depends on the number of clients and nothing is added atomically: a client's results are the same
-bits in every run, whoever else is in the stack.
-Images are channels-last inside the kernels, and a filter's weights are ordered (kh, kw, C), so that neighbouring
-threads read neighbouring addresses.
+No block size depends on the number of clients and nothing is added atomically, so a client's results are the same bits
+in every run and in every stack. Images are channels last and a filter's weights are ordered (kh, kw, C), so that
+neighbouring threads read neighbouring addresses.
 """
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
@@ -18,7 +17,7 @@ from cdfl.sim.kernels.triton_or_stub import jit, tl
 
 @jit
 def window_offset(window, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr):
-    """Where, in a client's images (N, H, W, C), the upper left input of each pooling window lies."""
+    """Return the offset of each pooling window's upper left pixel in a client's images (N, H, W, C)."""
     image = window // (HP * WP)
     row = (window // WP) % HP
     return ((image * H + 2 * row) * W + 2 * (window % WP)) * C
@@ -29,7 +28,7 @@ def corners_by_tap(
     start,  # (BLOCK_M, 1) pointers to the windows' upper left pixels
     inside,
     filters,  # (1, BLOCK_O) pointers to filters (kh, kw, C)
-    known,  # (1, BLOCK_O): those that there are
+    known,  # (1, BLOCK_O): which filters exist
     C: tl.constexpr,
     W: tl.constexpr,
     KH: tl.constexpr,
@@ -39,7 +38,7 @@ def corners_by_tap(
     BLOCK_K: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    """The convolution at the four corners of each window, from four loads: what a block of weights meets at each."""
+    """Return the convolution at the four corners of each window; loads the pixels of each corner separately."""
     K: tl.constexpr = KH * KW * C
     acc0 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
     acc1 = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
@@ -64,9 +63,9 @@ def corners_by_tap(
 
 @jit
 def weights_at(filters, known, row, place, ROWS: tl.constexpr, LENGTH: tl.constexpr):
-    """Weights by row of the filter and place, (kw, C), in that row; zero for those beyond its edge.
+    """Load weights by row of the filter and position (kw, C) in that row; zero beyond its edge.
 
-    A place counts numbers, not pixels: the compiler then sees which are neighbours, and loads several at a time.
+    A position counts numbers, not pixels, so that the compiler can load neighbours together.
     """
     valid = (row >= 0) & (row < ROWS) & (place >= 0) & (place < LENGTH)
     return tl.load(filters + (row * LENGTH + place)[:, None], mask=valid[:, None] & known, other=0.0)
@@ -87,11 +86,11 @@ def corners_by_patch(
     BLOCK_K: tl.constexpr,  # (KH + 1, KW + 1, C)
     BLOCK_O: tl.constexpr,
 ):
-    """The same from one load: the patch that the four see together, which each multiplies with the filters shifted.
+    """Return the same from one load: the patch that covers all four corners, multiplied with shifted filters.
 
-    Under a 5x5 filter these are 36/25 of the multiplications, but far fewer of the scattered loads on which the time
-    goes where there are few channels. The corners add up in different orders: on a plain background, where all four
-    are equal but for rounding, any of them may be the largest. The filters' gradient is the same whichever it is.
+    A 5x5 filter then needs 36/25 of the multiplications but far fewer scattered loads, which dominate when there are
+    few channels. The corners are summed in different orders, so on a uniform background, where all four are equal up
+    to rounding, any of them may be the largest. The filters' gradient is the same for each choice.
     """
     LENGTH: tl.constexpr = (KW + 1) * C
     PATCH: tl.constexpr = (KH + 1) * LENGTH
@@ -118,9 +117,9 @@ def corners_by_patch(
 
 @jit
 def challenge(best, which, value, corner: tl.constexpr):
-    """The larger of two values and its corner; a tie goes to the earlier one.
+    """Return the larger of two values and its corner; a tie goes to the earlier one.
 
-    A NaN wins, as in PyTorch, so that a client that diverged is seen to have diverged.
+    A NaN wins, as in PyTorch, so that divergence is visible.
     """
     wins = (value > best) | (value != value)
     return tl.where(wins, value, best), tl.where(wins, corner, which)
@@ -129,11 +128,11 @@ def challenge(best, which, value, corner: tl.constexpr):
 @jit
 def forward_kernel(
     x,  # (B, N, H, W, C)
-    weight,  # (B, OC, K) with K = (kh, kw, C), already in the operands' type; clients any distance apart
+    weight,  # (B, OC, K) with K = (kh, kw, C), in the operands' type; any stride between clients
     bias,  # (B, OC), likewise
     out,  # (B, N, HP, WP, OC)
     corner,  # the same, uint8
-    active,  # (B,) where it is 0 nothing is computed; any pointer if all are wanted
+    active,  # (B,) 0: skip this client; unused if ALL
     x_stride,
     weight_stride,
     bias_stride,
@@ -144,7 +143,7 @@ def forward_kernel(
     OC: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
-    ALL: tl.constexpr,  # all clients are wanted
+    ALL: tl.constexpr,  # compute all clients
     PRECISION: tl.constexpr,
     BY_PATCH: tl.constexpr,  # how images are read
     BLOCK_M: tl.constexpr,  # windows
@@ -152,7 +151,7 @@ def forward_kernel(
     BLOCK_O: tl.constexpr,
 ):
     """One program: BLOCK_M windows of one client, BLOCK_O filters."""
-    if not ALL:  # noqa: SIM102  decided when it is compiled: nothing is loaded if all are wanted
+    if not ALL:  # noqa: SIM102  decided at compile time
         if tl.load(active + tl.program_id(2)) == 0:
             return
     HP: tl.constexpr = (H - KH + 1) // 2
@@ -172,7 +171,7 @@ def forward_kernel(
         acc0, acc1, acc2, acc3 = corners_by_tap(
             start, inside, filters, known, C, W, KH, KW, PRECISION, BLOCK_M, BLOCK_K, BLOCK_O
         )
-    # The bias goes on before the comparison: its rounding can make ties.
+    # Add the bias before comparing, as PyTorch does: its rounding can make ties.
     b = tl.load(bias + client * bias_stride + o, mask=o < OC, other=0.0)[None, :]
     best = acc0 + b
     which = tl.zeros((BLOCK_M, BLOCK_O), tl.int32)
@@ -188,10 +187,10 @@ def forward_kernel(
 
 @jit
 def added_product(left, right, acc, PRECISION: tl.constexpr):
-    """What `acc + left.T @ right` is.
+    """Return `acc + left.T @ right`.
 
-    The matrix unit cannot transpose 32-bit operands, and this product needs both transposed: for "tf32", three products
-    of numbers split into two 16-bit halves are faster, and closer.
+    The matrix unit cannot transpose 32-bit operands, and this product needs both transposed. For "tf32", three products
+    of numbers split into two 16-bit halves are faster and more accurate.
     """
     if PRECISION == "ieee":
         return tl.dot(tl.trans(left), right, acc, input_precision="ieee")
@@ -225,7 +224,7 @@ def grad_weight_kernel(
     BLOCK_M: tl.constexpr,  # windows at a time
     BLOCK_K: tl.constexpr,  # (kh, kw, C)
     BLOCK_O: tl.constexpr,
-    TURNED: tl.constexpr,  # a row for each weight instead of each filter: the matrix unit wants 64 rows or more
+    TRANSPOSED: tl.constexpr,  # a row for each weight instead of each filter: the matrix unit needs 64 rows or more
 ):
     """One program: BLOCK_K weights of BLOCK_O filters of one client, summed over one share of the windows."""
     K: tl.constexpr = KH * KW * C
@@ -238,7 +237,7 @@ def grad_weight_kernel(
     o = (tl.program_id(0) % OUTER) * BLOCK_O + tl.arange(0, BLOCK_O)
     tap = k // C
     pixel = x + client * x_stride + ((tap // KW) * W + tap % KW)[None, :] * C + (k % C)[None, :]
-    acc = tl.zeros((BLOCK_K, BLOCK_O) if TURNED else (BLOCK_O, BLOCK_K), tl.float32)
+    acc = tl.zeros((BLOCK_K, BLOCK_O) if TRANSPOSED else (BLOCK_O, BLOCK_K), tl.float32)
     bias = tl.zeros((BLOCK_M, BLOCK_O), tl.float32)
     stop = tl.minimum((split + 1) * share, windows)
     for first in range(split * share, stop, BLOCK_M):
@@ -254,13 +253,13 @@ def grad_weight_kernel(
         for i in tl.static_range(4):
             inputs = tl.load(here + ((i // 2) * W + i % 2) * C, mask=valid, other=0.0)  # (BLOCK_M, BLOCK_K)
             masked = tl.where(which == i, g, 0.0)  # (BLOCK_M, BLOCK_O)
-            if TURNED:
+            if TRANSPOSED:
                 acc = added_product(inputs, masked, acc, PRECISION)
             elif PRECISION == "tf32" and C < 16:
                 acc = tl.dot(tl.trans(masked), inputs, acc, input_precision="tf32")
             else:
                 acc = added_product(masked, inputs, acc, PRECISION)
-    if TURNED:
+    if TRANSPOSED:
         acc = tl.trans(acc)
     rows = partial + ((split * tl.num_programs(2) + client) * OC + o) * (K + 1)
     tl.store(rows[:, None] + k[None, :], acc, mask=(o < OC)[:, None] & (k < K)[None, :])
@@ -271,18 +270,18 @@ def grad_weight_kernel(
 @jit
 def reduce_kernel(
     partial,  # (splits, B, OC, K + 1)
-    grad_weight,  # (B, OC, KEPT, kh, kw), clients any distance apart
+    grad_weight,  # (B, OC, KEPT, kh, kw), any stride between clients
     grad_bias,  # (B, OC), likewise
     weight_stride,
     bias_stride,
     splits,
     C: tl.constexpr,
-    KEPT: tl.constexpr,  # channels that have weights; those after them are filling
+    KEPT: tl.constexpr,  # channels that have weights; the others are padding
     OC: tl.constexpr,
     TAPS: tl.constexpr,  # kh * kw
     BLOCK: tl.constexpr,
 ):
-    """Add the shares up in their order, and bring the weights into PyTorch's order. One program: BLOCK sums."""
+    """Sum the shares in order, and bring the weights into PyTorch's order. One program: BLOCK sums."""
     ROW: tl.constexpr = TAPS * C + 1
     client = tl.program_id(1).to(tl.int64)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -300,7 +299,7 @@ def reduce_kernel(
 
 @jit
 def middle_first(i, size: tl.constexpr):
-    """0, 1, 2... become the places of a line from its middle outwards: of 6, they are 2, 3, 1, 4, 0, 5."""
+    """Map 0, 1, 2... to positions from the middle outwards: for size 6 to 2, 3, 1, 4, 0, 5."""
     return (size - 1) // 2 + tl.where(i % 2 == 1, (i + 1) // 2, -(i // 2))
 
 
@@ -308,7 +307,7 @@ def middle_first(i, size: tl.constexpr):
 def grad_input_kernel(
     grad,  # (B, N, HP, WP, OC)
     corner,  # the same, uint8
-    weight,  # (B, kh, kw, C, OC), already in the operands' type; clients any distance apart
+    weight,  # (B, kh, kw, C, OC), in the operands' type; any stride between clients
     grad_x,  # (B, N, H, W, C)
     weight_stride,
     images,  # N
@@ -325,9 +324,9 @@ def grad_input_kernel(
 ):
     """One program: the same 2x2 square of input pixels in BLOCK_N images of one client.
 
-    All rows of the product lie at one place of the image, so the pooling windows that this place reaches are known
-    to the whole program and the others are skipped: nothing is spent on the border, which in a 12x12 image under a
-    5x5 filter would be more than half of the work.
+    All rows of the product are at one position of the image, so the whole program knows which pooling windows it
+    reaches and skips the others. Otherwise the border of a 12x12 image under a 5x5 filter would take more than half of
+    the time.
     """
     HP: tl.constexpr = (H - KH + 1) // 2
     WP: tl.constexpr = (W - KW + 1) // 2
@@ -336,8 +335,8 @@ def grad_input_kernel(
     client = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     square = tl.program_id(2) // INNER
-    u = middle_first(square // ((W + 1) // 2), (H + 1) // 2)  # the middle has most to do: started last, it would
-    v = middle_first(square % ((W + 1) // 2), (W + 1) // 2)  # leave the device half empty at the end
+    u = middle_first(square // ((W + 1) // 2), (H + 1) // 2)  # the middle has the most work, so it
+    v = middle_first(square % ((W + 1) // 2), (W + 1) // 2)  # starts first
     column = (tl.program_id(2) % INNER) * BLOCK_C + tl.arange(0, BLOCK_C)
     c = column % C
     p = column // C // 2  # row and column of the pixel in its square; p > 1: padding of the block
@@ -358,7 +357,7 @@ def grad_input_kernel(
         which = tl.load(corner + place, mask=read, other=4)
         for r in tl.static_range(2):
             for s in tl.static_range(2):
-                kh = 2 * (u - i) + p - r  # the weight that leads from this pixel to corner (r, s) of window (i, j)
+                kh = 2 * (u - i) + p - r  # the weight between this pixel and corner (r, s) of window (i, j)
                 kw = 2 * (v - j) + q - s
                 reaches = (p < 2) & (kh >= 0) & (kh < KH) & (kw >= 0) & (kw < KW)
                 line = (kh * KW + kw) * C + c

@@ -1,4 +1,4 @@
-"""What a training step reads: the next batch of every client, and its weights as the kernels want them."""
+"""Gather the next batch of every client, and its weights in the order of the kernels."""
 
 from typing import Any
 
@@ -11,10 +11,11 @@ from cdfl.sim.kernels.launch import ceil_div, power_of_two, runs_triton
 def take_batch(
     images: Tensor, targets: Tensor, plans: Tensor, step: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each client's next batch: inputs (B, batch, H, W, C) and targets (B, batch), and whether it takes the step, (B,).
+    """Return each client's next inputs (B, batch, H, W, C) and targets (B, batch), and if it has steps left, (B,).
 
-    images (B, n, H, W, C), targets (B, n), plans (B, steps, batch) positions among n, step (B,) steps taken so far,
-    limits (B,) steps to take in all; a client past its plan gets its last batch. All in one piece.
+    Takes images (B, n, H, W, C), targets (B, n), plans (B, steps, batch) with positions among n, step (B,) with the
+    steps taken so far, and limits (B,) with all steps to take. A client past its plan gets its last batch. All tensors
+    are contiguous.
 
     >>> plans = torch.tensor([[[0, 2], [1, 1]]])
     >>> images, targets = torch.arange(3.0).view(1, 3, 1, 1, 1), torch.tensor([[7, 8, 9]])
@@ -30,7 +31,7 @@ def take_batch(
 def take_batch_torch(
     images: Tensor, targets: Tensor, plans: Tensor, step: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in plain PyTorch."""
+    """`take_batch` in PyTorch."""
     rows = torch.arange(len(step), device=step.device)
     chosen = plans[rows, step.clamp(max=plans.shape[1] - 1)]  # (B, batch)
     return images[rows[:, None], chosen], targets[rows[:, None], chosen], step < limits
@@ -39,8 +40,8 @@ def take_batch_torch(
 def launch_take_batch(
     images: Tensor, targets: Tensor, plans: Tensor, step: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The Triton kernel behind `take_batch`."""
-    from cdfl.sim.kernels import gather_triton  # importing Triton takes a while, and CPUs need none
+    """Launch the kernel of `take_batch`."""
+    from cdfl.sim.kernels import gather_triton  # lazily: importing Triton is slow, and CPUs do not need it
 
     (B, samples), (steps, batch), size = targets.shape, plans.shape[1:], images[0, 0].numel()
     inputs = images.new_empty(B, batch, *images.shape[2:])
@@ -55,7 +56,7 @@ def launch_take_batch(
 
 
 def take_columns(models: Tensor, source: Tensor, dtype: torch.dtype) -> Tensor:
-    """Columns `source` (Q,) int32 of models (B, P), in another type if need be; zeros where `source` is negative.
+    """Return the columns `source` (Q,) int32 of models (B, P) as `dtype`; zeros where `source` is negative.
 
     >>> take_columns(torch.tensor([[5.0, 6.0, 7.0]]), torch.tensor([2, -1, 0], dtype=torch.int32), torch.float32)
     tensor([[7., 0., 5.]])
@@ -66,12 +67,12 @@ def take_columns(models: Tensor, source: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def take_columns_torch(models: Tensor, source: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same in plain PyTorch."""
+    """`take_columns` in PyTorch."""
     return models[:, source.clamp(min=0)].masked_fill(source < 0, 0.0).to(dtype)
 
 
 def launch_take_columns(models: Tensor, source: Tensor, dtype: torch.dtype) -> Tensor:
-    """The Triton kernel behind `take_columns`."""
+    """Launch the kernel of `take_columns`."""
     from cdfl.sim.kernels import gather_triton
 
     B, Q, block = len(models), len(source), 1024

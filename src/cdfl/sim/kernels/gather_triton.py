@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+# A type checker does not understand Triton's language.
 """Triton kernels for `take_batch` and `take_columns`."""
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
@@ -18,7 +18,7 @@ def batch_kernel(
     samples,
     steps,
     batch,
-    size,  # numbers of an image
+    size,  # numbers in an image
     BLOCK: tl.constexpr,
 ):
     """One program: one image of a client's batch."""
@@ -38,7 +38,7 @@ def batch_kernel(
 
 @jit
 def columns_kernel(
-    models,  # (B, P), rows any distance apart
+    models,  # (B, P), any stride between rows
     source,  # (Q,) int32
     out,  # (B, Q)
     models_stride,

@@ -1,3 +1,5 @@
+"""When Triton kernels can run, and the sizes of their blocks."""
+
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -9,7 +11,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton then runs on a
 
 
 def runs_triton(*tensors: Tensor) -> bool:
-    """Whether the Triton kernels can take these tensors: on a CUDA device, and float32 or bfloat16."""
+    """Return whether Triton kernels can take these tensors: on a CUDA device, and float32 or bfloat16."""
     fits = all((t.is_cuda or INTERPRETED) and t.dtype in (torch.float32, torch.bfloat16) for t in tensors)
     return fits and _installed()
 
@@ -20,7 +22,7 @@ def _installed() -> bool:
 
 
 def aligned(size: int) -> int:
-    """A row's length in float32 with which the next one begins on 128 bytes: matrix units read that twice as fast.
+    """Return the length of a float32 row that aligns the next row to 128 bytes; matrix units read it twice as fast.
 
     >>> aligned(64), aligned(65)
     (64, 96)
@@ -29,7 +31,7 @@ def aligned(size: int) -> int:
 
 
 def ceil_div(size: int, block: int) -> int:
-    """How many blocks cover a size.
+    """Return how many blocks cover a size.
 
     >>> ceil_div(9, 4)
     3
@@ -38,7 +40,7 @@ def ceil_div(size: int, block: int) -> int:
 
 
 def power_of_two(size: int, least: int, most: int) -> int:
-    """The smallest power of two that holds `size`, kept between two bounds: a block of a matrix unit.
+    """Return the smallest power of two of at least `size`, clamped to two bounds.
 
     >>> power_of_two(25, 16, 64), power_of_two(3, 16, 64), power_of_two(800, 16, 64)
     (32, 16, 64)

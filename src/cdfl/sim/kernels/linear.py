@@ -1,4 +1,4 @@
-"""Linear layers of a stack of clients: products of matrices, and what goes with them in one pass."""
+"""Linear layers of a stack of clients: matrix products, and bias and ReLU in one pass."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from cdfl.sim.kernels.launch import ceil_div, runs_triton
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The product of each client's two matrices; of bfloat16 numbers too it is summed and returned in float32.
+    """Return the product of each client's two matrices; products of bfloat16 are summed and returned in float32.
 
     `out` may be a view into a wider tensor.
     """
@@ -21,7 +21,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def bias_relu(sums: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """ReLU of sums (B, N, F) and bias (B, F), as `dtype`.
+    """Return the ReLU of sums (B, N, F) plus bias (B, F), as `dtype`.
 
     >>> bias_relu(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[-3.0, 3.0]]), torch.float32)
     tensor([[[0., 5.]]])
@@ -32,7 +32,7 @@ def bias_relu(sums: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def bias_relu_grad(grad: Tensor, out: Tensor, grad_bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """From the gradient of what `bias_relu` returned, `out`, that of the sums, as `dtype`; writes that of the bias."""
+    """Return the gradient of the sums as `dtype`, and write that of the bias; `out` is what `bias_relu` returned."""
     if runs_triton(grad, out, grad_bias):
         return launch_bias_relu_grad(grad, out, grad_bias, dtype)
     grad = torch.where(out <= 0, 0.0, grad)
@@ -41,8 +41,8 @@ def bias_relu_grad(grad: Tensor, out: Tensor, grad_bias: Tensor, dtype: torch.dt
 
 
 def launch_bias_relu(sums: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """The Triton kernel behind `bias_relu`."""
-    from cdfl.sim.kernels import linear_triton  # importing Triton takes a while, and CPUs need none
+    """Launch the kernel of `bias_relu`."""
+    from cdfl.sim.kernels import linear_triton  # lazily: importing Triton is slow, and CPUs do not need it
 
     B, N, F = sums.shape
     out, block = torch.empty_like(sums, dtype=dtype), 1024
@@ -52,7 +52,7 @@ def launch_bias_relu(sums: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def launch_bias_relu_grad(grad: Tensor, out: Tensor, grad_bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """The Triton kernel behind `bias_relu_grad`."""
+    """Launch the kernel of `bias_relu_grad`."""
     from cdfl.sim.kernels import linear_triton
 
     B, N, F = grad.shape

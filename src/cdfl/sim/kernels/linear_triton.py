@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
-"""Triton kernels for `bias_relu` and its gradient. A NaN passes, as in PyTorch."""
+# A type checker does not understand Triton's language.
+"""Triton kernels for `bias_relu` and its gradient. They pass NaN on, as PyTorch does."""
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
 
@@ -8,7 +8,7 @@ from cdfl.sim.kernels.triton_or_stub import jit, tl
 @jit
 def bias_relu_kernel(
     sums,  # (B, N, F)
-    bias,  # (B, F), rows any distance apart
+    bias,  # (B, F), any stride between rows
     out,  # (B, N, F)
     bias_stride,
     size,  # N * F
@@ -28,14 +28,14 @@ def bias_relu_grad_kernel(
     grad,  # (B, N, F)
     out,  # (B, N, F): what bias_relu returned
     passed,  # (B, N, F)
-    grad_bias,  # (B, F), rows any distance apart
+    grad_bias,  # (B, F), any stride between rows
     bias_stride,
     samples,  # N
     features,  # F
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """One program: all samples of BLOCK_F features of one client, so that the sum over them is its own."""
+    """One program: all samples of BLOCK_F features of one client, so that it can sum over the samples."""
     client = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
     sums = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)

@@ -8,9 +8,9 @@ from cdfl.sim.kernels.launch import power_of_two, runs_triton
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of each client: logits (B, N, classes), targets (B, N) int64, result (B,) float32.
+    """Return the mean cross-entropy (B,) of each client: logits (B, N, classes), targets (B, N) int64.
 
-    Negative targets are left out, so that clients with fewer samples can be padded; a client with none has loss 0.
+    Negative targets are ignored, so that clients with fewer samples can be padded. A client without samples has loss 0.
     On a GPU the gradient is computed in the same pass.
 
     >>> cross_entropy(torch.zeros(2, 3, 10), torch.tensor([[0, 1, 2], [3, -1, -1]]))
@@ -22,17 +22,17 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def cross_entropy_torch(logits: Tensor, targets: Tensor) -> Tensor:
-    """The same in plain PyTorch."""
+    """`cross_entropy` in PyTorch."""
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-    logits = logits.masked_fill((targets < 0)[:, :, None], 0.0)  # padding may hold anything, NaN included
+    logits = logits.masked_fill((targets < 0)[:, :, None], 0.0)  # padding may hold NaN
     losses = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=-1).flatten(), reduction="none", ignore_index=-1)
     return losses.view(targets.shape).sum(1) / (targets >= 0).sum(1).clamp(min=1)
 
 
 def cross_entropy_grad(sums: Tensor, bias: Tensor, targets: Tensor, grad_bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of `cross_entropy(sums + bias, targets)` for sums (B, N, classes), as `dtype`.
+    """Return the gradient of `cross_entropy(sums + bias, targets)` for sums (B, N, classes), as `dtype`.
 
-    Writes that for bias (B, classes) into `grad_bias`; both may be views into wider tensors.
+    Writes the gradient of bias (B, classes) into `grad_bias`; both may be views into wider tensors.
     """
     if runs_triton(sums, bias):
         return launch_cross_entropy(sums, targets, bias, grad_bias, dtype)[1]
@@ -48,14 +48,14 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        """Losses; keeps their gradient."""
+        """Return the losses, and keep their gradient."""
         losses, grad = launch_cross_entropy(logits.contiguous(), targets.contiguous(), dtype=logits.dtype)
         ctx.save_for_backward(grad)
         return losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        """The kept gradient, scaled."""
+        """Return the kept gradient, scaled."""
         (grad,) = ctx.saved_tensors
         return (grad * upstream[:, None, None]).to(grad.dtype), None
 
@@ -67,8 +67,8 @@ def launch_cross_entropy(
     grad_bias: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """The Triton kernel: losses (B,) and the gradient of the logits; with a bias, that of the logits without it."""
-    from cdfl.sim.kernels import loss_triton  # importing Triton takes a while, and CPUs need none
+    """Launch the kernel; return the losses (B,) and the gradient of the logits before the bias."""
+    from cdfl.sim.kernels import loss_triton  # lazily: importing Triton is slow, and CPUs do not need it
 
     B, N, classes = logits.shape
     losses = logits.new_empty(B, dtype=torch.float32)

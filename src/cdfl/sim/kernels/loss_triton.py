@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+# A type checker does not understand Triton's language.
 """The Triton kernel for `cross_entropy` and `cross_entropy_grad`."""
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
@@ -8,8 +8,8 @@ from cdfl.sim.kernels.triton_or_stub import jit, tl
 @jit
 def cross_entropy_kernel(
     logits,  # (B, N, classes)
-    targets,  # (B, N) int64, negative: left out
-    bias,  # (B, classes) to add to the logits, rows any distance apart; any pointer if there is none
+    targets,  # (B, N) int64; negative: ignored
+    bias,  # (B, classes) to add to the logits, any stride between rows; unused unless BIAS
     losses,  # (B,)
     grad,  # (B, N, classes)
     grad_bias,  # as bias
@@ -21,7 +21,7 @@ def cross_entropy_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """One program: one client. It counts the samples first, because each one's gradient is divided by their number."""
+    """One program: one client. It counts the samples first, because every gradient is divided by their number."""
     client = tl.program_id(0).to(tl.int64)
     counts = tl.zeros((BLOCK_N,), tl.int32)
     for start in range(0, samples, BLOCK_N):
@@ -45,7 +45,7 @@ def cross_entropy_kernel(
         e = tl.exp(z)
         total = tl.sum(e, axis=1)
         is_target = c[None, :] == target[:, None]
-        counted = target >= 0  # a choice, not a factor: padding may hold NaN
+        counted = target >= 0  # select, do not multiply: padding may hold NaN
         sums += tl.where(counted, tl.log(total) - tl.sum(tl.where(is_target, z, 0.0), axis=1), 0.0)
         g = tl.where(counted[:, None], (e / total[:, None] - is_target.to(tl.float32)) / count, 0.0)
         bias_sums += tl.where(inside, g, 0.0)

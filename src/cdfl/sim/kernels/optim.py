@@ -1,3 +1,5 @@
+"""Optimiser steps of a stack of clients, in place: Adam and SGD with the proximal term."""
+
 import math
 from typing import Any
 
@@ -6,7 +8,7 @@ from torch import Tensor
 
 from cdfl.sim.kernels.launch import ceil_div, runs_triton
 
-_BLOCK = 1024  # parameters of a program: 8 for each of 128 threads, read as 16 bytes at once
+_BLOCK = 1024  # parameters in a program: 8 for each of 128 threads, which reads 16 bytes at a time
 
 
 def adam_step_(
@@ -24,14 +26,14 @@ def adam_step_(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> None:
-    """One step of `torch.optim.Adam` for a stack of clients, in place, with the proximal term rho/2 |p - anchor|^2.
+    """Take one step of `torch.optim.Adam` for a stack of clients, with the proximal term rho/2 |p - anchor|^2.
 
-    params, grads, first, second and anchors are (B, P), each with rows any distance apart: a slice of columns of wider
-    tensors will do, and anchors may be one vector expanded. grads are read only. `step` (B,) holds the number of steps
-    each client has taken before this one, as integers on the device; it is the caller's to increase, after the last
-    slice. Rows where `active` (B,) is false stay as they are.
+    params, grads, first, second and anchors are (B, P) with any stride between rows, e.g. columns of wider tensors;
+    anchors may be one expanded vector. grads are only read. `step` (B,) holds the number of steps that each client took
+    before this one, as integers on the device; the caller increases it after the last slice of columns. Rows where
+    `active` (B,) is false do not change.
 
-    On a GPU this reads five tensors once and writes three, which is all the time it takes.
+    On a GPU this reads five tensors once and writes three; memory bandwidth bounds its time.
 
     >>> p, m, v = torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2)
     >>> adam_step_(p, torch.tensor([[1.0, -2.0]]), m, v, torch.tensor([0]), lr=0.1)
@@ -61,8 +63,8 @@ def launch_adam(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """The Triton kernel behind `adam_step_`."""
-    from cdfl.sim.kernels import optim_triton  # importing Triton takes a while, and CPUs need none
+    """Launch the kernel of `adam_step_`."""
+    from cdfl.sim.kernels import optim_triton  # lazily: importing Triton is slow, and CPUs do not need it
 
     B, P = params.shape
     anchor = anchors if anchors is not None and rho else None
@@ -91,7 +93,7 @@ def adam_step_torch_(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> None:
-    """The same in plain PyTorch."""
+    """`adam_step_` in PyTorch."""
     g = _full_gradient(params, grads, anchors, rho, weight_decay)
     taken = (step.to(torch.float64) + 1)[:, None]  # (B, 1); float64: 1 - .999 would lose four digits in float32
     m = first.lerp(g, 1 - betas[0])
@@ -114,7 +116,7 @@ def sgd_step_(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> None:
-    """One step of `torch.optim.SGD` for a stack of clients, in place; arguments as in `adam_step_`.
+    """Take one step of `torch.optim.SGD` for a stack of clients; arguments as in `adam_step_`.
 
     momenta (B, P) starts at zero; without momentum it may be None.
 
@@ -124,7 +126,7 @@ def sgd_step_(
     tensor([[0.9000, 1.2000]])
     """
     if momentum and momenta is None:
-        raise ValueError(f"momentum {momentum} needs a tensor `momenta` to keep its state in")
+        raise ValueError(f"momentum is {momentum} and momenta is None; pass a tensor `momenta` of zeros")
     if not _use_triton(params, grads, momenta):
         sgd_step_torch_(
             params, grads, momenta, lr=lr, anchors=anchors, active=active, rho=rho, momentum=momentum,
@@ -145,7 +147,7 @@ def launch_sgd(
     momentum: float,
     weight_decay: float,
 ) -> None:
-    """The Triton kernel behind `sgd_step_`."""
+    """Launch the kernel of `sgd_step_`."""
     from cdfl.sim.kernels import optim_triton
 
     B, P = params.shape
@@ -174,7 +176,7 @@ def sgd_step_torch_(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> None:
-    """The same in plain PyTorch."""
+    """`sgd_step_` in PyTorch."""
     g = _full_gradient(params, grads, anchors, rho, weight_decay)
     if momentum and momenta is not None:
         g = momentum * momenta + g
@@ -199,4 +201,4 @@ def _use_triton(*tensors: Tensor | None) -> bool:
 
 
 def _log(beta: float) -> float:
-    return math.log(beta) if beta > 0 else -1e4  # exp(-1e4) is 0, as 0**step is
+    return math.log(beta) if beta > 0 else -1e4  # exp(-1e4) is 0, like 0**step

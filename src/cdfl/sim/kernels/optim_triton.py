@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# Triton's language is not Python's: what a name means inside a kernel is beyond a type checker.
+# A type checker does not understand Triton's language.
 """Triton kernels for `adam_step_` and `sgd_step_`. One program: BLOCK parameters of one client."""
 
 from cdfl.sim.kernels.triton_or_stub import jit, tl
@@ -7,7 +7,7 @@ from cdfl.sim.kernels.triton_or_stub import jit, tl
 
 @jit
 def full_gradient(p, grad, anchor, rho, weight_decay, mask, PROXIMAL: tl.constexpr):
-    """The gradient with the proximal term and weight decay."""
+    """Return the gradient with the proximal term and weight decay."""
     g = tl.load(grad, mask=mask, other=0.0)
     if PROXIMAL:
         g += rho * (p - tl.load(anchor, mask=mask, other=0.0))
@@ -16,7 +16,7 @@ def full_gradient(p, grad, anchor, rho, weight_decay, mask, PROXIMAL: tl.constex
 
 @jit
 def adam_kernel(
-    values,  # (B, P), the parameters; grads, anchors, first and second likewise. Triton keeps the name `params`
+    values,  # (B, P), the parameters; grads, anchors, first and second likewise. Triton reserves the name `params`
     grads,
     anchors,
     first,
@@ -46,8 +46,8 @@ def adam_kernel(
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = column < size
     if SOME:
-        mask = mask & (tl.load(active + client) != 0)  # nothing is read or written for a client that rests
-    # In float64, because 1 - .999 would lose four digits in float32; it is two numbers a program.
+        mask = mask & (tl.load(active + client) != 0)  # inactive clients read and write nothing
+    # In float64, because 1 - .999 would lose four digits in float32; there are two such numbers in a program.
     taken = (tl.load(step + client) + 1).to(tl.float64)
     correction1 = 1.0 - tl.exp(taken * LOG_BETA1)
     correction2 = 1.0 - tl.exp(taken * LOG_BETA2)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton where it is installed; elsewhere a stand-in with which the kernels can be imported, though not run."""
+"""Triton if it is installed; otherwise a stub with which kernels can be imported but not run."""
 
 try:
     import triton.language as tl
@@ -7,10 +7,10 @@ try:
 except ImportError:  # PyTorch for CPUs comes without it
 
     def jit(function):
-        """Leave a kernel as it is."""
+        """Return the kernel unchanged."""
         return function
 
     class tl:  # noqa: N801
-        """What is named outside of the kernels' bodies."""
+        """The names used outside of kernel bodies."""
 
         constexpr = None

@@ -1,0 +1,52 @@
+"""Write the tables that benchmarks measured into README.md and docs.
+
+A page holds a table between two comments that name it: `<!-- speed-cpu: generated -->` and `<!-- speed-cpu: end -->`.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import digits, draw, load_table, peers_table, poison_table, speed_table
+from benchmarks.crash import table as crash_table
+from benchmarks.result_files import ROOT, read
+
+TABLES: dict[str, Callable[[], str]] = {
+    "digits-4": digits.table,
+    "draw": draw.table,
+    "speed-h200": partial(speed_table.speed, "speed-h200"),
+    "speed-cpu": partial(speed_table.speed, "speed-cpu"),
+    "profile": speed_table.profile,
+    "floor": speed_table.floor,
+    "clients": speed_table.clients,
+    "peers": lambda: peers_table.table(read("peers")),
+    "load, fleet": load_table.fleet,
+    "load, paper": load_table.paper,
+    "load, exchanges": load_table.exchanges,
+    "crash": crash_table.table,
+    "poison": partial(poison_table.attack_table, "digits-4"),
+    "poison-example": partial(poison_table.attack_table, "example"),
+    "false-alarms": poison_table.drift_table,
+}
+BLOCK = re.compile(rf"(<!-- ({'|'.join(TABLES)}): generated -->\n).*?(<!-- \2: end -->)", re.DOTALL)
+
+
+def rendered(page: str) -> str:
+    """Return a page with its tables generated again."""
+    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], page)
+
+
+def pages() -> list[Path]:
+    """Return the pages that may hold tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> None:
+    """Write the tables of all pages."""
+    for page in pages():
+        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Reduce a run to its final numbers and to curves of a few dozen points."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cdfl.record import Clusters, Event, Finished, Uploaded, only
+
+T = TypeVar("T")
+MOST_POINTS = 60
+MIXTURES_KEPT = 60  # uploads
+
+
+def digest(
+    events: Sequence[Event], num_clients: int, *, updates: bool = False, mixtures: bool = False
+) -> dict[str, Any]:
+    """Return the numbers of one run.
+
+    `end`: the final numbers. `sessions`: means over every `num_clients` uploads. `clusters`: mean accuracy of the
+    cluster models at some epochs. With `updates`: means over the first, second, ... upload of each client, and how many
+    clients made one. With `mixtures`: true and estimated mixtures of the last uploads.
+    """
+    uploads = only(events, Uploaded)
+    kept: dict[str, Any] = {
+        "end": _end(events, uploads),
+        "sessions": _sessions(uploads, num_clients),
+        "clusters": _clusters(only(events, Clusters)),
+    }
+    if updates:
+        kept["updates"] = _updates(uploads)
+    estimated = [upload for upload in uploads if upload.mixture is not None]
+    if mixtures and estimated:
+        last = estimated[-MIXTURES_KEPT:]
+        kept["mixtures"] = {
+            "true": [_rounded(upload.true_mixture, 3) for upload in last],
+            "estimated": [_rounded(upload.mixture or [], 3) for upload in last],
+        }
+    return kept
+
+
+def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]:
+    finished = asdict(only(events, Finished)[-1])
+    if not finished["shortfall"]:
+        del finished["shortfall"]
+    end = {name: round(value, 6) if isinstance(value, float) else value for name, value in finished.items()}
+    rate = fmean(max(upload.rates) for upload in uploads) if uploads else 0.0
+    return end | {"rate": round(rate, 6)}  # the largest rate of an upload, mean over uploads
+
+
+def _sessions(uploads: Sequence[Uploaded], num_clients: int) -> dict[str, Any]:
+    parts = [uploads[first : first + num_clients] for first in range(0, len(uploads), num_clients)]
+    parts = _thinned([part for part in parts if len(part) == num_clients])
+    curves: dict[str, Any] = {"upload": [part[-1].epoch for part in parts]}
+    for name in ("before", "after"):
+        curves[name] = _rounded([fmean(getattr(upload, name) for upload in part) for part in parts])
+    if parts and parts[0][0].divergence is not None:
+        curves["divergence"] = _rounded([fmean(upload.divergence or 0.0 for upload in part) for part in parts])
+    return curves
+
+
+def _updates(uploads: Sequence[Uploaded]) -> dict[str, Any]:
+    by_update: defaultdict[int, list[Uploaded]] = defaultdict(list)
+    for upload in uploads:
+        by_update[upload.update].append(upload)
+    numbers = sorted(by_update)[:MOST_POINTS]
+    curves: dict[str, Any] = {"clients": [len(by_update[number]) for number in numbers]}
+    for name in ("held", "before", "after"):
+        curves[name] = _rounded([fmean(getattr(upload, name) for upload in by_update[number]) for number in numbers])
+    return curves
+
+
+def _clusters(scores: Sequence[Clusters]) -> dict[str, Any]:
+    scores = _thinned(scores)
+    return {
+        "epoch": [score.epoch for score in scores],
+        "accuracy": _rounded([fmean(score.accuracies) for score in scores]),
+    }
+
+
+def _thinned(values: Sequence[T]) -> list[T]:
+    """Return at most `MOST_POINTS` values, evenly spread, with the first and the last."""
+    if len(values) <= MOST_POINTS:
+        return list(values)
+    return [values[place] for place in np.linspace(0, len(values) - 1, MOST_POINTS).round().astype(int)]
+
+
+def _rounded(values: Iterable[float], digits: int = 4) -> list[float]:
+    return [round(value, digits) for value in values]

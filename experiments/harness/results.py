@@ -1,0 +1,205 @@
+"""A folder of results: a JSON file for each scenario, and one for each experiment without cells."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdfl.algorithms import ALGORITHMS
+from cdfl.core import Settings
+from cdfl.sim.runner import RunConfig
+from experiments.harness.cells import Cell, resolve
+from experiments.harness.result_files import locked, read_file, write_measured, write_runs
+
+KINDS = {True: "smoke runs", False: "results of full runs"}
+NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # stored elsewhere, or without influence
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A cell that was run: its digest (see `experiments.harness.digest`), and what it was run with."""
+
+    cell: Cell
+    digest: Mapping[str, Any]
+    record: Mapping[str, Any]  # preset, changes, config, machine, commit, seconds, together, smoke
+
+    @property
+    def end(self) -> Mapping[str, Any]:
+        """The final numbers of the run."""
+        end: Mapping[str, Any] = self.digest["end"]
+        return end
+
+    def is_of(self, config: RunConfig) -> bool:
+        """Return whether the cell was run with these settings."""
+        return not self._differences(config)
+
+    def changes_since(self) -> list[tuple[str, Any, Any]]:
+        """Return the settings that differ from those of the cell today: (name, then, now)."""
+        return self._differences(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
+
+    def _differences(self, config: RunConfig) -> list[tuple[str, Any, Any]]:
+        then, now = (_relevant(values, config.algorithm) for values in (self.record["config"], stored(config)))
+        return [(name, then[name], now[name]) for name in then if then[name] != now[name]]
+
+
+class Results:
+    """What is in a folder, and a way to add to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read()
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(self._kept.values())
+
+    def find(self, cell: Cell) -> Kept | None:
+        """Return what is known of a cell."""
+        return self._kept.get(cell.key)
+
+    def trials(
+        self, scenario: str, preset: str, algorithm: str = "cdfl", changes: Mapping[str, Any] | None = None
+    ) -> list[Kept]:
+        """Return all seeds of a cell, in order."""
+        asked = Cell(scenario, preset, algorithm, changes=changes or {})
+        return sorted(self._trials.get(asked.question, []), key=lambda kept: kept.cell.seed)
+
+    def values(
+        self,
+        column: str,
+        scenario: str,
+        preset: str,
+        algorithm: str = "cdfl",
+        changes: Mapping[str, Any] | None = None,
+    ) -> list[float]:
+        """Return one final number of every trial."""
+        found = [kept.end[column] for kept in self.trials(scenario, preset, algorithm, changes)]
+        return [value for value in found if value is not None]
+
+    def measured(self, experiment: str) -> Mapping[str, Any] | None:
+        """Return what an experiment without cells measured."""
+        return self._measured.get(experiment)
+
+    @property
+    def smoke(self) -> bool:
+        """Whether these are smoke runs."""
+        return bool(self._named(smoke=True))
+
+    def expect(self, *, smoke: bool) -> None:
+        """Refuse to mix smoke runs with results of full runs."""
+        others = self._named(smoke=not smoke)
+        if others:
+            shown = f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''}"
+            there = f"{self.folder} holds {KINDS[not smoke]} ({shown})"
+            raise ValueError(f"{there}; {KINDS[smoke]} need another folder: name one with --out")
+
+    def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
+        """Store cells that were run together, with the header they share; they replace older ones of the same name."""
+        with self._changed(smoke=header["smoke"]):
+            self._drop([cell for cell, _, _ in cells])
+            for cell, config, kept in cells:
+                described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
+                runs = self._files[cell.scenario]
+                same = [run for run in runs if {**run, "cells": None} == {**described, "cells": None}]
+                if not same:
+                    runs.append({**described, "cells": []})
+                    same = runs[-1:]
+                same[0]["cells"].append({"algorithm": cell.algorithm, "seed": cell.seed, **kept})
+            for scenario in {cell.scenario for cell, _, _ in cells}:
+                self._write(scenario)
+
+    def add_measured(self, experiment: str, settings: Mapping[str, Any], **parts: Mapping[str, Any]) -> None:
+        """Store what an experiment measured, by part; they replace parts of the same name and of other settings."""
+        with self._changed(smoke=settings["smoke"]):
+            self._add_measured({"experiment": experiment, "settings": settings, **parts})
+
+    def take(self, other: "Results") -> None:
+        """Copy everything from another folder; it replaces what has the same name here."""
+        with self._changed(smoke=other.smoke):
+            self._drop([kept.cell for kept in other])
+            for scenario, runs in other._files.items():
+                self._files.setdefault(scenario, []).extend(runs)
+                self._write(scenario)
+            for content in other._measured.values():
+                self._add_measured(content)
+
+    @contextmanager
+    def _changed(self, *, smoke: bool) -> Iterator[None]:
+        """Lock the folder and read it again, since another command may have added to it."""
+        with locked(self.folder):
+            self._read()
+            self.expect(smoke=smoke)
+            yield
+        self._index()
+
+    def _add_measured(self, content: Mapping[str, Any]) -> None:
+        name, there = content["experiment"], self._measured.get(content["experiment"], {})
+        if there.get("settings") == content["settings"]:
+            parts = {part: {**there.get(part, {}), **own} for part, own in content.items() if isinstance(own, Mapping)}
+            content = {**content, **parts}
+        self._measured[name] = content
+        write_measured(self.folder / f"{name}.json", content)
+
+    def _drop(self, cells: Sequence[Cell]) -> None:
+        names = {cell.key for cell in cells}
+        for scenario in {cell.scenario for cell in cells}:
+            runs = self._files.setdefault(scenario, [])
+            for run in runs:
+                run["cells"] = [kept for kept in run["cells"] if _cell(scenario, run, kept).key not in names]
+            runs[:] = [run for run in runs if run["cells"]]
+
+    def _write(self, scenario: str) -> None:
+        write_runs(self.folder / f"{scenario}.json", self._files[scenario])
+
+    def _read(self) -> None:
+        self._files: dict[str, list[dict[str, Any]]] = {}
+        self._measured: dict[str, Mapping[str, Any]] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            content = read_file(path)
+            if "experiment" in content:
+                self._measured[path.stem] = content
+            else:
+                self._files[path.stem] = content["runs"]
+        self._index()
+
+    def _named(self, *, smoke: bool) -> list[str]:
+        """Return the files that hold smoke runs, or those that hold other results."""
+        runs = [name for name, runs in self._files.items() if any(run["smoke"] is smoke for run in runs)]
+        others = [name for name, one in self._measured.items() if one["settings"]["smoke"] is smoke]
+        return [f"{name}.json" for name in (*runs, *others)]
+
+    def _index(self) -> None:
+        self._kept: dict[str, Kept] = {}
+        self._trials: dict[str, list[Kept]] = {}
+        for scenario, runs in self._files.items():
+            for run in runs:
+                for kept in run["cells"]:
+                    cell = _cell(scenario, run, kept)
+                    self._kept[cell.key] = Kept(cell, kept, run)
+                    self._trials.setdefault(cell.question, []).append(self._kept[cell.key])
+
+
+def stored(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide the result of a run, as JSON values, without what a cell names."""
+    values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
+    scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "settings")}
+    return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
+
+
+def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return the stored settings that an algorithm uses, by name."""
+    kind = ALGORITHMS[algorithm]
+    settings = kind(Settings.from_dict(config["settings"])).settings  # some algorithms fix a setting themselves
+    training = {**vars(settings.training), **vars(settings.pretraining)}
+    if kind.models_down == "none":  # there is no server
+        used = training
+    elif kind.uses_proxy:
+        used = settings.leaves()
+    else:
+        used = {**vars(settings.rates), **training, "max_harm": settings.max_harm}
+    return {name: value for name, value in config.items() if name != "settings"} | used
+
+
+def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:
+    return Cell(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])

@@ -1,0 +1,98 @@
+"""Write the report of an experiment beside its results, and `experiments/README.md` from all results."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.harness import Experiment, Results
+from experiments.harness.experiment import Tell
+from experiments.harness.rows import FOLDER
+from experiments.harness.tables import earlier
+from experiments.registry import EXPERIMENTS
+
+INTRODUCTION = """\
+# The paper, table by table
+
+`cdfl paper readme` writes this page from the files in [results](results). What held up and what did not:
+[docs/paper.md](../docs/paper.md).
+
+Each result of the paper is one file here. `cdfl paper NAME` (or `python -m experiments NAME`) runs it, or what is
+missing of it, and writes JSON, tables and pictures to `runs/paper` or to `--out`. With a copy of `results` as `--out`,
+only what is missing there runs. `--rows`, `--presets`, `--algorithms` and `--trials` choose a part; `--smoke` checks in
+seconds that it works. `cdfl paper list` shows all rows, also those for the paper's own CIFAR-100 and MiniImageNet.
+
+There are three presets. `paper`: the printed values, with uniform uploads. `paper-reading`: one reading of what is not
+printed, found on FashionMNIST (4) only. `default`: ours, with other values for digit recognition and MiniImageNet.
+Accuracies are on held-out data. *Before*: the model that a client uploads. *After*: the reply, on the same data.
+*Cluster*: the cluster models, each on its own cluster. † marks a stand-in for the paper's data.
+"""
+SMOKE = "**Smoke runs on 8x8 digits, whatever the rows are called: they show that the code works, nothing else.**\n\n"
+
+
+def write_report(experiment: Experiment, results: Results, tell: Tell = print) -> None:
+    """Write tables and pictures of an experiment beside its results, if there are any."""
+    if not any(results.folder.glob("*.json")):
+        return
+    path = results.folder / f"{experiment.name}.md"
+    path.write_text((SMOKE if results.smoke else "") + experiment.report(results), encoding="utf-8")
+    tell(f"wrote {path}")
+    draw(experiment, results, tell)
+
+
+def draw(experiment: Experiment, results: Results, tell: Tell = print) -> None:
+    """Draw the pictures of an experiment beside its results."""
+    try:
+        drawn = experiment.draw(results, results.folder)
+    except ModuleNotFoundError as error:
+        tell(f"no pictures: {error}; install what they need with: pip install 'cdfl[sim]'")
+        return
+    for name in drawn:
+        tell(f"wrote {results.folder / name}.png and .svg")
+
+
+def readme(results: Results) -> str:
+    """Return the text of `experiments/README.md`."""
+    return "\n".join([INTRODUCTION, *(_section(experiment, results) for experiment in EXPERIMENTS.values())])
+
+
+def write_readme(tell: Tell, add: Sequence[Path] = (), folder: Path = FOLDER) -> None:
+    """Copy the results in other folders to `results`, then draw every picture and write the README."""
+    results = Results(folder / "results")
+    results.expect(smoke=False)
+    for other in add:
+        if not any(other.glob("*.json")):
+            raise ValueError(f"there are no results in {other}; expected files such as fashion-mnist-4.json")
+        more = Results(other)
+        more.expect(smoke=False)
+        tell(_taken(more, results))
+        results.take(more)
+    for experiment in EXPERIMENTS.values():
+        draw(experiment, results, tell)
+    (folder / "README.md").write_text(readme(results), encoding="utf-8")
+    tell(f"wrote {folder / 'README.md'}")
+
+
+def _taken(more: Results, here: Results) -> str:
+    cells = [kept.cell for kept in more]
+    replaced = sum(here.find(cell) is not None for cell in cells)
+    rows = ", ".join(dict.fromkeys(cell.scenario for cell in cells)) or "no rows"
+    return f"from {more.folder}: {len(cells)} runs of {rows}; {replaced} of them replace runs that were here"
+
+
+def _section(experiment: Experiment, results: Results) -> str:
+    about = experiment.about.strip().partition("\n")[2].strip().split("\n\n")[0]  # without title and command
+    pictures = [f"![{path.stem}](results/{path.name})\n" for path in _pictures(experiment, results.folder)]
+    head = [f"## {experiment.title}\n", f"`cdfl paper {experiment.name}` ([code]({experiment.name}.py))\n"]
+    kept = [found for cell in experiment.cells(experiment.trials) if (found := results.find(cell)) is not None]
+    facts = [*(f"- {line}" for line in _facts(about)), ""]
+    return "\n".join([*head, *facts, experiment.report(results), *earlier(kept), *pictures])
+
+
+def _facts(about: str) -> list[str]:
+    """Return the parts that begin with Claim:, Settings:, Machine: and Cost:, each on one line."""
+    text = " ".join(about.split())
+    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings|Machine|Cost): )", text) if part.strip()]
+
+
+def _pictures(experiment: Experiment, folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{experiment.name}.png")) + sorted(folder.glob(f"{experiment.name}-*.png"))

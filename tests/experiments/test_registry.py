@@ -1,0 +1,67 @@
+"""Every experiment runs, in seconds, from its question to its pictures."""
+
+import pytest
+
+from experiments.command import Only, run_experiment
+from experiments.harness.runner import How
+from experiments.harness.tables import NOT_RUN
+from experiments.registry import EXPERIMENTS, find_experiment
+from tests.experiments.small import empty
+
+SMOKE = How(device="cpu", smoke=True, commit="abc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Shared, as results are: what one experiment has run, another need not."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke(name, folder):
+    told: list[str] = []
+    assert run_experiment(name, SMOKE, folder, tell=told.append) == folder
+    text = (folder / f"{name}.md").read_text()
+    assert text.startswith("**Smoke runs on 8x8 digits")  # says first that it is no result
+    assert "| " in text
+    drawn = [line.split()[1] for line in told if line.endswith(".png and .svg")]
+    assert drawn
+    for picture in drawn:
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / picture).with_suffix(".svg").read_text()
+    again: list[str] = []
+    run_experiment(name, SMOKE, folder, tell=again.append)
+    assert not any(line.startswith("next") for line in again)  # all of it was there
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_says_what_it_claims_and_costs(name):
+    experiment = find_experiment(name)
+    for part in ("Claim: ", "Settings: ", "Machine: ", "Cost: ", f"cdfl paper {name}"):
+        assert part in experiment.about
+    for cell in experiment.cells(1):
+        assert cell.preset in ("paper", "paper-reading", "default")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_without_results_an_experiment_says_so(name, tmp_path):
+    experiment, results = find_experiment(name), empty(tmp_path)
+    assert NOT_RUN in experiment.report(results)
+    experiment.draw(results, tmp_path)
+
+
+def test_only_some_cells():
+    cells = find_experiment("table1").cells(2)
+    some = Only(["fashion-mnist-2"], ["default"], ["cdfl", "local-keep"]).of(cells)
+    assert [(cell.algorithm, cell.seed) for cell in some] == [
+        ("cdfl", 0),
+        ("cdfl", 1),
+        ("local-keep", 0),
+        ("local-keep", 1),
+    ]
+    with pytest.raises(ValueError, match="there is no scenario 'mnist' in this experiment; there are fashion-mnist-2"):
+        Only(["mnist"]).of(cells)
+    with pytest.raises(ValueError, match="there is no preset 'best' in this experiment"):
+        Only(presets=["best"]).of(cells)
+    with pytest.raises(ValueError, match="there is no experiment 'table9'; there are reading, table1"):
+        find_experiment("table9")
