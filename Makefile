@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-flower check docs install clean
+.PHONY: demo test test-fast test-flower check docs install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
@@ -12,6 +12,10 @@ demo: $(READY)
 # A process for each core, four at most; the tests of a file share servers and databases, so they stay together.
 test: check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+
+# What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
+test-fast: $(READY)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow"
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)

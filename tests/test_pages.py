@@ -31,6 +31,8 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.scenarios import list_scenarios
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(

@@ -24,6 +24,8 @@ from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform
 from tests.sim.world import Result, assert_same, assert_same_events, make_task, run_fast
 
+pytestmark = pytest.mark.slow
+
 TASK = make_task(num_uploads=60)
 SOME = Attack().attackers(TASK.seed, 12)
 TRAINED, RECEIVED = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])

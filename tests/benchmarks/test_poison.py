@@ -9,6 +9,8 @@ from cdfl.data import Sizes
 from cdfl.record import Clusters, Uploaded
 from cdfl.scenarios import load_scenario
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 
 

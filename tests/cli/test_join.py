@@ -12,6 +12,8 @@ from tests.cli.small import call
 from tests.client.site import Site
 from tests.client.toy import ToyServer
 
+pytestmark = pytest.mark.slow
+
 SETUP = """
 from tests.client.toy import make_data, make_model as model
 from cdfl.core import Settings

@@ -15,6 +15,8 @@ from experiments.registry import EXPERIMENTS
 
 from .small import call
 
+pytestmark = pytest.mark.slow
+
 
 def test_list_shows_every_experiment():
     code, output = call("paper", "list")

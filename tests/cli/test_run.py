@@ -19,6 +19,8 @@ from cdfl.sim.stack import Stack
 from ..sim.test_checkpoint import stop_after
 from .small import call, scenario_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):

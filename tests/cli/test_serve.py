@@ -25,6 +25,8 @@ from cdfl.cli.join import read_setup
 from ..certificate import make_certificate
 from .small import call
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
 NAME = {wire.CLIENT: "car-7"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}

@@ -21,6 +21,8 @@ from cdfl.server.store import Store
 from ..server.toy import LAYOUT, Toy, same_state, was_given
 from .small import call
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path):

@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
 from .real import ROOT
 from .site import Site
 from .toy import ToyServer
+
+pytestmark = pytest.mark.slow
 
 SIM = {"sklearn", "scipy", "PIL", "matplotlib", "pooch", "tqdm"}
 SERVER = {"fastapi", "starlette", "uvicorn", "sqlalchemy", "psycopg", "prometheus_client"}  # fsspec comes with torch

@@ -20,6 +20,8 @@ from .real import RealServer
 from .test_connection import certificate  # noqa: F401  a fixture
 from .toy import make_data, make_model
 
+pytestmark = pytest.mark.slow
+
 
 def nap(seconds):
     time.sleep(min(seconds, 0.05))

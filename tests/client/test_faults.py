@@ -15,6 +15,8 @@ from cdfl.core import flatten
 from .faults import FAULTS, BadNetwork, Killed
 from .toy import ToyServer, make_data, make_model
 
+pytestmark = pytest.mark.slow
+
 LASTING = [fault for fault in FAULTS if fault not in ("fine", "twice")]
 
 

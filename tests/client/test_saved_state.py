@@ -21,6 +21,8 @@ from cdfl.policy import ALWAYS
 from .faults import BadNetwork
 from .toy import ToyServer, make_data
 
+pytestmark = pytest.mark.slow
+
 
 def same(one: SavedState, other: SavedState) -> bool:
     return state_module._to_json(one) == state_module._to_json(other)

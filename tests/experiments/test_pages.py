@@ -7,6 +7,8 @@ from experiments.harness.rows import FOLDER
 from experiments.pages import readme, write_readme
 from tests.experiments.small import HEADER, empty, keep, keep_theorem
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_readme_is_that_of_the_results():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")

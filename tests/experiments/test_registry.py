@@ -8,6 +8,8 @@ from experiments.harness.tables import NOT_RUN
 from experiments.registry import EXPERIMENTS, find_experiment
 from tests.experiments.small import empty
 
+pytestmark = pytest.mark.slow
+
 SMOKE = How(device="cpu", smoke=True, commit="abc")
 
 

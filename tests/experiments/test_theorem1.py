@@ -9,6 +9,8 @@ from experiments.harness import Results
 from experiments.harness.tables import NOT_RUN
 from tests.experiments.small import empty, keep_theorem, table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def small(monkeypatch):

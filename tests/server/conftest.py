@@ -9,6 +9,13 @@ from .postgres import Postgres, find_binaries
 from .toy import Toy
 
 
+def pytest_collection_modifyitems(items):
+    """`make test-fast` runs the tests of the store on SQLite only."""
+    for item in items:
+        if "postgresql" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def disk(request, monkeypatch):
     """Do not wait for the disk, unless a test asks for `real_disk`: it may be slow, and nothing is cut off here."""
@@ -19,7 +26,7 @@ def disk(request, monkeypatch):
 
 @pytest.fixture
 def real_disk():
-    """Whoever asks for this waits for the disk."""
+    """Wait for the disk in this test."""
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from benchmarks.crash.syncs import check_syncs
 
 from .toy import some_entry
 
+pytestmark = pytest.mark.slow
+
 SHORT = Size(kills=3, faults=1, cuts=12, client_kills=4, traced=8, clients=3)
 EVERY = [(name, database) for name, databases in CAMPAIGNS.items() for database in databases]
 

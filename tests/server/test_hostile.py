@@ -27,6 +27,8 @@ from cdfl.server.uploads import Body
 from .live import FAST, LAYOUT, Live, near, wait_for
 from .toy import same_state, stored_blobs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

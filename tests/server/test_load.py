@@ -9,6 +9,8 @@ from benchmarks import load
 from benchmarks.result_files import ROOT
 from cdfl.server.setup import load_setup
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
 
 

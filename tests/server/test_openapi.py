@@ -15,6 +15,8 @@ from cdfl.server.auth import Tokens
 from .live import Live
 from .toy import same_state
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = "/v1/events"  # tested elsewhere: a stream has no end to wait for
 ROUTES = [
     ("GET", "/v1/model"),

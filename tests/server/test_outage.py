@@ -18,6 +18,8 @@ from cdfl.server.store import Store
 from .live import Live, near, wait_for
 from .toy import LAYOUT, SETTINGS, Toy, evaluate, first_state, stored_blobs
 
+pytestmark = pytest.mark.slow
+
 AWAY, BACK = "the store is away: ", "the store is back, after "
 
 

@@ -19,6 +19,8 @@ from cdfl.sim.task import Task
 from .live import LAYOUT, Live, decoded, near, tiny_setup
 from .toy import same_state
 
+pytestmark = pytest.mark.slow
+
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 
 

@@ -14,6 +14,8 @@ from cdfl.server.run import serve_until_stopped
 from ..certificate import make_certificate
 from .live import Live, near, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["http", "https"])
 def tls(request, tmp_path):

@@ -12,6 +12,8 @@ from cdfl.server.verify import verify
 from .disk import AtOnce, Crash, Disk
 from .toy import LAYOUT, SETTINGS, Toy, first_state, same_state, stored_blobs
 
+pytestmark = pytest.mark.slow
+
 RELATIVE = SETTINGS.replace(measures="relative")  # then there is more to remember
 
 

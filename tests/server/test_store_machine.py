@@ -19,6 +19,8 @@ from cdfl.wire import encode_model
 from .disk import AtOnce, Crash, Disk
 from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, was_given
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = ("car-1", "car-2", "car-3")
 FAULTS = ("crash before", "crash after", "error before", "error after")
 NAMES = st.sampled_from(CLIENTS)

@@ -18,6 +18,8 @@ from cdfl.server.store import Store
 from .live import Live, near
 from .toy import Toy, same_state, stored_blobs
 
+pytestmark = pytest.mark.slow
+
 OWN_AND_WAIT = """
 import sys
 from cdfl.server.store import Store

@@ -15,6 +15,8 @@ from cdfl.wire import encode_model
 
 from .toy import LAYOUT, SETTINGS, Toy, first_state, keep, same_state, some_entry, stored_blobs
 
+pytestmark = pytest.mark.slow
+
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
 PICKY = Settings(max_staleness=6, max_harm=1.2)
 RELATIVE = PICKY.replace(measures="relative")

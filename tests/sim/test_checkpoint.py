@@ -19,6 +19,8 @@ from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
 from .world import SETTINGS, UNIFORM, assert_same_events, make_scenario, make_task
 
+pytestmark = pytest.mark.slow
+
 SCENARIO = make_scenario(settings={**asdict(SETTINGS), "max_staleness": 20}, num_uploads=30, num_clients=7)
 
 

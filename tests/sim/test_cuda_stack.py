@@ -22,6 +22,8 @@ from cdfl.sim.simulation import Simulation
 from cdfl.sim.task import Task
 from cdfl.sim.time_models import Uniform
 
+pytestmark = pytest.mark.slow
+
 gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
 

@@ -13,6 +13,8 @@ from cdfl.sim.workers import Workers
 
 from .world import NETWORKS, SETTINGS, assert_same, make_task, run_fast, run_plain
 
+pytestmark = pytest.mark.slow
+
 
 def trainings_of(task, count=6, start=None):
     draws = [task.federation.draw(client, 0) for client in range(count)]

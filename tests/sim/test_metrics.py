@@ -17,6 +17,8 @@ from cdfl.wire import encode_model
 
 from .world import SETTINGS, SIZES, assert_same_events, make_task, run_fast, run_plain
 
+pytestmark = pytest.mark.slow
+
 
 def test_divergence_by_hand():
     # estimate (1, 0) smoothed: (1.0001, .0001) / 1.0002

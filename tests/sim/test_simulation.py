@@ -19,6 +19,8 @@ from cdfl.sim.workers import Workers
 
 from .world import SETTINGS, assert_same, make_task, run_fast, run_plain
 
+pytestmark = pytest.mark.slow
+
 # Applied and deprecated uploads and fading rates: every branch of the server is taken.
 BUSY = SETTINGS.replace(max_staleness=25, staleness_slope=0.1)
 

@@ -6,6 +6,8 @@ import torch
 from cdfl.data import load_source
 from cdfl.data.sources import check
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "first"),

@@ -19,6 +19,8 @@ from experiments.harness.failures import UnfinishedError
 from experiments.harness.runner import How, run_missing
 from tests.experiments.small import empty, keep
 
+pytestmark = pytest.mark.slow
+
 SMOKE = How(device="cpu", smoke=True, commit="abc")
 
 
