@@ -22,7 +22,7 @@ from benchmarks.attacks import ATTACKS, Attack, attacked
 from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
 from cdfl.cli.example_setup import settings as example
-from cdfl.core import accept
+from cdfl.core import harm_test
 from cdfl.data import Sudden
 from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
@@ -39,7 +39,7 @@ FIXED = (
     "BEARABLE",
     "TRUSTED",
     "BLAMED",
-)  # constants of the test, in `cdfl.core.accept`
+)  # constants of the test, in `cdfl.core.harm_test`
 DRIFTS = ("sudden", "gradual", "seasons", "newcomer", "dirichlet")
 
 
@@ -83,7 +83,7 @@ def config_of(group: Group, seed: int, max_harm: float | None) -> RunConfig:
 def settings_of(group: Group) -> dict[str, Any]:
     """Return what the numbers of a group depend on, as JSON values."""
     settings = config_of(group, 0, MAX_HARM).settings.to_dict()
-    fixed = {name.lower(): getattr(accept, name) for name in FIXED}
+    fixed = {name.lower(): getattr(harm_test, name) for name in FIXED}
     stored: dict[str, Any] = json.loads(json.dumps({**fixed, **settings}))
     return stored
 

@@ -7,7 +7,7 @@ import torch
 
 from cdfl import wire
 from cdfl.core import flatten
-from cdfl.core.accept import WARM_UP
+from cdfl.core.harm_test import WARM_UP
 from cdfl.server.run import MAX_HARM
 from cdfl.server.verify import verify
 

@@ -88,7 +88,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
             outcomes.add(head.outcome)
         assert not arrivals
         assert same_state(server.engine.state, recording.end)
-    assert bool(recording.end.memory.any()) == (measures == "relative")
+    assert bool(recording.end.estimator_memory.any()) == (measures == "relative")
     assert len({reply.verdict.client for _, reply in recording.exchanges}) > 6  # of more than the six that come first
     assert "applied" in outcomes
     assert len(outcomes) > 1  # or the settings above say nothing about the others
@@ -162,6 +162,6 @@ def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
         recovered = store.recover()
         assert recovered.replayed == 5
         assert same_state(recovered.state, end)
-        assert bool(end.memory.any()) == (measures == "relative")
+        assert bool(end.estimator_memory.any()) == (measures == "relative")
         assert recovered.settings == server.engine.settings
     assert recovered.layout == LAYOUT

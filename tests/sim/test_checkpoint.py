@@ -327,8 +327,8 @@ def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
     checkpoint.save(tmp_path, place, task.start)
     twin = Simulation(task, make_algorithm("cdfl", settings), UNIFORM, make_engines(task, width=64))
     found = checkpoint.load(tmp_path, twin)
-    assert bool(place.state.memory.all())
-    assert torch.equal(found.state.memory, place.state.memory)
+    assert bool(place.state.estimator_memory.all())
+    assert torch.equal(found.state.estimator_memory, place.state.estimator_memory)
     replies = [
         (client.reply.measures, found.clients[number].reply.measures) for number, client in place.clients.items()
     ]

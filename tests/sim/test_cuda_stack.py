@@ -128,10 +128,10 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
         ]
         states = [state for state, _ in answers]
         (expected, reply), (found, answer) = answers
-        torch.testing.assert_close(found.memory.cpu(), expected.memory, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.estimator_memory.cpu(), expected.estimator_memory, rtol=0, atol=1e-9)
         assert (torch.stack(answer.measures).cpu() - torch.stack(reply.measures)).abs().max() < 1e-9
         assert (answer.mixture.cpu() - reply.mixture).abs().max() < 1e-9
-        assert bool(expected.memory.any()) == (measures == "relative")
+        assert bool(expected.estimator_memory.any()) == (measures == "relative")
 
 
 @DEVICES
@@ -173,7 +173,7 @@ def test_the_graph_s_tensors_are_where_the_models_are() -> None:
     graph = _ServerGraph(server, server._on_device(state.replace(cluster_models=state.cluster_models.to("meta"))))
     parts = vars(graph.state) | vars(graph.upload) | vars(graph)
     devices = {name: value.device.type for name, value in parts.items() if isinstance(value, torch.Tensor)}
-    assert {"cluster_losses", "cluster_epochs", "losses", "memory", "rates"} < set(devices)
+    assert {"cluster_losses", "cluster_epochs", "losses", "estimator_memory", "rates"} < set(devices)
     assert {devices[name] for name in devices if name != "defence_memory"} == {"meta"}  # that one is not used
 
 

@@ -1,4 +1,4 @@
-"""The interface of a defence against harmful uploads. The paper trusts every client; so does `TRUST`.
+"""The interface of a defence against harmful uploads. The paper trusts every client; so does `NO_DEFENCE`.
 
 A defence is pure: what it remembers is `ServerState.defence_memory` and, for each client, `ClientMemory.defence`. The
 journal keeps its `Verdict`, so a recovered server remembers the same.
@@ -45,7 +45,7 @@ class Defence(Protocol):
         ...
 
 
-class Trust:
+class NoDefence:
     """No defence: every upload counts."""
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
@@ -69,7 +69,7 @@ class Trust:
         return memory
 
 
-TRUST = Trust()
+NO_DEFENCE = NoDefence()
 
 
 def take_step(state: ServerState, upload: Upload, rates: Tensor) -> Step:

@@ -17,7 +17,7 @@ RECENT = 50
 
 
 class Estimator(Protocol):
-    """Estimates the mixture of an upload. What it remembers between uploads is one tensor, `ServerState.memory`.
+    """Estimates the mixture of an upload. It remembers one tensor between uploads, `ServerState.estimator_memory`.
 
     It must not branch on the values of tensors: on a GPU that would make every upload wait for the device.
     """
@@ -36,7 +36,7 @@ class Estimator(Protocol):
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedEstimator:
     """The paper's estimator: compares the raw measures."""
 
     settings: EstimateSettings
@@ -54,7 +54,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Relative:
+class RelativeEstimator:
     """Normalises each measure by its cluster's running mean, which is the memory (3, K).
 
     Deviation: the paper compares raw measures. But if a proxy set is harder than the others, every
@@ -77,7 +77,7 @@ class Relative:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenMixture:
     """Takes the mixture that comes with the upload: from an oracle, or from the client itself."""
 
     needs_measures: ClassVar[bool] = False
@@ -95,12 +95,16 @@ class Given:
         return upload.mixture, memory
 
 
-GIVEN = Given()
+GIVEN = GivenMixture()
 
 
 def estimator_of(settings: Settings) -> Estimator:
     """Return the estimator that the settings name."""
-    return Relative(settings.estimate) if settings.estimate.measures == "relative" else Printed(settings.estimate)
+    return (
+        RelativeEstimator(settings.estimate)
+        if settings.estimate.measures == "relative"
+        else PrintedEstimator(settings.estimate)
+    )
 
 
 def with_losses(state: ServerState, upload: Upload, evaluate: Evaluate) -> tuple[ServerState, Upload]:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.accept import defence_of
 from cdfl.core.defence import Defence
 from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
+from cdfl.core.harm_test import defence_of
 from cdfl.core.settings import RateSettings, Settings
 from cdfl.core.state import (
     UNMEASURED,
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 
     measures: Measures  # l, d1, d2
     mixture: Tensor  # (K,) alpha_hat
-    memory: Tensor  # the estimator's, after this upload
+    estimator_memory: Tensor  # after this upload
     rates: Tensor  # (K,) beta_mk
     cluster_epochs: Tensor  # (K,) e_k after this upload
 
@@ -77,7 +77,7 @@ def server_update(
         cluster_models=step.cluster_models,
         cluster_losses=step.cluster_losses,
         cluster_epochs=decision.cluster_epochs,
-        memory=decision.memory,
+        estimator_memory=decision.estimator_memory,
     )
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # u_m
     reply = Reply(personal_model, t, mixture, step.rates, t - tau, "applied", decision.measures, verdict)
@@ -93,7 +93,7 @@ def decide(
     tensors.
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
-    mixture, memory = estimator(upload, measures, state.memory, epoch)
+    mixture, memory = estimator(upload, measures, state.estimator_memory, epoch)
     _check_shape(mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings.rates)
     return Decision(measures, mixture, memory, rates, cluster_epochs)

@@ -140,7 +140,7 @@ class PretrainingSettings(_Checked):
 
 @dataclass(frozen=True, init=False)
 class Settings:
-    """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.paper_values` explains them).
+    """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.named_settings` explains them).
 
     Read values through their groups. Set them by their own names, which are unique:
 
@@ -156,7 +156,7 @@ class Settings:
     rates: RateSettings = dataclass_field(default_factory=RateSettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
-    max_harm: float | None = None  # of the acceptance test (`cdfl.core.accept`); None: every upload counts
+    max_harm: float | None = None  # of the acceptance test (`cdfl.core.harm_test`); None: every upload counts
 
     def __init__(self, **values: Any) -> None:
         own = {name: values.pop(name) for name in [field.name for field in fields(self)] if name in values}

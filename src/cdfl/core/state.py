@@ -35,8 +35,8 @@ class ServerState:
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
     epoch: int = 0  # t: counts uploads
     num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
-    memory: Tensor = field(default_factory=_nothing)  # the estimator's
-    defence_memory: Tensor = field(default_factory=_nothing)  # the defence's
+    estimator_memory: Tensor = field(default_factory=_nothing)
+    defence_memory: Tensor = field(default_factory=_nothing)
 
     @property
     def num_clusters(self) -> int:

@@ -19,7 +19,7 @@ def update_rates(
     (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
     """
     mixture = mixture.double()
-    moves = at_floor(mixture, settings)
+    moves = reaches_floor(mixture, settings)
     shares = torch.where(moves, mixture / mixture.max(), 0.0)  # beta_1k
     moved_epochs = torch.where(moves, epoch, cluster_epochs)
     tested = moved_epochs if settings.cluster_epochs_set == "before" else cluster_epochs
@@ -44,7 +44,7 @@ def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
     return torch.where(staleness < grace, 1.0, 1 / (slope * counted + 1))
 
 
-def at_floor(mixture: Tensor, settings: RateSettings) -> Tensor:
+def reaches_floor(mixture: Tensor, settings: RateSettings) -> Tensor:
     """Return which clusters have a share of at least `rate_floor` (K,), and so move."""
     floor = mixture.mean() if settings.rate_floor == "mean" else settings.rate_floor
     return mixture >= floor - ROUNDING
@@ -108,6 +108,6 @@ def reply_weights(mixture: Tensor, settings: RateSettings) -> Tensor:
     """Return the weights of the clusters in a reply (K,): the mixture, or its part that is at the floor."""
     if settings.reply_clusters == "all":
         return mixture
-    kept = torch.where(at_floor(mixture, settings), mixture, 0.0)
+    kept = torch.where(reaches_floor(mixture, settings), mixture, 0.0)
     total = kept.sum()
     return torch.where(total > 0, kept / total, mixture)  # if the floor is above every share, mix all

@@ -9,7 +9,7 @@ import torch
 
 from cdfl.core import (
     GIVEN,
-    TRUST,
+    NO_DEFENCE,
     ClientMemory,
     Measures,
     Settings,
@@ -21,7 +21,8 @@ from cdfl.core import (
     measure,
     server_update,
 )
-from cdfl.core.accept import (
+from cdfl.core.estimate import with_losses
+from cdfl.core.harm_test import (
     ABSURD,
     BEARABLE,
     BLAMED,
@@ -36,7 +37,6 @@ from cdfl.core.accept import (
     past_harm_after,
     usual_harm_of,
 )
-from cdfl.core.estimate import with_losses
 
 from .toy import AS_PRINTED, Proxy, bits, forbidden, pair
 
@@ -312,5 +312,5 @@ def test_it_agrees_with_plain_python(seed):
 
 
 def test_the_settings_name_the_defence():
-    assert defence_of(Settings()) is TRUST
+    assert defence_of(Settings()) is NO_DEFENCE
     assert defence_of(Settings(max_harm=3.0)) == HarmTest(3.0)

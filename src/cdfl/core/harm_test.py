@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import TRUST, Defence, Step, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Step, take_step
 from cdfl.core.settings import Settings
 from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
 
@@ -80,7 +80,7 @@ class HarmTest:
 
 def defence_of(settings: Settings) -> Defence:
     """Return the defence that the settings name."""
-    return TRUST if settings.max_harm is None else HarmTest(settings.max_harm)
+    return NO_DEFENCE if settings.max_harm is None else HarmTest(settings.max_harm)
 
 
 def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: float) -> Judgement:
