@@ -1,4 +1,4 @@
-"""The acceptance test by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
+"""The harm test by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
 
 import math
 import random
@@ -208,7 +208,7 @@ class TestServerUpdate:
         for last, expected in ((torch.tensor([0.25, 0.75]), [0.25, 0.75]), (None, [0.5, 0.5])):
             after, reply = server_update(state, huge, CAREFUL, proxy, ClientMemory(last))
             assert (reply.outcome, reply.verdict.seen) == ("rejected", (MOST, None))
-            assert "absurdly far" in reply.verdict.reason
+            assert "far from every cluster" in reply.verdict.reason
             assert reply.mixture.tolist() == expected
             assert bits(after.cluster_models) == bits(state.cluster_models)
 

@@ -73,6 +73,6 @@ NO_DEFENCE = NoDefence()
 
 
 def take_step(state: ServerState, upload: Upload, rates: Tensor) -> Step:
-    """Move the clusters: w_k <- (1 - beta_mk) w_k + beta_mk v, or along v - u if the upload has its base model."""
+    """Move the clusters towards v, as in the paper, or along v - u if the upload has its base model."""
     models = update_clusters(state.cluster_models, upload.local_model, rates, upload.base_model, state.num_parameters)
     return Step(models, rates, torch.where(rates == 0, state.cluster_losses, torch.nan))

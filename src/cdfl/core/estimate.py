@@ -134,7 +134,7 @@ def reevaluated(state: ServerState, evaluate: Evaluate) -> ServerState:
 
 
 def measure(state: ServerState, upload: Upload) -> Measures:
-    """Line 3 of DistributionEstimation: losses, loss gaps and distances of an upload whose losses are known."""
+    """Return l, d1 and d2, the first line of the loop of DistributionEstimation; UNMEASURED without losses."""
     if upload.losses is None:
         return UNMEASURED
     models, local_model = state.cluster_models[:, : state.num_parameters], upload.local_model[: state.num_parameters]
@@ -163,7 +163,7 @@ def relative(measures: Measures, means: Tensor) -> Measures:
 
 
 def means_after(means: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
-    """Update the running means (3, K) with one upload: a mean of all so far, later of about `RECENT` uploads.
+    """Update the running means (3, K) with one upload: roughly the mean of all uploads, later of the last `RECENT`.
 
     They start as if one upload had been equally far from all clusters.
     """
@@ -201,7 +201,7 @@ def estimate_mixture(measures: Measures, settings: EstimateSettings) -> Tensor:
 
 
 def _likeness(values: Tensor, bar: Bar) -> Tensor:
-    """Return the share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
+    """Return sum_{i != k} y_i / sum_i y_i for each cluster k, where y = values - bar."""
     values = values.double()
     above = values - (values.min() if bar == "min" else bar)
     total = above.sum()

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# applied: clusters moved; deprecated: older than max_staleness; rejected: by the defence. The last two move none.
+# applied: the upload counted, and moved each cluster by its rate, which may be 0; also the outcome of `join`, which has
+# no upload. deprecated: the upload is older than max_staleness. rejected: the defence refused it. Both move no cluster.
 Outcome = Literal["applied", "deprecated", "rejected"]
 
 # Returns the losses of n models (n, P), each on the proxy set of its cluster (n,). The core sees no other data.

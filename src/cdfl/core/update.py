@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cdfl.core.settings import RateSettings
 
-# A share that is below the floor by rounding alone counts as at the floor.
+# A share that is below the floor by rounding alone reaches it.
 ROUNDING = 1e-12
 
 
@@ -13,6 +13,8 @@ def update_rates(
     mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: RateSettings
 ) -> tuple[Tensor, Tensor]:
     """Return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
+
+    Deviation: with `cluster_epochs_set="after"`, the staleness test uses e_k from before this upload.
 
     >>> fresh = RateSettings(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
@@ -30,7 +32,8 @@ def update_rates(
 def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
     """Return beta_2k: 1 while an upload is fresh, falling with its staleness after that.
 
-    The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
+    For a staleness s of b or more, the paper has 1 / (a s + 1), which jumps down at b.
+    Deviation (the default): 1 / (a (s - b) + 1), FedAsync's continuous hinge.
 
     >>> ages = torch.tensor([4, 5, 6])
     >>> staleness_factor(ages, RateSettings(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
@@ -57,9 +60,11 @@ def update_clusters(
     base_model: Tensor | None = None,
     num_parameters: int | None = None,
 ) -> Tensor:
-    """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
+    """Return the cluster models after an upload, a new tensor (K, P).
 
-    With `base_model` u, from which the upload was trained, move along the change: w_k <- w_k + beta_mk (v - u).
+    Deviation (the default): along v - u, where `base_model` u is what the upload was trained from:
+    w_k <- w_k + beta_mk (v - u). The paper: towards v, w_k <- (1 - beta_mk) w_k + beta_mk v. That also pulls w_k
+    towards u, an old mixture of all clusters; a step along v - u does not.
     Statistics, after the first `num_parameters` entries, always move towards the upload: the sum of several changes
     could make a variance negative.
 
@@ -105,7 +110,10 @@ def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
 
 
 def reply_weights(mixture: Tensor, settings: RateSettings) -> Tensor:
-    """Return the weights of the clusters in a reply (K,): the mixture, or its part that is at the floor."""
+    """Return the weights of the clusters in a reply (K,): the mixture, or its part that reaches the floor.
+
+    Algorithm 1 mixes all clusters; "moved" follows the caption of the paper's workflow figure.
+    """
     if settings.reply_clusters == "all":
         return mixture
     kept = torch.where(reaches_floor(mixture, settings), mixture, 0.0)
