@@ -113,7 +113,9 @@ def row(name: str, tested: bool, runs: Iterable[Simulation]) -> dict[str, Any]:
     """Return the scores of runs that differ in their seed."""
     scores = []
     for run in runs:
-        chosen = Attack().attackers(run.task.seed, run.task.scenario.num_clients)  # the same clients for every attack
+        chosen = Attack().attackers(
+            run.problem.seed, run.problem.scenario.num_clients
+        )  # the same clients for every attack
         scores.append(score(run.emitted, chosen, poisoned=name != CLEAN))
     print(name, "tested" if tested else "all accepted", scores, flush=True)
     return {"attack": name, "tested": tested} | {column: [one[column] for one in scores] for column in scores[0]}

@@ -18,7 +18,7 @@ class Step(NamedTuple):
 
     cluster_models: Tensor  # (K, P)
     rates: Tensor  # (K,) by which they moved
-    cluster_losses: Tensor  # (K,) NaN: not evaluated yet
+    cluster_losses: Tensor  # (K,) NaN if not evaluated yet
 
 
 class Defence(Protocol):

@@ -27,7 +27,7 @@ class EstimateSettings(_Checked):
 
     loss_weight: float = 0.5  # c1: weight of the losses F(v; D_k)
     gap_weight: float = 0.25  # c2: weight of the loss gaps |F(w_k; D_k) - F(v; D_k)|; distances get the rest
-    sharpness: tuple[float, ...] | None = None  # A: softmax factors, applied in turn; None: one that gives main_share
+    sharpness: tuple[float, ...] | None = None  # A: softmax factors, in turn; if None, one that gives main_share
     main_share: float = 0.65  # share of a cluster that is nearest in every measure, if all others are equally far
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
@@ -164,7 +164,7 @@ class Settings:
     rates: RateSettings = dataclass_field(default_factory=RateSettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
-    max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; None: every upload counts
+    max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; every upload counts if None
 
     def __init__(self, **values: Any) -> None:
         own = {name: values.pop(name) for name in [field.name for field in fields(self)] if name in values}

@@ -32,10 +32,10 @@ class ServerState:
     """
 
     cluster_models: Tensor  # (K, P)  w_k
-    cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN: not evaluated since the cluster moved
+    cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN if not evaluated since the cluster moved
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
     epoch: int = 0  # t: counts uploads
-    num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
+    num_parameters: int | None = None  # leading entries of a vector that are trained; all of them if None
     estimator_memory: Tensor = field(default_factory=_nothing)
     defence_memory: Tensor = field(default_factory=_nothing)
 
@@ -91,7 +91,7 @@ ACCEPTED = Verdict()
 class ClientMemory(NamedTuple):
     """What the server remembers of one client between its uploads."""
 
-    mixture: Tensor | None = None  # (K,) of the last reply; None: a new client
+    mixture: Tensor | None = None  # (K,) of the last reply; None for a new client
     defence: tuple[float, ...] = ()  # `Verdict.client` of the last reply
 
 

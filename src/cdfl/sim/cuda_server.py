@@ -70,7 +70,7 @@ class GraphServer(CDFL):
         return self._last, reply
 
     def _on_device(self, state: ServerState) -> ServerState:
-        """Bring the small tensors to the models' device: from a checkpoint only the models come there."""
+        """Move the small tensors to the models' device. A loaded checkpoint puts only the models on the device."""
         device, memory = state.cluster_models.device, state.estimator_memory
         if memory.numel() == 0:
             memory = self.estimator.begin(state.num_clusters)
