@@ -151,7 +151,7 @@ def attacked_problem(problem: Problem, attack: Attack) -> Problem:
 def attacked_server(algorithm: Algorithm, problem: Problem, attack: Attack) -> Algorithm:
     """The same server with attackers among its clients; only CDFL can be attacked."""
     if not isinstance(algorithm, CDFL):
-        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the acceptance test")
+        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the harm test")
     return AttackedServer(algorithm, attack, attack.attackers(problem.seed, problem.scenario.num_clients), problem.seed)
 
 

@@ -1,4 +1,4 @@
-"""Measure the acceptance test: under attack, and its false alarms where data drift.
+"""Measure the harm test: under attack, and its false alarms where data drift.
 
 Claim: while a fifth of the clients attack, the test keeps the clusters within a point of the clean run; without it they
 lose more.
