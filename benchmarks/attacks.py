@@ -14,8 +14,8 @@ from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import Evaluate, Reply, Upload
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
+from cdfl.sim.problem import Problem
 from cdfl.sim.simulation import Simulation
-from cdfl.sim.task import Task
 
 POISONED = (
     "train, other labels"  # the name of an attacker's training samples, so that their labels are not the true ones
@@ -142,21 +142,21 @@ class AttackedServer(CDFL):
         return super().server_update(state, upload, assignment, evaluate)
 
 
-def attacked_task(task: Task, attack: Attack) -> Task:
+def attacked_problem(problem: Problem, attack: Attack) -> Problem:
     """The same learning problem with attackers among its clients."""
-    attackers = attack.attackers(task.seed, task.scenario.num_clients)
-    return task.with_federation(AttackedFederation(task.federation, attack, attackers))
+    attackers = attack.attackers(problem.seed, problem.scenario.num_clients)
+    return problem.with_federation(AttackedFederation(problem.federation, attack, attackers))
 
 
-def attacked_server(algorithm: Algorithm, task: Task, attack: Attack) -> Algorithm:
+def attacked_server(algorithm: Algorithm, problem: Problem, attack: Attack) -> Algorithm:
     """The same server with attackers among its clients; only CDFL can be attacked."""
     if not isinstance(algorithm, CDFL):
-        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the acceptance test")
-    return AttackedServer(algorithm, attack, attack.attackers(task.seed, task.scenario.num_clients), task.seed)
+        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the harm test")
+    return AttackedServer(algorithm, attack, attack.attackers(problem.seed, problem.scenario.num_clients), problem.seed)
 
 
 def attacked(simulation: Simulation, attack: Attack) -> Simulation:
     """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
-    task = attacked_task(simulation.task, attack)
-    server = attacked_server(simulation.algorithm, task, attack)
-    return Simulation(task, server, simulation.time_model, simulation.engines, simulation.policy)
+    problem = attacked_problem(simulation.problem, attack)
+    server = attacked_server(simulation.algorithm, problem, attack)
+    return Simulation(problem, server, simulation.time_model, simulation.engines, simulation.policy)

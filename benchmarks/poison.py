@@ -1,4 +1,4 @@
-"""Measure the acceptance test: under attack, and its false alarms where data drift.
+"""Measure the harm test: under attack, and its false alarms where data drift.
 
 Claim: while a fifth of the clients attack, the test keeps the clusters within a point of the clean run; without it they
 lose more.
@@ -22,7 +22,7 @@ from benchmarks.attacks import ATTACKS, Attack, attacked
 from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
 from cdfl.cli.example_setup import settings as example
-from cdfl.core import accept
+from cdfl.core import harm_test
 from cdfl.data import Sudden
 from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
@@ -39,7 +39,7 @@ FIXED = (
     "BEARABLE",
     "TRUSTED",
     "BLAMED",
-)  # constants of the test, in `cdfl.core.accept`
+)  # constants of the test, in `cdfl.core.harm_test`
 DRIFTS = ("sudden", "gradual", "seasons", "newcomer", "dirichlet")
 
 
@@ -83,7 +83,7 @@ def config_of(group: Group, seed: int, max_harm: float | None) -> RunConfig:
 def settings_of(group: Group) -> dict[str, Any]:
     """Return what the numbers of a group depend on, as JSON values."""
     settings = config_of(group, 0, MAX_HARM).settings.to_dict()
-    fixed = {name.lower(): getattr(accept, name) for name in FIXED}
+    fixed = {name.lower(): getattr(harm_test, name) for name in FIXED}
     stored: dict[str, Any] = json.loads(json.dumps({**fixed, **settings}))
     return stored
 
@@ -113,7 +113,9 @@ def row(name: str, tested: bool, runs: Iterable[Simulation]) -> dict[str, Any]:
     """Return the scores of runs that differ in their seed."""
     scores = []
     for run in runs:
-        chosen = Attack().attackers(run.task.seed, run.task.scenario.num_clients)  # the same clients for every attack
+        chosen = Attack().attackers(
+            run.problem.seed, run.problem.scenario.num_clients
+        )  # the same clients for every attack
         scores.append(score(run.emitted, chosen, poisoned=name != CLEAN))
     print(name, "tested" if tested else "all accepted", scores, flush=True)
     return {"attack": name, "tested": tested} | {column: [one[column] for one in scores] for column in scores[0]}

@@ -17,7 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from cdfl.scenarios import load_scenario
-from cdfl.sim.metrics import divergence
+from cdfl.sim.event_builders import divergence
 from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row, row_cells
 from experiments.harness.compare import RULE, compare
 from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below

@@ -152,7 +152,7 @@ def check_models(
         report.expect(told == now, f"entry {entry.epoch} says {told}; a replay gives {now}")
         body = wire.encode_model(reply.personal_model, layout)
         digests[entry.client_id, entry.key] = hashlib.sha256(body).hexdigest()
-    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory"):
+    for part in ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory", "defence_memory"):
         same = getattr(state, part).numpy().tobytes() == getattr(stored, part).numpy().tobytes()
         report.expect(same, f"the stored {part} are not those of a replay")
     return digests

@@ -17,7 +17,7 @@ import torch
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
 from cdfl.record import Event
-from cdfl.sim import progress
+from cdfl.sim import progress_log
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.cells import Cell, resolve
@@ -169,7 +169,7 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
         uploads = sum(config.scenario.num_uploads for config in configs)
         with (
-            progress.lines(lambda line: tell(f"  {line}"), uploads) as count,
+            progress_log.lines(lambda line: tell(f"  {line}"), uploads) as count,
             closing(compare_events(configs, None, how.data_dir)) as stream,
         ):
             for which, event in stream:

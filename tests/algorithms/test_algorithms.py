@@ -23,8 +23,8 @@ from cdfl.algorithms import (
     make_algorithm,
     register,
 )
-from cdfl.core import ClientMemory, Printed, Reply, Settings, Step, Upload, Verdict, server_update
-from cdfl.core.accept import HarmTest
+from cdfl.core import ClientMemory, PrintedEstimator, Reply, Settings, Step, Upload, Verdict, server_update
+from cdfl.core.harm_test import HarmTest
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
 HALF = Settings(  # with the paper's rules
@@ -222,7 +222,7 @@ def squares(models, clusters):
 
 def test_cdfl_takes_estimator_and_defence_from_its_settings():
     algorithm = CDFL(HALF.replace(max_harm=3.0))
-    assert algorithm.estimator == Printed(HALF.estimate)
+    assert algorithm.estimator == PrintedEstimator(HALF.estimate)
     assert algorithm.defence == HarmTest(3.0)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS, CDFL, Assignment, FedAsync, FedBuff, LocalKeep, Oracle, check_algorithm
 from cdfl.core import Settings
-from cdfl.core.accept import HarmTest
+from cdfl.core.harm_test import HarmTest
 
 SETTINGS = [
     Settings(),

@@ -13,30 +13,30 @@ from benchmarks.attacks import (
     Negated,
     Noise,
     attacked,
+    attacked_problem,
     attacked_server,
-    attacked_task,
 )
 from cdfl.algorithms import make_algorithm
 from cdfl.record import Uploaded, only
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.reference import simulate
+from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform
-from tests.sim.world import Result, assert_same, assert_same_events, make_task, run_fast
+from tests.sim.world import Result, assert_same, assert_same_events, make_problem, run_fast
 
 pytestmark = pytest.mark.slow
 
-TASK = make_task(num_uploads=60)
-SOME = Attack().attackers(TASK.seed, 12)
+PROBLEM = make_problem(num_uploads=60)
+SOME = Attack().attackers(PROBLEM.seed, 12)
 TRAINED, RECEIVED = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
 
 
-def simulation(task=TASK, name="cdfl"):
-    return Simulation(task, make_algorithm(name, task.settings), Uniform(), make_engines(task, width=64))
+def simulation(problem=PROBLEM, name="cdfl"):
+    return Simulation(problem, make_algorithm(name, problem.settings), Uniform(), make_engines(problem, width=64))
 
 
-def run_attacked(attack, task=TASK):
-    run = attacked(simulation(task), attack)
+def run_attacked(attack, problem=PROBLEM):
+    run = attacked(simulation(problem), attack)
     return Result(run.events(), run.algorithm)
 
 
@@ -66,39 +66,39 @@ class TestAttacks:
 
 class TestData:
     def test_an_attacker_sees_its_own_images_under_other_labels(self):
-        data = attacked_task(TASK, FlippedLabels()).federation
+        data = attacked_problem(PROBLEM, FlippedLabels()).federation
         for client in range(12):
-            honest, draw = TASK.federation.draw(client, 5), data.draw(client, 5)
-            images, labels = TASK.federation.fetch(honest.train)
+            honest, draw = PROBLEM.federation.draw(client, 5), data.draw(client, 5)
+            images, labels = PROBLEM.federation.fetch(honest.train)
             same_images, seen = data.fetch(draw.train)
             assert torch.equal(images, same_images)
             assert torch.equal(seen, 9 - labels if client in SOME else labels)
 
     def test_what_scores_are_made_of_is_true(self):
-        data = attacked_task(TASK, FlippedLabels()).federation
+        data = attacked_problem(PROBLEM, FlippedLabels()).federation
         client = min(SOME)
         tested, true = (
             data.fetch(data.draw(client, 5).test),
-            TASK.federation.fetch(TASK.federation.draw(client, 5).test),
+            PROBLEM.federation.fetch(PROBLEM.federation.draw(client, 5).test),
         )
         assert torch.equal(tested[1], true[1])
-        assert torch.equal(data.proxy(0)[1], TASK.federation.proxy(0)[1])
+        assert torch.equal(data.proxy(0)[1], PROBLEM.federation.proxy(0)[1])
 
 
 class TestRuns:
     @pytest.mark.parametrize("name", ATTACKS)
     def test_plain_and_stacked_runs_are_attacked_alike(self, name):
         attack = ATTACKS[name]
-        task = attacked_task(TASK, attack)
-        server = attacked_server(make_algorithm("cdfl", task.settings), task, attack)
-        assert_same(run_attacked(attack), Result(simulate(task, server, Uniform()), server))
+        problem = attacked_problem(PROBLEM, attack)
+        server = attacked_server(make_algorithm("cdfl", problem.settings), problem, attack)
+        assert_same(run_attacked(attack), Result(simulate(problem, server, Uniform()), server))
 
     def test_nobody_attacks_in_an_honest_run(self):
-        assert_same(run_attacked(Negated(share=0)), run_fast(TASK))
+        assert_same(run_attacked(Negated(share=0)), run_fast(PROBLEM))
 
     @pytest.mark.parametrize("name", ATTACKS)
     def test_all_is_as_in_the_honest_run_until_the_first_attack(self, name):
-        honest, poisoned = (only(run.events, Uploaded) for run in (run_fast(TASK), run_attacked(ATTACKS[name])))
+        honest, poisoned = (only(run.events, Uploaded) for run in (run_fast(PROBLEM), run_attacked(ATTACKS[name])))
         first = sum(1 for _ in takewhile(lambda upload: upload.client not in SOME, honest))
         assert first > 0
         assert_same_events(poisoned[:first], honest[:first])
@@ -107,7 +107,7 @@ class TestRuns:
         assert turns[0] == turns[1]
 
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
-        careful = make_task(TASK.settings.replace(max_harm=2), num_uploads=60)
+        careful = make_problem(PROBLEM.settings.replace(max_harm=2), num_uploads=60)
         uploads = only(run_attacked(Negated(), careful).events, Uploaded)
         caught = [upload.outcome == "rejected" for upload in uploads if upload.client in SOME]
         assert caught

@@ -144,7 +144,7 @@ def test_a_server_that_is_killed_and_restarted(server, tmp_path):
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory, certificate):  # noqa: F811
-    """A server with TLS, tokens and the acceptance test, which deletes replies at once."""
+    """A server with TLS, tokens and the harm test, which deletes replies at once."""
     options = ("--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
     options += ("--keep-replies", "0", "--snapshot-every", "1")
     server = RealServer(tmp_path_factory.mktemp("strict"), *options, scheme="https")

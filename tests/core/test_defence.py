@@ -8,7 +8,7 @@ import torch
 from cdfl.core import (
     GIVEN,
     NEWCOMER,
-    TRUST,
+    NO_DEFENCE,
     UNMEASURED,
     ClientMemory,
     NotFiniteError,
@@ -38,12 +38,12 @@ def update(state, sent, evaluate, defence, client=NEWCOMER, settings=ALONG):
 def test_trust_takes_every_step():
     state, _ = pair()
     sent, rates = upload(2.0), torch.tensor([0.5, 0.0]).double()
-    assert TRUST.bound(state, sent, NEWCOMER) is sent
-    step, verdict = TRUST.step(state, sent, UNMEASURED, rates, ClientMemory(defence=(3.0,)), forbidden)
+    assert NO_DEFENCE.bound(state, sent, NEWCOMER) is sent
+    step, verdict = NO_DEFENCE.step(state, sent, UNMEASURED, rates, ClientMemory(defence=(3.0,)), forbidden)
     assert step.cluster_models.tolist() == take_step(state, sent, rates).cluster_models.tolist() == [[1], [10]]
     assert verdict == Verdict(True, (), (3.0,), "")  # what another defence remembered of the client is kept
     memory = torch.ones(2)
-    assert TRUST.remember(memory, verdict) is memory
+    assert NO_DEFENCE.remember(memory, verdict) is memory
 
 
 def test_a_step_marks_the_losses_of_clusters_that_moved_as_unknown():
@@ -61,7 +61,7 @@ def test_a_step_marks_the_losses_of_clusters_that_moved_as_unknown():
 def test_it_can_accept_a_step_as_it_is():
     state, proxy = pair()  # w = (0, 10), centres (1, 9), losses (1, 1)
     after, reply = update(state, upload(2.0), proxy, Careful())
-    expected, answer = update(state, upload(2.0), proxy, TRUST)
+    expected, answer = update(state, upload(2.0), proxy, NO_DEFENCE)
     assert (reply.outcome, reply.rates.tolist()) == ("applied", [0.5, 0])
     assert bits(after.cluster_models) == bits(expected.cluster_models)
     assert bits(reply.personal_model) == bits(answer.personal_model)
@@ -108,7 +108,7 @@ def test_it_can_refuse_a_step():
     assert reply.verdict == Verdict(False, (6.0, 0.0), (5.0,), "it makes a cluster worse")
     assert reply.mixture.tolist() == [1, 0]  # the estimate
     assert reply.personal_model.tolist() == [0]
-    for name in ("cluster_models", "cluster_losses", "cluster_epochs", "memory"):
+    for name in ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory"):
         assert bits(getattr(after, name)) == bits(getattr(state, name))
     assert after.defence_memory.tolist() == [0.0]
 

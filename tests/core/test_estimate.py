@@ -12,8 +12,8 @@ from cdfl.core import (
     UNMEASURED,
     EstimateSettings,
     Measures,
-    Printed,
-    Relative,
+    PrintedEstimator,
+    RelativeEstimator,
     Settings,
     Upload,
     estimate_mixture,
@@ -325,7 +325,11 @@ def test_negative_losses_are_remembered_and_compared_as_they_are():
 def test_only_relative_measures_find_the_cluster_with_a_harder_proxy_set():
     """Losses are .5 on a client's own cluster and 1 on the other; ten times that on the hard proxy set."""
     clients = [measures_of(*[values] * 3) for values in ([0.5, 10.0], [1.0, 5.0])]
-    plain, relative_, upload = Printed(EstimateSettings()), Relative(EstimateSettings()), Upload(torch.zeros(1), 0)
+    plain, relative_, upload = (
+        PrintedEstimator(EstimateSettings()),
+        RelativeEstimator(EstimateSettings()),
+        Upload(torch.zeros(1), 0),
+    )
     memory = relative_.begin(2)
     for epoch in range(1, 41):
         _, memory = relative_(upload, clients[epoch % 2], memory, epoch)
@@ -350,14 +354,14 @@ def test_running_means_stay_finite(values, epoch):
 
 def test_the_settings_name_the_estimator():
     plain, compared = Settings(sharpness=3), Settings(measures="relative")
-    assert estimator_of(plain) == Printed(plain.estimate)
-    assert estimator_of(compared) == Relative(compared.estimate)
+    assert estimator_of(plain) == PrintedEstimator(plain.estimate)
+    assert estimator_of(compared) == RelativeEstimator(compared.estimate)
 
 
 def test_what_estimators_begin_with():
-    assert Printed(EstimateSettings()).begin(2).shape == GIVEN.begin(2).shape == (0,)
-    assert Relative(EstimateSettings()).begin(2).tolist() == [[0, 0]] * 3
-    assert {estimator.begin(2).dtype for estimator in (Relative(EstimateSettings()), GIVEN)} == {torch.float64}
+    assert PrintedEstimator(EstimateSettings()).begin(2).shape == GIVEN.begin(2).shape == (0,)
+    assert RelativeEstimator(EstimateSettings()).begin(2).tolist() == [[0, 0]] * 3
+    assert {estimator.begin(2).dtype for estimator in (RelativeEstimator(EstimateSettings()), GIVEN)} == {torch.float64}
 
 
 def test_only_the_relative_estimator_changes_the_memory():
@@ -367,11 +371,11 @@ def test_only_the_relative_estimator_changes_the_memory():
         measures_of([2, 4], [2, 4], [2, 4]),
     )
     for memory in (torch.empty(0, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)):
-        for estimator in (Printed(EstimateSettings()), GIVEN):
+        for estimator in (PrintedEstimator(EstimateSettings()), GIVEN):
             assert estimator(upload, measures, memory, 1)[1] is memory
-    plain, _ = Printed(EstimateSettings())(upload, measures, torch.empty(0), 1)
+    plain, _ = PrintedEstimator(EstimateSettings())(upload, measures, torch.empty(0), 1)
     for memory in (torch.empty(0, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64)):
-        mixture, means = Relative(EstimateSettings())(upload, measures, memory, 1)
+        mixture, means = RelativeEstimator(EstimateSettings())(upload, measures, memory, 1)
         assert bits(mixture) == bits(plain)
         assert means.tolist() == [[2.5, 3.5]] * 3
 

@@ -111,7 +111,10 @@ def test_the_core_agrees_with_the_naive_server(seed):
             close(reply.personal_model, u)
             close(state.cluster_models, flat(naive.w))
             close(state.cluster_losses, [loss(model, k) for k, model in enumerate(naive.w)])
-            close(state.memory if len(state.memory) else torch.zeros(3, num_clusters), flat(naive.means))
+            close(
+                state.estimator_memory if len(state.estimator_memory) else torch.zeros(3, num_clusters),
+                flat(naive.means),
+            )
             assert state.cluster_epochs.tolist() == naive.e
             assert state.epoch == reply.epoch == naive.t
             assert reply.staleness == naive.t - tau

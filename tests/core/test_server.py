@@ -288,7 +288,7 @@ def test_an_estimator_keeps_its_memory_in_the_state():
     for max_staleness in (None, None, 0, None):  # the third upload is deprecated
         settings = BY_HAND.replace(max_staleness=max_staleness)
         state, _ = server_update(state, UPLOAD, settings, proxy, estimator=estimator)
-        memories.append(state.memory.tolist())
+        memories.append(state.estimator_memory.tolist())
     assert memories == [[1], [1, 2], [1, 2], [1, 2, 4]]
 
 
@@ -334,9 +334,9 @@ def test_the_first_relative_estimate_is_the_plain_one():
 def test_an_upload_is_compared_with_those_before_it_and_then_remembered():
     """Uploads of 2 and 4: losses (1, 49) and (9, 25), gaps (0, 48) and (8, 24), distances (2, 8) and (4, 6)."""
     state, proxy = pair()
-    assert len(state.memory) == 0
+    assert len(state.estimator_memory) == 0
     state, _ = server_update(state, UPLOAD, RELATIVE, proxy)
-    assert read(state.memory) == near(13, 37, 12, 36, 3.5, 6.5)  # half way from 25, 24 and 5
+    assert read(state.estimator_memory) == near(13, 37, 12, 36, 3.5, 6.5)  # half way from 25, 24 and 5
     state, reply = server_update(state, Upload(torch.tensor([4.0]), 1), RELATIVE, proxy)
     # relative losses, gaps and distances, divided by their sums; (1 - x) weighted by .5, .25, .25
     compared = [(9 / 13, 25 / 37), (8 / 12, 24 / 36), (4 / 3.5, 6 / 6.5)]
@@ -344,7 +344,7 @@ def test_an_upload_is_compared_with_those_before_it_and_then_remembered():
     odds = 3 ** ((2 * raw - 1) / 0.88)
     assert read(reply.mixture) == near(odds / (1 + odds), 1 / (1 + odds))
     assert [read(values) for values in reply.measures] == [(9, 25), (8, 24), (4, 6)]  # as they were measured
-    assert read(state.memory) == near(35 / 3, 33, 32 / 3, 32, 11 / 3, 19 / 3)  # a third of the way
+    assert read(state.estimator_memory) == near(35 / 3, 33, 32 / 3, 32, 11 / 3, 19 / 3)  # a third of the way
 
 
 def test_a_rejected_upload_is_compared_and_not_remembered():
@@ -357,9 +357,9 @@ def test_a_rejected_upload_is_compared_and_not_remembered():
     measures = measured(state, bad, proxy)
     assert reply.outcome == "rejected"
     assert [bits(values) for values in reply.measures] == [bits(values) for values in measures]
-    assert bits(reply.mixture) == bits(estimate_mixture(relative(measures, state.memory), careful.estimate))
+    assert bits(reply.mixture) == bits(estimate_mixture(relative(measures, state.estimator_memory), careful.estimate))
     assert bits(reply.mixture) != bits(estimate_mixture(measures, careful.estimate))
-    assert after.memory is state.memory
+    assert after.estimator_memory is state.estimator_memory
 
 
 def test_an_upload_that_is_not_measured_is_not_remembered():
@@ -371,18 +371,20 @@ def test_an_upload_that_is_not_measured_is_not_remembered():
     ):
         after, reply = server_update(state, upload, settings, proxy, estimator=estimator)
         assert reply.measures is UNMEASURED
-        assert after.memory is state.memory
+        assert after.estimator_memory is state.estimator_memory
         again, _ = server_update(after, UPLOAD, RELATIVE, proxy)
-        assert bits(again.memory) == bits(means_after(state.memory, measured(after, UPLOAD, proxy), epoch=3))
+        assert bits(again.estimator_memory) == bits(
+            means_after(state.estimator_memory, measured(after, UPLOAD, proxy), epoch=3)
+        )
 
 
 @pytest.mark.parametrize("printed", [paper("digit-recognition"), reading("digit-recognition")])
 def test_the_paper_compares_measures_as_they_are(printed):
     state, proxy = pair()
-    state = state.replace(memory=torch.tensor([[1.0, 9.0]] * 3).double())
+    state = state.replace(estimator_memory=torch.tensor([[1.0, 9.0]] * 3).double())
     after, reply = server_update(state, UPLOAD, printed, proxy)
     assert bits(reply.mixture) == bits(estimate_mixture(measured(state, UPLOAD, proxy), printed.estimate))
-    assert after.memory is state.memory
+    assert after.estimator_memory is state.estimator_memory
     assert [read(values) for values in reply.measures] == [(1, 49), (0, 48), (2, 8)]
 
 

@@ -28,7 +28,7 @@ def servers(draw):
     state = initial_state(matrix(num_clusters), proxy)
     row = st.lists(st.integers(0, 9), min_size=num_clusters, max_size=num_clusters)
     means = torch.tensor([draw(row) for _ in range(3)], dtype=torch.float64)
-    state = state.replace(epoch=epoch, cluster_epochs=torch.tensor(epochs), memory=means)
+    state = state.replace(epoch=epoch, cluster_epochs=torch.tensor(epochs), estimator_memory=means)
     upload = Upload(matrix(1)[0], base_epoch=draw(st.integers(0, epoch)))
     parts = draw(st.lists(st.integers(1, 9), min_size=num_clusters, max_size=num_clusters))
     return state, upload, proxy, ClientMemory(torch.tensor(parts, dtype=torch.float64) / sum(parts), (2.0,))
@@ -56,7 +56,7 @@ def test_a_deprecated_upload_changes_only_the_epoch(server, settings, max_stalen
     assert bits(after.cluster_models) == bits(state.cluster_models)
     assert torch.equal(after.cluster_epochs, state.cluster_epochs)
     assert torch.equal(after.cluster_losses, state.cluster_losses)
-    assert after.memory is state.memory
+    assert after.estimator_memory is state.estimator_memory
     assert after.defence_memory is state.defence_memory
     assert after.epoch == reply.epoch == state.epoch + 1
     assert torch.equal(reply.client.mixture, client.mixture)
@@ -69,7 +69,7 @@ def test_arguments_are_not_changed(server, settings, has_mixture, deprecated):
     state, upload, proxy, client = server
     losses = proxy(upload.local_model.expand_as(state.cluster_models), torch.arange(state.num_clusters))
     upload = upload.replace(losses=losses, mixture=client.mixture.clone())
-    given = [state.cluster_models, state.cluster_losses, state.cluster_epochs, state.memory]
+    given = [state.cluster_models, state.cluster_losses, state.cluster_epochs, state.estimator_memory]
     given += [upload.local_model, losses, upload.mixture, client.mixture]
     before = [bits(tensor) for tensor in given]
     epoch = state.epoch
@@ -103,7 +103,7 @@ def test_permuting_clusters_permutes_the_result(server, settings, random):
         cluster_models=state.cluster_models[order],
         cluster_losses=state.cluster_losses[order],
         cluster_epochs=state.cluster_epochs[order],
-        memory=state.memory[:, order],
+        estimator_memory=state.estimator_memory[:, order],
     )
     after, reply = server_update(state, upload, settings, proxy)
     after_shuffled, reply_shuffled = server_update(shuffled, upload, settings, Proxy(proxy.centres[order]))
@@ -116,7 +116,7 @@ def test_permuting_clusters_permutes_the_result(server, settings, random):
     same(reply_shuffled.personal_model, reply.personal_model)
     same(after_shuffled.cluster_models, after.cluster_models[order])
     assert torch.equal(after_shuffled.cluster_epochs, after.cluster_epochs[order])
-    torch.testing.assert_close(after_shuffled.memory, after.memory[:, order])
+    torch.testing.assert_close(after_shuffled.estimator_memory, after.estimator_memory[:, order])
 
 
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=50)

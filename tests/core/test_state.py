@@ -17,8 +17,8 @@ def test_a_server_starts_at_epoch_zero_with_the_losses_of_its_clusters():
     assert state.cluster_losses.dtype == torch.float64
     assert state.cluster_epochs.tolist() == [0, 0, 0]
     assert (state.epoch, state.num_clusters, state.num_parameters) == (0, 3, 1)
-    assert len(state.memory) == len(state.defence_memory) == 0
-    assert state.memory.dtype == state.defence_memory.dtype == torch.float64
+    assert len(state.estimator_memory) == len(state.defence_memory) == 0
+    assert state.estimator_memory.dtype == state.defence_memory.dtype == torch.float64
     assert proxy.calls == [[0, 1, 2]]
 
 

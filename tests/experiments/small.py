@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cdfl.record import Clusters, Event, Started, Uploaded
-from cdfl.sim.metrics import summarize
+from cdfl.sim.event_builders import summarize
 from experiments import theorem1
 from experiments.harness import Cell, Results, resolve
 from experiments.harness.digest import digest

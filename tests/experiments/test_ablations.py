@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from cdfl.sim.metrics import staleness_histogram
+from cdfl.sim.event_builders import staleness_histogram
 from experiments import ablations
 from experiments.harness import Cell, resolve
 from experiments.harness.results import stored

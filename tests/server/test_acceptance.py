@@ -7,7 +7,7 @@ import torch
 
 from cdfl import wire
 from cdfl.core import flatten
-from cdfl.core.accept import WARM_UP
+from cdfl.core.harm_test import WARM_UP
 from cdfl.server.run import MAX_HARM
 from cdfl.server.verify import verify
 
@@ -112,7 +112,7 @@ def send(server: Live, client_id: str, times: float = 1.5) -> wire.ReplyHead:
     return wire.ReplyHead.from_headers(response.headers)
 
 
-PAST = "more than the server allows a client whose last uploads did too much; a few usual uploads make up for them."
+PAST = "The limit is lower for you because earlier uploads were harmful; usual uploads raise it again."
 
 
 def test_a_little_harm_again_and_again(tmp_path):
@@ -176,6 +176,6 @@ def test_a_model_of_absurd_size_is_refused_from_the_first_upload_on(tmp_path, fa
         assert torch.equal(server.engine.state.cluster_models, before.cluster_models)
         head = wire.ReplyHead.from_headers(response.headers)
         assert head.outcome == "rejected"
-        assert "absurdly far from all of them" in head.detail
+        assert "far from every cluster" in head.detail
         assert server.store.entries(0)[0].verdict.seen[1] is None
         honest_work(server)

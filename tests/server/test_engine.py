@@ -201,7 +201,7 @@ class TestRefusals:
         assert (entry.outcome, entry.upload, entry.mixture) == ("rejected", None, answer.head.mixture)
         assert entry.verdict.seen[0] > 1000
         assert engine.metrics.uploads.labels("rejected")._value.get() == 1
-        assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is absurdly far")
+        assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is far from every")
 
     def test_an_upload_farther_away_than_numbers_reach_is_written_down_without_distances(
         self, make_engine, store, fake

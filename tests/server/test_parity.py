@@ -12,9 +12,9 @@ from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
-from cdfl.sim.reference import simulate
+from cdfl.sim.problem import Problem
+from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
-from cdfl.sim.task import Task
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
 from .toy import same_state
@@ -61,10 +61,10 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         max_harm=1.5,
         measures=measures,
     )
-    task = Task(config.scenario, config.scenario.federation(0, None), config.settings)
+    problem = Problem(config.scenario, config.scenario.federation(0, None), config.settings)
     recording = Recording(config.settings)
-    list(simulate(task, recording, config.time_model))
-    setup = Setup(task.model, task.loss, task.proxy_sets, settings=config.settings)
+    list(simulate(problem, recording, config.time_model))
+    setup = Setup(problem.model, problem.loss, problem.proxy_sets, settings=config.settings)
     with Store.open(tmp_path) as store:
         store.begin(recording.start, setup.layout, config.settings)
 
@@ -90,7 +90,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
             outcomes.add(head.outcome)
         assert not arrivals
         assert same_state(server.engine.state, recording.end)
-    assert bool(recording.end.memory.any()) == (measures == "relative")
+    assert bool(recording.end.estimator_memory.any()) == (measures == "relative")
     assert len({reply.verdict.client for _, reply in recording.exchanges}) > 6  # of more than the six that come first
     assert "applied" in outcomes
     assert len(outcomes) > 1  # or the settings above say nothing about the others
@@ -164,6 +164,6 @@ def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
         recovered = store.recover()
         assert recovered.replayed == 5
         assert same_state(recovered.state, end)
-        assert bool(end.memory.any()) == (measures == "relative")
+        assert bool(end.estimator_memory.any()) == (measures == "relative")
         assert recovered.settings == server.engine.settings
     assert recovered.layout == LAYOUT

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from cdfl.core import Settings, Verdict
-from cdfl.core.accept import WARM_UP
+from cdfl.core.harm_test import WARM_UP
 from cdfl.server.auth import Tokens
 from cdfl.server.records import Retention
 from cdfl.server.store import Store

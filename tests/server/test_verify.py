@@ -59,7 +59,7 @@ def test_each_entry_leads_from_one_state_to_the_next(store, settings):
             assert torch.equal(answer.mixture, reply.mixture)
             assert torch.equal(answer.personal_model, reply.personal_model)
     assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
-    assert bool(toy.state.memory.any()) == (settings is RELATIVE)
+    assert bool(toy.state.estimator_memory.any()) == (settings is RELATIVE)
 
 
 def test_recovery_measures_nothing_again(store):
@@ -70,7 +70,7 @@ def test_recovery_measures_nothing_again(store):
     told = replace(entry, losses=(0.25, 0.5, 1.0), loss_gaps=(0.5, 0.25, 0.125), distances=(1.0, 2.0, 3.0))
     after, _ = store.replay(before, told, RELATIVE, LAYOUT)
     begin = torch.zeros(3, 3, dtype=torch.float64)
-    assert torch.equal(after.memory, means_after(begin, told.measures, epoch=1))
+    assert torch.equal(after.estimator_memory, means_after(begin, told.measures, epoch=1))
     assert torch.equal(after.cluster_models, toy.state.cluster_models)
 
 
@@ -123,11 +123,11 @@ def test_hyperparameters_that_changed(store, settings):
     toy = lively(store, settings)
     slow = Settings(base_rate=0.05)
     for changed in (slow, slow.replace(measures="relative"), PICKY, slow.replace(measures="relative")):
-        usual, toy.settings = toy.state.memory, changed
+        usual, toy.settings = toy.state.estimator_memory, changed
         store.snapshot(toy.state, changed)
         toy.upload("car-1", "car-2")
         toy.upload("car-1")
-        assert torch.equal(toy.state.memory, usual) == (changed.estimate.measures == "plain")
+        assert torch.equal(toy.state.estimator_memory, usual) == (changed.estimate.measures == "plain")
         assert same_state(store.recover().state, toy.state)
     assert verify(store).findings == []
 
@@ -204,8 +204,8 @@ def test_a_changed_snapshot_is_found(store):
     (snapshot,) = (each for each in store.snapshots() if each.epoch == 12)
     with store.writing() as connection:
         changed = snapshots.update().where(snapshots.c.epoch == 12)
-        connection.execute(changed.values(state=snapshot.state | {"memory": [[1.0] * 3] * 3}))
-    assert "snapshot 12: memory is not what a replay gives" in verify(store).findings
+        connection.execute(changed.values(state=snapshot.state | {"estimator_memory": [[1.0] * 3] * 3}))
+    assert "snapshot 12: estimator_memory is not what a replay gives" in verify(store).findings
 
 
 def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):

@@ -151,7 +151,7 @@ def spooled(store: Store, body: bytes) -> Path:
 
 
 def same_state(one: ServerState, other: ServerState) -> bool:
-    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory")
+    parts = ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory", "defence_memory")
     return one.epoch == other.epoch and all(
         getattr(one, part).numpy().tobytes() == getattr(other, part).numpy().tobytes() for part in parts
     )

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout
-from cdfl.sim.kernels.launch import INTERPRETED
+from cdfl.sim.kernels.block_sizes import INTERPRETED
 from cdfl.sim.stacked_network import StackedNetwork
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"

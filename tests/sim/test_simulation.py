@@ -11,13 +11,13 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
-from cdfl.sim import reference
+from cdfl.sim import reference_simulation
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
-from cdfl.sim.workers import Workers
 
-from .world import SETTINGS, assert_same, make_task, run_fast, run_plain
+from .world import SETTINGS, assert_same, make_problem, run_fast, run_plain
 
 pytestmark = pytest.mark.slow
 
@@ -26,20 +26,26 @@ BUSY = SETTINGS.replace(max_staleness=25, staleness_slope=0.1)
 
 
 @cache
-def busy_task(model="tiny", optimizer="adam", momentum=0.0):
+def busy_problem(model="tiny", optimizer="adam", momentum=0.0):
     settings = BUSY.replace(optimizer=optimizer, momentum=momentum)
-    return make_task(settings, model=model, num_uploads=120)
+    return make_problem(settings, model=model, num_uploads=120)
 
 
 @cache
 def plain_run(name, **network):
-    return run_plain(busy_task(**network), name)
+    return run_plain(busy_problem(**network), name)
 
 
-def workers(task, count):
+def workers(problem, count):
     made = [
-        Workers(task.model, task.loss, replace(task.settings.training, proximal_strength=rho), task.dtype, count=count)
-        for rho in (task.settings.training.proximal_strength, 0.0)
+        Workers(
+            problem.model,
+            problem.loss,
+            replace(problem.settings.training, proximal_strength=rho),
+            problem.dtype,
+            count=count,
+        )
+        for rho in (problem.settings.training.proximal_strength, 0.0)
     ]
     return Engines(*made, made[0])
 
@@ -56,42 +62,42 @@ def test_the_reference_run_has_everything_in_it():
 @pytest.mark.parametrize("width", [1, 3, 64])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stacks_of_any_width(name, width):
-    assert_same(run_fast(busy_task(), name, width=width), plain_run(name))
+    assert_same(run_fast(busy_problem(), name, width=width), plain_run(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_towards_the_upload(name):
-    task = make_task(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
-    assert_same(run_fast(task, name), run_plain(task, name))
+    problem = make_problem(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
+    assert_same(run_fast(problem, name), run_plain(problem, name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_workers(name):
-    task = busy_task()
-    assert_same(run_fast(task, name, engines=workers(task, 2)), plain_run(name))
+    problem = busy_problem()
+    assert_same(run_fast(problem, name, engines=workers(problem, 2)), plain_run(name))
 
 
 @pytest.mark.parametrize("model", ["normed", "frozen"])
 @pytest.mark.parametrize(("optimizer", "momentum"), [("adam", 0.0), ("sgd", 0.9)])
 def test_other_networks_and_optimizers(model, optimizer, momentum):
-    task = make_task(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
-    expected = run_plain(task)
-    assert_same(run_fast(task, width=5), expected)
-    assert_same(run_fast(task, engines=workers(task, 1)), expected)
+    problem = make_problem(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
+    expected = run_plain(problem)
+    assert_same(run_fast(problem, width=5), expected)
+    assert_same(run_fast(problem, engines=workers(problem, 1)), expected)
 
 
 def test_a_client_that_never_uploads():
-    task = make_task(num_clients=12, num_uploads=10)
-    result = run_fast(task)
+    problem = make_problem(num_clients=12, num_uploads=10)
+    result = run_fast(problem)
     assert len({upload.client for upload in only(result.events, Uploaded)}) < 12
-    assert_same(result, run_plain(task))
+    assert_same(result, run_plain(problem))
 
 
 @pytest.mark.parametrize("name", TIME_MODELS)
 def test_every_time_model(name):
-    task = make_task()
-    result = run_fast(task, time_model=TIME_MODELS[name])
-    assert_same(result, run_plain(task, time_model=TIME_MODELS[name]))
+    problem = make_problem()
+    result = run_fast(problem, time_model=TIME_MODELS[name])
+    assert_same(result, run_plain(problem, time_model=TIME_MODELS[name]))
     assert len(only(result.events, Uploaded)) == 40
 
 
@@ -100,9 +106,9 @@ COMING_AND_GOING = Devices(joins=Span("exponential", 2.0), stays=Span("exponenti
 
 
 def test_ties_are_broken_by_who_came_first():
-    task = make_task()
-    result = run_fast(task, time_model=TICK)
-    assert_same(result, run_plain(task, time_model=TICK))
+    problem = make_problem()
+    result = run_fast(problem, time_model=TICK)
+    assert_same(result, run_plain(problem, time_model=TICK))
     uploads = only(result.events, Uploaded)
     assert [upload.time for upload in uploads] == sorted([1.0, 2.0, 3.0, 4.0] * 12)[:40]
     assert [upload.client for upload in uploads] == (list(range(12)) * 4)[:40]
@@ -110,9 +116,9 @@ def test_ties_are_broken_by_who_came_first():
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "local-keep"])
 def test_newcomers_and_leavers(name):
-    task = make_task()
-    result = run_fast(task, name, COMING_AND_GOING)
-    assert_same(result, run_plain(task, name, COMING_AND_GOING))
+    problem = make_problem()
+    result = run_fast(problem, name, COMING_AND_GOING)
+    assert_same(result, run_plain(problem, name, COMING_AND_GOING))
     uploads = only(result.events, Uploaded)
     assert 5 < len(uploads) <= 40
     newcomers = [upload for upload in uploads if upload.update == 0 and upload.epoch > 12]
@@ -123,9 +129,9 @@ def test_newcomers_and_leavers(name):
 
 def test_all_may_leave_before_the_last_upload():
     short = Devices(stays=Span("constant", 2.5))
-    task = make_task(num_clients=3)
-    result = run_fast(task, time_model=short)
-    assert_same(result, run_plain(task, time_model=short))
+    problem = make_problem(num_clients=3)
+    result = run_fast(problem, time_model=short)
+    assert_same(result, run_plain(problem, time_model=short))
     assert 0 < result.events[-1].uploads < 40
 
 
@@ -141,9 +147,9 @@ EAGER = {
 @pytest.mark.parametrize("name", EAGER)
 @pytest.mark.parametrize("algorithm", ["cdfl", "ifca"])
 def test_every_policy(name, algorithm):
-    task = make_task(num_uploads=20)
-    result = run_fast(task, algorithm, policy=EAGER[name])
-    assert_same(result, run_plain(task, algorithm, policy=EAGER[name]))
+    problem = make_problem(num_uploads=20)
+    result = run_fast(problem, algorithm, policy=EAGER[name])
+    assert_same(result, run_plain(problem, algorithm, policy=EAGER[name]))
     uploads = only(result.events, Uploaded)
     assert len(uploads) == 20
     assert uploads[-1].time > 25  # some turns were no uploads
@@ -152,35 +158,35 @@ def test_every_policy(name, algorithm):
 def test_every_policy_ends_even_where_it_never_says_upload():
     same_class = {"adwin"}  # as kswin, which is more easily alarmed
     assert set(EAGER) | {"always"} | same_class == set(POLICIES)
-    task = make_task(num_clients=4, num_uploads=3)
+    problem = make_problem(num_clients=4, num_uploads=3)
     never = EverySamples(10**9)
-    result = run_fast(task, policy=never)
-    assert result.events == run_plain(task, policy=never).events
+    result = run_fast(problem, policy=never)
+    assert result.events == run_plain(problem, policy=never).events
     assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, None, {})
     for policy in POLICIES.values():
-        assert run_fast(task, policy=policy).events[-1].uploads <= 3
+        assert run_fast(problem, policy=policy).events[-1].uploads <= 3
 
 
 def test_a_client_with_one_sample():
-    sizes = make_task().scenario.sizes
-    task = make_task(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
-    result = run_fast(task)
+    sizes = make_problem().scenario.sizes
+    problem = make_problem(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
+    result = run_fast(problem)
     assert {upload.samples for upload in only(result.events, Uploaded)} == {1, 2}
-    assert_same(result, run_plain(task))
+    assert_same(result, run_plain(problem))
 
 
 def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
     """One training and one server step: models to 1e-5, events to 1e-4; later uploads amplify rounding."""
-    task = make_task(num_uploads=1, num_clients=1, dtype=torch.float32)
-    for engines in (None, workers(task, 1)):
-        fast, plain = run_fast(task, engines=engines), run_plain(task)
+    problem = make_problem(num_uploads=1, num_clients=1, dtype=torch.float32)
+    for engines in (None, workers(problem, 1)):
+        fast, plain = run_fast(problem, engines=engines), run_plain(problem)
         assert (fast.models - plain.models).abs().max() < 1e-5
         assert_same(fast, plain, 1e-4)
 
 
 def test_nothing_is_trained_in_vain_or_twice():
-    task = make_task()
-    engines = make_engines(task, width=64)
+    problem = make_problem()
+    engines = make_engines(problem, width=64)
     stacks = []
 
     class Counted:
@@ -188,7 +194,7 @@ def test_nothing_is_trained_in_vain_or_twice():
             stacks.append(len(trainings))
             return engines.trainer.train(trainings)
 
-    run_fast(task, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
+    run_fast(problem, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
     assert sum(stacks) == 40
     assert len(stacks) < 20  # together, where they can be
 
@@ -202,9 +208,9 @@ HUGE = 1e200
 class Ruined:
     """A trainer that lets one client start from numbers that no training survives."""
 
-    def __init__(self, trainer, task):
+    def __init__(self, trainer, problem):
         self.trainer = trainer
-        self.seeds = {task.noise_seed(UNLUCKY, turn) for turn in range(100)}
+        self.seeds = {problem.noise_seed(UNLUCKY, turn) for turn in range(100)}
 
     def train(self, trainings):
         return self.trainer.train(
@@ -215,8 +221,8 @@ class Ruined:
         )
 
 
-def ruined_plain(monkeypatch, task, name):
-    noise, update, now = task.noise, reference.client_update, []
+def ruined_plain(monkeypatch, problem, name):
+    noise, update, now = problem.noise, reference_simulation.client_update, []
 
     @contextmanager
     def watched(client, turn):
@@ -227,17 +233,17 @@ def ruined_plain(monkeypatch, task, name):
     def ruined(model, start, *given):
         return update(model, start * (HUGE if now[-1] == UNLUCKY else 1.0), *given)
 
-    monkeypatch.setattr(task, "noise", watched)
-    monkeypatch.setattr(reference, "client_update", ruined)
-    return run_plain(task, name)
+    monkeypatch.setattr(problem, "noise", watched)
+    monkeypatch.setattr(reference_simulation, "client_update", ruined)
+    return run_plain(problem, name)
 
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "ifca", "local", "fedbuff"])
 def test_one_client_that_always_diverges(name, monkeypatch):
-    task = make_task(model="normed")
-    engines = make_engines(task, width=64)
-    engines = Engines(Ruined(engines.trainer, task), engines.pretrainer, engines.evaluator)
-    result = run_fast(task, name, engines=engines)
+    problem = make_problem(model="normed")
+    engines = make_engines(problem, width=64)
+    engines = Engines(Ruined(engines.trainer, problem), engines.pretrainer, engines.evaluator)
+    result = run_fast(problem, name, engines=engines)
     diverged, uploads = only(result.events, Diverged), only(result.events, Uploaded)
     assert {event.client for event in diverged} == {UNLUCKY}
     assert len(diverged) > 1  # it goes on from the model it had, and tries again
@@ -246,15 +252,15 @@ def test_one_client_that_always_diverges(name, monkeypatch):
     assert [event.epoch for event in uploads] == list(range(1, len(uploads) + 1))  # what is refused is no epoch
     assert (result.events[-1].uploads, result.events[-1].diverged) == (len(uploads), len(diverged))
     assert torch.isfinite(result.models).all()
-    assert_same(result, ruined_plain(monkeypatch, task, name))
+    assert_same(result, ruined_plain(monkeypatch, problem, name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learning_rate_that_ruins_everybody(name):
     """Some local models are finite and have no finite loss; some clusters would not, either."""
     settings = SETTINGS.replace(optimizer="sgd", learning_rate=1e40, shared_epochs=0, separate_epochs=0, local_epochs=3)
-    task = make_task(settings)
-    results = run_fast(task, name), run_plain(task, name)
+    problem = make_problem(settings)
+    results = run_fast(problem, name), run_plain(problem, name)
     kinds = [[type(event).__name__ for event in result.events] for result in results]
     clients = [[event.client for event in only(result.events, Uploaded | Diverged)] for result in results]
     assert kinds[0] == kinds[1]

@@ -16,9 +16,9 @@ from cdfl.record import Event
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.reference import simulate
+from cdfl.sim.problem import Problem
+from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
-from cdfl.sim.task import Task
 from cdfl.sim.time_models import TimeModel, Uniform
 
 
@@ -103,11 +103,11 @@ def make_scenario(**changes: object) -> Scenario:
     return replace(load_scenario("digits-4"), name="small", **changes)
 
 
-def make_task(
+def make_problem(
     settings: Settings = SETTINGS, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
-) -> Task:
+) -> Problem:
     scenario = make_scenario(**changes)
-    return Task(scenario, scenario.federation(seed), settings, dtype)
+    return Problem(scenario, scenario.federation(seed), settings, dtype)
 
 
 class Result:
@@ -127,22 +127,22 @@ class Result:
         self.models = algorithm.cluster_models(states[-1]) if states else None
 
 
-def run_plain(task: Task, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS) -> Result:
-    algorithm = make_algorithm(name, task.settings)
-    return Result(simulate(task, algorithm, time_model, policy), algorithm)
+def run_plain(problem: Problem, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS) -> Result:
+    algorithm = make_algorithm(name, problem.settings)
+    return Result(simulate(problem, algorithm, time_model, policy), algorithm)
 
 
 def run_fast(
-    task: Task,
+    problem: Problem,
     name: str = "cdfl",
     time_model: TimeModel = UNIFORM,
     policy: Policy = ALWAYS,
     width: int | None = 64,
     engines: Engines | None = None,
 ) -> Result:
-    algorithm = make_algorithm(name, task.settings)
-    engines = engines or make_engines(task, width=width)
-    return Result(Simulation(task, algorithm, time_model, engines, policy).events(), algorithm)
+    algorithm = make_algorithm(name, problem.settings)
+    engines = engines or make_engines(problem, width=width)
+    return Result(Simulation(problem, algorithm, time_model, engines, policy).events(), algorithm)
 
 
 def assert_same_events(ours: Sequence[Event], theirs: Sequence[Event], tolerance: float = 1e-9) -> None:

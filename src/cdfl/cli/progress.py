@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from cdfl.record import Clusters, Event, Started, Uploaded
-from cdfl.sim import progress as plain
+from cdfl.sim import progress_log
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def log_progress(console: Console, num_uploads: int) -> Iterator[Callable[[Event
         if count is not None:
             count(event)
 
-    with nullcontext() if console.is_terminal else plain.lines(_print, num_uploads) as count:
+    with nullcontext() if console.is_terminal else progress_log.lines(_print, num_uploads) as count:
         yield note
 
 

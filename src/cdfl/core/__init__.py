@@ -1,14 +1,23 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
-from cdfl.core.accept import defence_of
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.defence import TRUST, Defence, Step, take_step
-from cdfl.core.estimate import GIVEN, Estimator, Given, Printed, Relative, estimate_mixture, estimator_of, measure
+from cdfl.core.defence import NO_DEFENCE, Defence, Step, take_step
+from cdfl.core.estimate import (
+    GIVEN,
+    Estimator,
+    GivenMixture,
+    PrintedEstimator,
+    RelativeEstimator,
+    estimate_mixture,
+    estimator_of,
+    measure,
+)
 from cdfl.core.flat import Layout, flatten, load
-from cdfl.core.paper_values import DEFAULT, PAPER, paper, reading
+from cdfl.core.harm_test import defence_of
+from cdfl.core.named_settings import DEFAULT, PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.proxy import ProxySets
-from cdfl.core.recorded import Recorded
+from cdfl.core.replay import Replay
 from cdfl.core.server import NEWCOMER, Decision, base_model_of, decide, is_too_stale, join, server_update
 from cdfl.core.settings import EstimateSettings, PretrainingSettings, RateSettings, Settings, TrainingSettings
 from cdfl.core.state import (
@@ -30,8 +39,8 @@ __all__ = [
     "DEFAULT",
     "GIVEN",
     "NEWCOMER",
+    "NO_DEFENCE",
     "PAPER",
-    "TRUST",
     "UNMEASURED",
     "ClientMemory",
     "Decision",
@@ -39,18 +48,18 @@ __all__ = [
     "EstimateSettings",
     "Estimator",
     "Evaluate",
-    "Given",
+    "GivenMixture",
     "Layout",
     "Loss",
     "Measures",
     "NotFiniteError",
     "Outcome",
     "PretrainingSettings",
-    "Printed",
+    "PrintedEstimator",
     "ProxySets",
     "RateSettings",
-    "Recorded",
-    "Relative",
+    "RelativeEstimator",
+    "Replay",
     "Reply",
     "ServerState",
     "Settings",

@@ -1,4 +1,4 @@
-"""Client() of Algorithm 1: train on the client's data, close to the model it received."""
+"""The local training of Client() in Algorithm 1. The loop around it and the upload are the caller's."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -22,8 +22,9 @@ def client_update(
 ) -> Tensor:
     """Train from `personal_model` u (P,) over `batches` of (inputs, targets); return `local_model` v (P,).
 
-    Minimises J(v; u) = loss + rho/2 ||v - u||^2 with one optimiser step for each batch. `model` gives the architecture;
-    neither it nor `personal_model` changes. The caller chooses the batches, their order and the number of passes.
+    Minimises J(v; u) = loss + rho/2 ||v - u||^2 with one optimiser step for each batch: Algorithm 1 prints gradient
+    steps, appendix A says mini-batches and Adam or SGD. `model` gives the architecture; neither it nor `personal_model`
+    changes. The caller chooses the batches, their order and the number of passes.
 
     >>> _ = torch.manual_seed(0)
     >>> net, x, y = nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2

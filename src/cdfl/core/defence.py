@@ -1,4 +1,4 @@
-"""The interface of a defence against harmful uploads. The paper trusts every client; so does `TRUST`.
+"""The interface of a defence against harmful uploads. The paper trusts every client; so does `NO_DEFENCE`.
 
 A defence is pure: what it remembers is `ServerState.defence_memory` and, for each client, `ClientMemory.defence`. The
 journal keeps its `Verdict`, so a recovered server remembers the same.
@@ -18,7 +18,7 @@ class Step(NamedTuple):
 
     cluster_models: Tensor  # (K, P)
     rates: Tensor  # (K,) by which they moved
-    cluster_losses: Tensor  # (K,) NaN: not evaluated yet
+    cluster_losses: Tensor  # (K,) NaN if not evaluated yet
 
 
 class Defence(Protocol):
@@ -45,7 +45,7 @@ class Defence(Protocol):
         ...
 
 
-class Trust:
+class NoDefence:
     """No defence: every upload counts."""
 
     def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
@@ -69,10 +69,10 @@ class Trust:
         return memory
 
 
-TRUST = Trust()
+NO_DEFENCE = NoDefence()
 
 
 def take_step(state: ServerState, upload: Upload, rates: Tensor) -> Step:
-    """Move the clusters: w_k <- (1 - beta_mk) w_k + beta_mk v, or along v - u if the upload has its base model."""
+    """Move the clusters towards v, as in the paper, or along v - u if the upload has its base model."""
     models = update_clusters(state.cluster_models, upload.local_model, rates, upload.base_model, state.num_parameters)
     return Step(models, rates, torch.where(rates == 0, state.cluster_losses, torch.nan))

@@ -17,7 +17,7 @@ RECENT = 50
 
 
 class Estimator(Protocol):
-    """Estimates the mixture of an upload. What it remembers between uploads is one tensor, `ServerState.memory`.
+    """Estimates the mixture of an upload. It remembers one tensor between uploads, `ServerState.estimator_memory`.
 
     It must not branch on the values of tensors: on a GPU that would make every upload wait for the device.
     """
@@ -36,7 +36,7 @@ class Estimator(Protocol):
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedEstimator:
     """The paper's estimator: compares the raw measures."""
 
     settings: EstimateSettings
@@ -54,7 +54,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Relative:
+class RelativeEstimator:
     """Normalises each measure by its cluster's running mean, which is the memory (3, K).
 
     Deviation: the paper compares raw measures. But if a proxy set is harder than the others, every
@@ -77,7 +77,7 @@ class Relative:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenMixture:
     """Takes the mixture that comes with the upload: from an oracle, or from the client itself."""
 
     needs_measures: ClassVar[bool] = False
@@ -95,12 +95,16 @@ class Given:
         return upload.mixture, memory
 
 
-GIVEN = Given()
+GIVEN = GivenMixture()
 
 
 def estimator_of(settings: Settings) -> Estimator:
     """Return the estimator that the settings name."""
-    return Relative(settings.estimate) if settings.estimate.measures == "relative" else Printed(settings.estimate)
+    return (
+        RelativeEstimator(settings.estimate)
+        if settings.estimate.measures == "relative"
+        else PrintedEstimator(settings.estimate)
+    )
 
 
 def with_losses(state: ServerState, upload: Upload, evaluate: Evaluate) -> tuple[ServerState, Upload]:
@@ -130,7 +134,7 @@ def reevaluated(state: ServerState, evaluate: Evaluate) -> ServerState:
 
 
 def measure(state: ServerState, upload: Upload) -> Measures:
-    """Line 3 of DistributionEstimation: losses, loss gaps and distances of an upload whose losses are known."""
+    """Return l, d1 and d2, the first line of the loop of DistributionEstimation; UNMEASURED without losses."""
     if upload.losses is None:
         return UNMEASURED
     models, local_model = state.cluster_models[:, : state.num_parameters], upload.local_model[: state.num_parameters]
@@ -159,7 +163,7 @@ def relative(measures: Measures, means: Tensor) -> Measures:
 
 
 def means_after(means: Tensor, measures: Measures, epoch: int | Tensor) -> Tensor:
-    """Update the running means (3, K) with one upload: a mean of all so far, later of about `RECENT` uploads.
+    """Update the running means (3, K) with one upload: roughly the mean of all uploads, later of the last `RECENT`.
 
     They start as if one upload had been equally far from all clusters.
     """
@@ -197,7 +201,7 @@ def estimate_mixture(measures: Measures, settings: EstimateSettings) -> Tensor:
 
 
 def _likeness(values: Tensor, bar: Bar) -> Tensor:
-    """Return the share of the other clusters, sum_{i != k} x_i / sum_i x_i, of the values above the bar."""
+    """Return sum_{i != k} y_i / sum_i y_i for each cluster k, where y = values - bar."""
     values = values.double()
     above = values - (values.min() if bar == "min" else bar)
     total = above.sum()

@@ -24,8 +24,9 @@ def pretrain(
     """Train K cluster models (K, P) on K sets of (inputs, targets), from the weights that `model` holds.
 
     Trains one shared model on all sets for `shared_epochs`, then each cluster from it for `separate_epochs`.
-    Deviation: the paper does not say how its clusters start. Averaging models in weight space works only while they
-    lie in one basin, so ours share a start; `shared_epochs=0` starts them apart.
+    With `shared_epochs=0`, every cluster starts from the weights of `model`.
+    Deviation: the paper does not say how its clusters are pre-trained. Averages of models that were trained apart are
+    poor, so ours are trained together first.
     """
     training, passes = settings.training, settings.pretraining
     free = replace(training, proximal_strength=0.0)  # there is no received model to stay close to

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.accept import defence_of
 from cdfl.core.defence import Defence
 from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
+from cdfl.core.harm_test import defence_of
 from cdfl.core.settings import RateSettings, Settings
 from cdfl.core.state import (
     UNMEASURED,
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 
     measures: Measures  # l, d1, d2
     mixture: Tensor  # (K,) alpha_hat
-    memory: Tensor  # the estimator's, after this upload
+    estimator_memory: Tensor  # after this upload
     rates: Tensor  # (K,) beta_mk
     cluster_epochs: Tensor  # (K,) e_k after this upload
 
@@ -64,7 +64,8 @@ def server_update(
     if estimator.needs_measures:
         state, upload = with_losses(state, upload, evaluate)  # F(w_k; D_k), F(v; D_k)
     decision = decide(state, upload, t, settings, estimator)  # DistributionEstimation, UpdateRatioCompute
-    step, verdict = defence.step(state, upload, decision.measures, decision.rates, client, evaluate)  # w_k <- ...
+    # The cluster update of Algorithm 1 (`take_step`), unless the defence shrinks or rejects it.
+    step, verdict = defence.step(state, upload, decision.measures, decision.rates, client, evaluate)
     state = state.replace(epoch=t, defence_memory=defence.remember(state.defence_memory, verdict))
     if not verdict.is_accepted:
         mixture = decision.mixture if is_finite(torch.stack(decision.measures)) else client.mixture
@@ -77,7 +78,7 @@ def server_update(
         cluster_models=step.cluster_models,
         cluster_losses=step.cluster_losses,
         cluster_epochs=decision.cluster_epochs,
-        memory=decision.memory,
+        estimator_memory=decision.estimator_memory,
     )
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # u_m
     reply = Reply(personal_model, t, mixture, step.rates, t - tau, "applied", decision.measures, verdict)
@@ -93,7 +94,7 @@ def decide(
     tensors.
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
-    mixture, memory = estimator(upload, measures, state.memory, epoch)
+    mixture, memory = estimator(upload, measures, state.estimator_memory, epoch)
     _check_shape(mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings.rates)
     return Decision(measures, mixture, memory, rates, cluster_epochs)
@@ -102,6 +103,7 @@ def decide(
 def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER) -> Reply:
     """Answer a client without an upload: a new client gets the average, a known one its last mixture.
 
+    Algorithm 1 sends the average of the clusters at the start (Initialization); later newcomers get today's average.
     The epoch does not advance and no cluster moves.
     """
     reply = _unmoved(state, state.epoch, state.epoch, client.mixture, settings, "applied")
@@ -128,7 +130,10 @@ def base_model_of(
 def _unmoved(
     state: ServerState, epoch: int, base_epoch: int, mixture: Tensor | None, settings: Settings, outcome: Outcome
 ) -> Reply:
-    """Reply without moving a cluster; without a mixture, send the average of the clusters."""
+    """Reply without moving a cluster.
+
+    Deviation: the paper answers a deprecated client with its last mixture; one without a mixture gets the average.
+    """
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
     mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))

@@ -27,7 +27,7 @@ class EstimateSettings(_Checked):
 
     loss_weight: float = 0.5  # c1: weight of the losses F(v; D_k)
     gap_weight: float = 0.25  # c2: weight of the loss gaps |F(w_k; D_k) - F(v; D_k)|; distances get the rest
-    sharpness: tuple[float, ...] | None = None  # A: softmax factors, applied in turn; None: one that gives main_share
+    sharpness: tuple[float, ...] | None = None  # A: softmax factors, in turn; if None, one that gives main_share
     main_share: float = 0.65  # share of a cluster that is nearest in every measure, if all others are equally far
     loss_bar: Bar = "min"  # l_bar: subtracted from the losses; a number or their minimum
     gap_bar: Bar = "min"  # d1_bar
@@ -75,17 +75,22 @@ class EstimateSettings(_Checked):
 
 @dataclass(frozen=True)
 class RateSettings(_Checked):
-    """How far clusters move, and which the reply mixes (Algorithm 2, UpdateRatioCompute)."""
+    """How far clusters move, and which the reply mixes (Algorithm 2, UpdateRatioCompute).
+
+    Deviations: `cluster_step="along"`, `staleness_hinge="continuous"`, `cluster_epochs_set="after"` and
+    `max_staleness=None`. For `reply_clusters` the paper says both: Algorithm 1 mixes all clusters, the caption of the
+    workflow figure says that a cluster that does not move is not used.
+    """
 
     base_rate: float = 0.15  # beta_0: the furthest that a cluster moves to one upload
-    cluster_step: Literal["towards", "along"] = "along"  # towards the upload v, or along the change v - u
+    cluster_step: Literal["towards", "along"] = "along"  # towards the upload v, or along v - u
     rate_floor: Floor = 0.05  # beta_1bar: clusters with a smaller share do not move; a number or the mean share
     staleness_slope: float = 1 / 20  # a
     staleness_grace: float = 20.0  # b
-    max_staleness: int | None = None  # tau_0: an older upload moves nothing; None: no limit
-    staleness_hinge: Literal["paper", "continuous"] = "continuous"  # 1/(a s + 1) from b on, or 1/(a (s - b) + 1)
+    max_staleness: int | None = None  # tau_0: an older upload moves nothing. Deviation: None, no limit
+    staleness_hinge: Literal["paper", "continuous"] = "continuous"  # see `staleness_factor`
     cluster_epochs_set: Literal["before", "after"] = "before"  # e_k <- t before or after the staleness test
-    reply_clusters: Literal["all", "moved"] = "all"  # clusters in the reply: all, or those at the floor
+    reply_clusters: Literal["all", "moved"] = "all"  # clusters in the reply: all, or those that reach the floor
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +107,10 @@ class RateSettings(_Checked):
 
 @dataclass(frozen=True)
 class TrainingSettings(_Checked):
-    """Training on the client (equation 4)."""
+    """Training on the client (equation 4).
+
+    Algorithm 1 prints gradient steps; appendix A says batches of 128, Adam for the CNN and SGD for ResNet-18.
+    """
 
     proximal_strength: float = 0.01  # rho
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -129,7 +137,7 @@ class TrainingSettings(_Checked):
 class PretrainingSettings(_Checked):
     """Pre-training on the server, before the first upload."""
 
-    shared_epochs: int = 10  # passes of one shared model over all pre-training sets; 0: clusters start apart
+    shared_epochs: int = 10  # passes of one shared model over all pre-training sets, from which clusters start
     separate_epochs: int = 2  # passes of each cluster over its own pre-training set, after that
 
     def __post_init__(self) -> None:
@@ -140,7 +148,7 @@ class PretrainingSettings(_Checked):
 
 @dataclass(frozen=True, init=False)
 class Settings:
-    """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.paper_values` explains them).
+    """The settings of CDFL; the defaults are the preset `default` (`cdfl.core.named_settings` explains them).
 
     Read values through their groups. Set them by their own names, which are unique:
 
@@ -156,7 +164,7 @@ class Settings:
     rates: RateSettings = dataclass_field(default_factory=RateSettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
-    max_harm: float | None = None  # of the acceptance test (`cdfl.core.accept`); None: every upload counts
+    max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; every upload counts if None
 
     def __init__(self, **values: Any) -> None:
         own = {name: values.pop(name) for name in [field.name for field in fields(self)] if name in values}

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# applied: clusters moved; deprecated: older than max_staleness; rejected: by the defence. The last two move none.
+# applied: the upload counted, and moved each cluster by its rate, which may be 0; also the outcome of `join`, which has
+# no upload. deprecated: the upload is older than max_staleness. rejected: the defence refused it. Both move no cluster.
 Outcome = Literal["applied", "deprecated", "rejected"]
 
 # Returns the losses of n models (n, P), each on the proxy set of its cluster (n,). The core sees no other data.
@@ -31,12 +32,12 @@ class ServerState:
     """
 
     cluster_models: Tensor  # (K, P)  w_k
-    cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN: not evaluated since the cluster moved
+    cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN if not evaluated since the cluster moved
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
     epoch: int = 0  # t: counts uploads
-    num_parameters: int | None = None  # leading entries of a vector that are trained; None: all of them
-    memory: Tensor = field(default_factory=_nothing)  # the estimator's
-    defence_memory: Tensor = field(default_factory=_nothing)  # the defence's
+    num_parameters: int | None = None  # leading entries of a vector that are trained; all of them if None
+    estimator_memory: Tensor = field(default_factory=_nothing)
+    defence_memory: Tensor = field(default_factory=_nothing)
 
     @property
     def num_clusters(self) -> int:
@@ -90,7 +91,7 @@ ACCEPTED = Verdict()
 class ClientMemory(NamedTuple):
     """What the server remembers of one client between its uploads."""
 
-    mixture: Tensor | None = None  # (K,) of the last reply; None: a new client
+    mixture: Tensor | None = None  # (K,) of the last reply; None for a new client
     defence: tuple[float, ...] = ()  # `Verdict.client` of the last reply
 
 

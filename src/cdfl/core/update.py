@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cdfl.core.settings import RateSettings
 
-# A share that is below the floor by rounding alone counts as at the floor.
+# A share that is below the floor by rounding alone reaches it.
 ROUNDING = 1e-12
 
 
@@ -14,12 +14,14 @@ def update_rates(
 ) -> tuple[Tensor, Tensor]:
     """Return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
 
+    Deviation: with `cluster_epochs_set="after"`, the staleness test uses e_k from before this upload.
+
     >>> fresh = RateSettings(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
     (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([1, 0]))
     """
     mixture = mixture.double()
-    moves = at_floor(mixture, settings)
+    moves = reaches_floor(mixture, settings)
     shares = torch.where(moves, mixture / mixture.max(), 0.0)  # beta_1k
     moved_epochs = torch.where(moves, epoch, cluster_epochs)
     tested = moved_epochs if settings.cluster_epochs_set == "before" else cluster_epochs
@@ -30,7 +32,8 @@ def update_rates(
 def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
     """Return beta_2k: 1 while an upload is fresh, falling with its staleness after that.
 
-    The paper's hinge jumps down at `staleness_grace`; the continuous one is FedAsync's.
+    For a staleness s of b or more, the paper has 1 / (a s + 1), which jumps down at b.
+    Deviation (the default): 1 / (a (s - b) + 1), FedAsync's continuous hinge.
 
     >>> ages = torch.tensor([4, 5, 6])
     >>> staleness_factor(ages, RateSettings(staleness_slope=1, staleness_grace=5, staleness_hinge="paper"))
@@ -44,7 +47,7 @@ def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
     return torch.where(staleness < grace, 1.0, 1 / (slope * counted + 1))
 
 
-def at_floor(mixture: Tensor, settings: RateSettings) -> Tensor:
+def reaches_floor(mixture: Tensor, settings: RateSettings) -> Tensor:
     """Return which clusters have a share of at least `rate_floor` (K,), and so move."""
     floor = mixture.mean() if settings.rate_floor == "mean" else settings.rate_floor
     return mixture >= floor - ROUNDING
@@ -57,9 +60,11 @@ def update_clusters(
     base_model: Tensor | None = None,
     num_parameters: int | None = None,
 ) -> Tensor:
-    """Move each cluster model towards an upload: w_k <- (1 - beta_mk) w_k + beta_mk v; a new tensor (K, P).
+    """Return the cluster models after an upload, a new tensor (K, P).
 
-    With `base_model` u, from which the upload was trained, move along the change: w_k <- w_k + beta_mk (v - u).
+    Deviation (the default): along v - u, where `base_model` u is what the upload was trained from:
+    w_k <- w_k + beta_mk (v - u). The paper: towards v, w_k <- (1 - beta_mk) w_k + beta_mk v. That also pulls w_k
+    towards u, an old mixture of all clusters; a step along v - u does not.
     Statistics, after the first `num_parameters` entries, always move towards the upload: the sum of several changes
     could make a variance negative.
 
@@ -105,9 +110,12 @@ def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:
 
 
 def reply_weights(mixture: Tensor, settings: RateSettings) -> Tensor:
-    """Return the weights of the clusters in a reply (K,): the mixture, or its part that is at the floor."""
+    """Return the weights of the clusters in a reply (K,): the mixture, or its part that reaches the floor.
+
+    Algorithm 1 mixes all clusters; "moved" follows the caption of the paper's workflow figure.
+    """
     if settings.reply_clusters == "all":
         return mixture
-    kept = torch.where(at_floor(mixture, settings), mixture, 0.0)
+    kept = torch.where(reaches_floor(mixture, settings), mixture, 0.0)
     total = kept.sum()
     return torch.where(total > 0, kept / total, mixture)  # if the floor is above every share, mix all

@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cdfl.data.class_names import one_numbering
 from cdfl.data.dataset import Dataset, Half
 from cdfl.data.errors import DataError
+from cdfl.data.label_numbering import one_numbering
 from cdfl.data.randomness import generator
 from cdfl.data.transforms import quarter_turns, reshape, rotate, shift
 

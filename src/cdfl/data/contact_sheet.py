@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 from cdfl.data.errors import DataError
 from cdfl.data.federation import Federation
 
-TILE = 64  # pixels of one image in the picture, at least
+TILE = 64  # an image in the picture is about this many pixels wide; larger ones keep their size
 GAP = 4
 TITLE = 96  # width of the column with the clusters' names
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cdfl.data.errors import DataError
 
-CHUNK = 4096  # images changed at a time: bounds the memory of the float32 copies
+CHUNK = 4096  # this many images are transformed at a time, to bound the memory of their float32 copies
 
 
 def to_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

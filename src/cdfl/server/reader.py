@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cdfl.core import (
     Layout,
-    Recorded,
+    Replay,
     Reply,
     ServerState,
     Settings,
@@ -75,7 +75,7 @@ class Reader:
             raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: its client was forgotten", "restore a backup")
         upload = self._upload_of(state, entry, settings, layout, is_needed=anew or entry.outcome == "applied")
         cluster_losses = tensor(entry.cluster_losses)
-        recorded = Recorded(
+        recorded = Replay(
             mixture=tensor(entry.mixture),
             rates=tensor(entry.rates),
             cluster_losses=cluster_losses,

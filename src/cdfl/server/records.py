@@ -200,7 +200,7 @@ class Snapshot:
         small = {
             "cluster_losses": numbers(state.cluster_losses),
             "cluster_epochs": state.cluster_epochs.tolist(),
-            "memory": state.memory.tolist(),
+            "estimator_memory": state.estimator_memory.tolist(),
             "defence_memory": state.defence_memory.tolist(),
         }
         return cls(state.epoch, created, tuple(models), small, settings)
@@ -223,7 +223,7 @@ class Snapshot:
             cluster_epochs=torch.tensor(self.state["cluster_epochs"], dtype=torch.int64),
             epoch=self.epoch,
             num_parameters=layout.num_parameters,
-            memory=torch.tensor(self.state["memory"], dtype=torch.float64),
+            estimator_memory=torch.tensor(self.state["estimator_memory"], dtype=torch.float64),
             defence_memory=torch.tensor(self.state["defence_memory"], dtype=torch.float64),
         )
 

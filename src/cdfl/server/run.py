@@ -22,7 +22,7 @@ from cdfl.userfile import SetupError
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 4.0  # of the acceptance test, unless the set-up sets it; see benchmarks/poison.py
+MAX_HARM = 4.0  # of the harm test, unless the set-up sets it; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; name pretraining_sets, and use a new --store"

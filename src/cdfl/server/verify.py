@@ -142,7 +142,7 @@ class _Walk:
         if state is None or stored is None:
             return stored
         self.result.snapshots += 1
-        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "memory", "defence_memory")
+        parts = ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory", "defence_memory")
         for name in parts:
             if not _same_bits(getattr(state, name), getattr(stored, name)):
                 self.result.findings.append(f"snapshot {snapshot.epoch}: {name} is not what a replay gives")

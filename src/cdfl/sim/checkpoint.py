@@ -45,16 +45,16 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark for a new simulation of the same config."""
-    task = simulation.task
-    with _opened(folder, str(task.device)) as (file, numbers):
+    problem = simulation.problem
+    with _opened(folder, str(problem.device)) as (file, numbers):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    task.start = tensors["start"]
-    begun = simulation.algorithm.initial(task.start, simulation.evaluate, task.layout.num_parameters)
+    problem.start = tensors["start"]
+    begun = simulation.algorithm.initial(problem.start, simulation.evaluate, problem.layout.num_parameters)
     state = replace(begun, **_joined(numbers["state"], "state", tensors))
     clients = {}
     for text, values in numbers["clients"].items():
         held = _joined(values, f"clients.{text}", tensors)
-        held["turn_data"] = task.turn_data(int(text), held["turns"])
+        held["turn_data"] = problem.turn_data(int(text), held["turns"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
         reply, assignment = held["reply"], held["assignment"]

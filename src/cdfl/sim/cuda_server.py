@@ -12,12 +12,12 @@ from torch import Tensor
 
 from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import (
-    TRUST,
+    NO_DEFENCE,
     Evaluate,
     Measures,
     NotFiniteError,
-    Printed,
-    Relative,
+    PrintedEstimator,
+    RelativeEstimator,
     Reply,
     ServerState,
     Upload,
@@ -46,7 +46,7 @@ class GraphServer(CDFL):
         """Return whether the graph can run this algorithm; a subclass may override anything, so it cannot."""
         if not isinstance(algorithm, CDFL) or type(algorithm) is not CDFL:
             return False
-        return type(algorithm.estimator) in (Printed, Relative) and algorithm.defence is TRUST
+        return type(algorithm.estimator) in (PrintedEstimator, RelativeEstimator) and algorithm.defence is NO_DEFENCE
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> ServerState:
         """Begin at epoch 0, with everything on the device."""
@@ -70,14 +70,14 @@ class GraphServer(CDFL):
         return self._last, reply
 
     def _on_device(self, state: ServerState) -> ServerState:
-        """Bring the small tensors to the models' device: from a checkpoint only the models come there."""
-        device, memory = state.cluster_models.device, state.memory
+        """Move the small tensors to the models' device. A loaded checkpoint puts only the models on the device."""
+        device, memory = state.cluster_models.device, state.estimator_memory
         if memory.numel() == 0:
             memory = self.estimator.begin(state.num_clusters)
         return state.replace(
             cluster_losses=state.cluster_losses.to(device),
             cluster_epochs=state.cluster_epochs.to(device),
-            memory=memory.to(device),
+            estimator_memory=memory.to(device),
         )
 
 
@@ -91,7 +91,7 @@ class _ServerGraph:
             cluster_models=models.clone(),
             cluster_losses=state.cluster_losses.double().clone(),
             cluster_epochs=state.cluster_epochs.clone(),
-            memory=state.memory.clone(),
+            estimator_memory=state.estimator_memory.clone(),
         )
         number = torch.ones((), dtype=torch.int64, device=models.device)
         self.epoch, self.base_epoch = number, number.clone()
@@ -110,7 +110,7 @@ class _ServerGraph:
 
     def load(self, state: ServerState) -> None:
         """Copy a state in."""
-        for name in ("cluster_models", "cluster_losses", "cluster_epochs", "memory"):
+        for name in ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory"):
             getattr(self.state, name).copy_(getattr(state, name))
 
     def replay(self, upload: Upload, epoch: int) -> tuple[ServerState, Reply]:
@@ -127,7 +127,7 @@ class _ServerGraph:
             cluster_models=self.state.cluster_models.clone(),
             cluster_losses=self.state.cluster_losses.clone(),
             cluster_epochs=self.state.cluster_epochs.clone(),
-            memory=self.state.memory.clone(),
+            estimator_memory=self.state.estimator_memory.clone(),
             epoch=epoch,
         )
         return state, Reply(
@@ -151,5 +151,5 @@ class _ServerGraph:
         self.rates.copy_(step.rates)
         self.state.cluster_losses.copy_(torch.where(step.cluster_losses.isnan(), fresh, step.cluster_losses))
         self.state.cluster_epochs.copy_(decision.cluster_epochs)
-        self.state.memory.copy_(decision.memory)
+        self.state.estimator_memory.copy_(decision.estimator_memory)
         self.state.cluster_models.copy_(step.cluster_models)

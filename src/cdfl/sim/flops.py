@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-SAMPLES = 2  # batch norm cannot train on one
+SAMPLES = 2  # the size of the counted batch; batch norm cannot train on one sample
 
 
 class Flops(NamedTuple):

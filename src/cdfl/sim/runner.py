@@ -20,8 +20,8 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
+from cdfl.sim.problem import Problem
 from cdfl.sim.simulation import Simulation, SimulationGroup
-from cdfl.sim.task import Task
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -222,10 +222,10 @@ def _run_group(
                 return
             for place, simulation in enumerate(together.simulations):
                 path, bookmark = folders[numbers[place]].path, together.bookmarks.get(place)
-                if bookmark is None or simulation.task.start is None:
+                if bookmark is None or simulation.problem.start is None:
                     checkpoint.remove(path)
                 else:
-                    checkpoint.save(path, bookmark, simulation.task.start)
+                    checkpoint.save(path, bookmark, simulation.problem.start)
 
         saved = time.monotonic()
         try:
@@ -246,24 +246,24 @@ def _run_group(
 
 def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
     """Build the simulations of several configs; those of one seed share data and pre-training."""
-    tasks: dict[int, Task] = {}
+    problems: dict[int, Problem] = {}
     built: list[Simulation] = []
     first = configs[0]
     federation = first.scenario.federation(first.seed, data_dir).to(first.device)  # reads the images once
     for config in configs:
-        if config.seed not in tasks:
-            tasks[config.seed] = Task(config.scenario, federation.reseeded(config.seed), config.settings)
-        task = tasks[config.seed]
-        engines = built[0].engines if built else make_engines(task, precision=config.precision)
-        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), task, engines)
-        built.append(Simulation(task, algorithm, config.time_model, engines, config.policy))
+        if config.seed not in problems:
+            problems[config.seed] = Problem(config.scenario, federation.reseeded(config.seed), config.settings)
+        problem = problems[config.seed]
+        engines = built[0].engines if built else make_engines(problem, precision=config.precision)
+        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), problem, engines)
+        built.append(Simulation(problem, algorithm, config.time_model, engines, config.policy))
     return built
 
 
 def _bytes_of(simulation: Simulation) -> int:
     """Return the bytes of a simulation: a received, a trained and a scored model for every client, and the data."""
-    task = simulation.task
-    return 3 * task.scenario.num_clients * task.model_bytes + task.federation.num_bytes
+    problem = simulation.problem
+    return 3 * problem.scenario.num_clients * problem.model_bytes + problem.federation.num_bytes
 
 
 def _memory_budget(device: str) -> int:

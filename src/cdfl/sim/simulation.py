@@ -1,8 +1,8 @@
-"""The same run as `cdfl.sim.reference`, with clients trained together.
+"""The fast simulation: it trains clients together. It gives the events of `cdfl.sim.reference_simulation`.
 
-Between a reply and its next upload a client does not depend on other clients. When an upload is due that has not been
-trained, all clients that wait for training are trained together with it. Uploads are then applied one by one in their
-order. Scores do not influence the run, so they are computed in batches before their events are emitted.
+A client does not depend on other clients between a reply and its next upload. So if the next upload needs training, the
+simulation trains all waiting clients together. It then applies their uploads one by one, in the order of the run.
+Scores do not influence the run; the simulation computes them in batches, before it emits their events.
 """
 
 from collections import Counter
@@ -21,11 +21,11 @@ from cdfl.data import Draw, Samples
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
-from cdfl.sim.metrics import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
-from cdfl.sim.task import Task, TurnData
+from cdfl.sim.event_builders import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
+from cdfl.sim.problem import Problem, TurnData
 from cdfl.sim.time_models import Tick, TimeModel
 
-MOST_WAITING = 256  # unscored uploads, at most
+MOST_WAITING = 256  # at most this many uploads wait for their scores
 
 
 @dataclass
@@ -90,13 +90,13 @@ class Simulation:
 
     def __init__(
         self,
-        task: Task,
+        problem: Problem,
         algorithm: Algorithm,
         time_model: TimeModel,
         engines: Engines,
         policy: Policy = ALWAYS,
     ) -> None:
-        self.task = task
+        self.problem = problem
         self.algorithm = algorithm
         self.engines = engines
         self.policy = policy
@@ -126,13 +126,13 @@ class Simulation:
 
     def steps(self) -> Steps:
         """Yield events, and requests; the caller sends the local models (B, P) of each request."""
-        scenario = self.task.scenario
+        scenario = self.problem.scenario
         if self.bookmark is None:
             yield from self._begin()
         place = self.bookmark = self.bookmark or self._mark(ticks=0, attempts=0)
         self.state, self.clients = place.state, {number: replace(held) for number, held in place.clients.items()}
 
-        ticks = self.task.ticks(self.time_model)
+        ticks = self.problem.ticks(self.time_model)
         left: Counter[int] | None = None
         if self.policy == ALWAYS:  # every turn is an upload, so the last one of each client is known
             planned = list(_until(ticks, scenario.num_uploads))
@@ -181,16 +181,16 @@ class Simulation:
         if self.state.epoch % scenario.num_clients != 0:
             self._score_clusters()
         yield from self._emit()
-        yield summarize(self.emitted, scenario.num_clients, shortfall(self.task, self.emitted, passed))
+        yield summarize(self.emitted, scenario.num_clients, shortfall(self.problem, self.emitted, passed))
 
     def _begin(self) -> Steps:
         """Initialization: start the server from the pre-trained clusters, and score them."""
-        task = self.task
-        self.emitted.append(started_event(task, self.algorithm))
+        problem = self.problem
+        self.emitted.append(started_event(problem, self.algorithm))
         yield self.emitted[-1]
-        if task.start is None:
+        if problem.start is None:
             raise RuntimeError("the clusters are not pre-trained; iterate over `events`, not over `steps`")
-        self.state = self.algorithm.initial(task.start, self.evaluate, task.layout.num_parameters)
+        self.state = self.algorithm.initial(problem.start, self.evaluate, problem.layout.num_parameters)
         self._score_clusters()
         yield from self._emit()
 
@@ -204,14 +204,14 @@ class Simulation:
     def _join(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
         assignment = Assignment(reply.personal_model, reply.epoch)
-        drawn = self.task.turn_data(number, 0)
+        drawn = self.problem.turn_data(number, 0)
         self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
         self._prepare(number)
 
     def _prepare(self, number: int) -> None:
         """Give a client its reply and its next data, and let its policy decide."""
-        client, task = self.clients[number], self.task
-        client.turn_data = client.ahead or task.turn_data(number, client.turns)
+        client, problem = self.clients[number], self.problem
+        client.turn_data = client.ahead or problem.turn_data(number, client.turns)
         client.ahead, client.trained = None, None
         draw = client.turn_data.draw
         view = ClientView(
@@ -222,18 +222,18 @@ class Simulation:
         if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
-        seen = task.observe(client.assignment.personal_model, draw, number, client.turns)
+        seen = problem.observe(client.assignment.personal_model, draw, number, client.turns)
         client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]
         draw, plan, noise_seed = client.turn_data
-        return Training(self.task.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
+        return Training(self.problem.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Store trained models with their losses until their uploads are due."""
         for number in numbers:  # draw the next data while the GPU is still training
-            self.clients[number].ahead = self.task.turn_data(number, self.clients[number].turns + 1)
+            self.clients[number].ahead = self.problem.turn_data(number, self.clients[number].turns + 1)
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
@@ -268,17 +268,17 @@ class Simulation:
             return
         info = UploadInfo(time, number, client.updates, turn_data.plan.numel())
         self._waiting.append(_Unscored(info, turn_data.draw, client.reply.personal_model, trained.local_model, reply))
-        if reply.epoch % self.task.scenario.num_clients == 0:
+        if reply.epoch % self.problem.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
-        return self.engines.evaluator.evaluate(models, clusters, self.task.proxy_sets)
+        return self.engines.evaluator.evaluate(models, clusters, self.problem.proxy_sets)
 
     def _proxy_losses(self, models: Tensor) -> Tensor:
         """Return the losses (B, K) of many models (B, P) on all proxy sets, computed in one pass."""
-        sets = self.task.proxy_sets
+        sets = self.problem.proxy_sets
         sizes = [len(targets) for _, targets in sets]
         outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
         logits = torch.stack(outputs)  # (B, n, classes)
@@ -288,7 +288,7 @@ class Simulation:
 
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
-        inputs, targets = self.task.inputs(samples)
+        inputs, targets = self.problem.inputs(samples)
         outputs = self.engines.evaluator.outputs(models, inputs)
         return torch.stack([cross_entropy(out, targets, reduction="none") for out in outputs], dim=1)
 
@@ -306,7 +306,7 @@ class Simulation:
         for item in waiting:
             event: Event
             if isinstance(item, _Unscored):
-                event = uploaded_event(self.task, self.algorithm, item.info, item.draw, next(replies), next(scores))
+                event = uploaded_event(self.problem, self.algorithm, item.info, item.draw, next(replies), next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
@@ -316,7 +316,7 @@ class Simulation:
 
     def _scores(self, answered: Sequence[_Unscored]) -> list[Scores]:
         """Return each client's accuracies on its held-out samples, of the models in `Scores`."""
-        ready = fetch_all([(self.task.federation, item.draw.test) for item in answered], self.task.dtype)
+        ready = fetch_all([(self.problem.federation, item.draw.test) for item in answered], self.problem.dtype)
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
         outputs = self.engines.evaluator.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
@@ -325,7 +325,7 @@ class Simulation:
         return [Scores(*shares[place::count]) for place in range(count)]
 
     def _cluster_accuracies(self, models: Tensor) -> list[float]:
-        sets = self.task.test_sets
+        sets = self.problem.test_sets
         outputs = self.engines.evaluator.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
         return _shares_right(outputs, [targets for _, targets in sets])
 
@@ -373,8 +373,8 @@ class SimulationGroup:
 
     def events(self) -> Iterator[tuple[int, Event]]:
         """Run all simulations to their end; yield (which, event)."""
-        tasks = {id(simulation.task): simulation.task for simulation in self.simulations}.values()
-        untrained = [_pretraining(task) for task in tasks if task.start is None]
+        problems = {id(simulation.problem): simulation.problem for simulation in self.simulations}.values()
+        untrained = [_pretraining(problem) for problem in problems if problem.start is None]
         for _ in self._advance(dict(enumerate(untrained))):
             pass  # pre-training has no events
         yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
@@ -405,14 +405,16 @@ class SimulationGroup:
                     answers |= dict(zip(asking, models.split(sizes), strict=True))
 
 
-def _pretraining(task: Task) -> Steps:
-    """Set `task.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
-    shuffle, batch_size = task.pretraining_shuffle(), task.settings.training.batch_size
-    passes = task.settings.pretraining
-    sets = [task.federation.all_samples("pretraining", k) for k in range(task.federation.num_clusters)]
+def _pretraining(problem: Problem) -> Steps:
+    """Set `problem.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
+    shuffle, batch_size = problem.pretraining_shuffle(), problem.settings.training.batch_size
+    passes = problem.settings.pretraining
+    sets = [problem.federation.all_samples("pretraining", k) for k in range(problem.federation.num_clusters)]
     plan = batch_plan(sum(map(len, sets)), batch_size, passes.shared_epochs, shuffle)
-    noise = task.pretraining_noise_seed
-    shared = (yield Request([Training(task.federation, joined(sets), flatten(task.model), plan, noise)], False))[0]
+    noise = problem.pretraining_noise_seed
+    shared = (yield Request([Training(problem.federation, joined(sets), flatten(problem.model), plan, noise)], False))[
+        0
+    ]
     plans = [batch_plan(len(own), batch_size, passes.separate_epochs, shuffle) for own in sets]
-    separate = [Training(task.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
-    task.start = yield Request(separate, proximal=False)
+    separate = [Training(problem.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
+    problem.start = yield Request(separate, proximal=False)

@@ -16,7 +16,7 @@ from cdfl.sim.kernels import runs_triton
 
 Piece = tuple[slice, list[str]]  # columns of a stack, and the parameters in them
 
-STREAMS = 4  # rows of a big network that a GPU computes at the same time
+STREAMS = 4  # a GPU computes this many rows of a big network at the same time
 
 KERNEL_PRECISION: dict[str, KernelPrecision] = {"float32": "ieee", "tf32": "tf32", "bfloat16": "bf16"}
 

@@ -185,7 +185,7 @@ class Devices:
     slowness: Span = Span("lognormal", 1.0)
     network: Span = Span("lognormal", 0.05)  # one way
     joins: Span = field(default=Span("constant", 0.0))  # when it joins; 0: at the start
-    stays: Span | None = None  # how long it stays; None: to the end
+    stays: Span | None = None  # how long it stays; None if it stays to the end
 
     def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
         """Yield ticks from a queue of (time, sequence); the sequence breaks ties."""

@@ -15,7 +15,7 @@ import numpy as np
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
-from cdfl.data.sources.npz import remember
+from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
 POINT = r"(\d+)&(\d+)"
@@ -26,9 +26,9 @@ FIRST_DIGIT, NO_CHARACTER = 24, 34  # in CCPD's table of letters and digits
 # (Chinese standard GA 36); these are the centres of the last five.
 PLATE = (440.0, 140.0)
 MIDDLES = (174.0, 231.0, 288.0, 345.0, 402.0)
-WINDOW = (57.0, 110.0)  # cut out around a centre, so that neighbours just touch it
+WINDOW = (57.0, 110.0)  # width and height of the cut around a digit's centre; neighbours just touch it
 SIDE = 32
-LIMITS = {"train": 80_000, "test": 20_000}  # digits, as many as the paper has
+LIMITS = {"train": 80_000, "test": 20_000}  # at most this many digits, as in the paper
 
 
 @dataclass(frozen=True)

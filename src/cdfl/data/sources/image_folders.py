@@ -22,7 +22,7 @@ import numpy as np
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
-from cdfl.data.sources.npz import remember
+from cdfl.data.sources.packed import remember
 from cdfl.data.sources.source import reading
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TABLES = ("train.csv", "val.csv", "test.csv")
 SET_APART = {"train", "training", "test", "testing", "val", "valid", "validation"}  # names of deliberate splits
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 REPLACE = "replace it, or move it away"
-TEST_SHARE = 0.2  # the paper's 12,000 of 60,000 MiniImageNet images
+TEST_SHARE = 0.2  # the test share, as in the paper: 12,000 of 60,000 MiniImageNet images
 
 Files = dict[PurePosixPath, bytes]
 Classes = dict[str, list[PurePosixPath]]

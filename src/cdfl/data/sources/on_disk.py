@@ -12,7 +12,7 @@ from cdfl.data.errors import DataError
 from cdfl.data.sources.catalogue import SOURCES
 from cdfl.data.sources.download import download, md5_of
 from cdfl.data.sources.image_folders import read_folder
-from cdfl.data.sources.npz import is_packed, read_npz, read_packed
+from cdfl.data.sources.packed import is_packed, read_npz, read_packed
 from cdfl.data.sources.source import Source
 
 Verdict = Literal["ok", "differs from what was published", "not here"]

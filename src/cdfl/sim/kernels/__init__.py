@@ -4,9 +4,9 @@ The first dimension of every tensor is the client. No function waits for the dev
 captured in a CUDA graph after one call that compiles it.
 """
 
+from cdfl.sim.kernels.block_sizes import aligned, runs_triton
 from cdfl.sim.kernels.conv import Precision, conv_grad_input, conv_grad_weight, conv_relu_pool
 from cdfl.sim.kernels.gather import take_batch, take_columns
-from cdfl.sim.kernels.launch import aligned, runs_triton
 from cdfl.sim.kernels.linear import bias_relu, bias_relu_grad, product
 from cdfl.sim.kernels.loss import cross_entropy, cross_entropy_grad
 from cdfl.sim.kernels.optim import adam_step_, adam_step_torch_, sgd_step_, sgd_step_torch_

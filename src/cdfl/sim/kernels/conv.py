@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from cdfl.sim.kernels.launch import ceil_div, power_of_two, runs_triton
+from cdfl.sim.kernels.block_sizes import ceil_div, power_of_two, runs_triton
 
 Precision = Literal["ieee", "tf32", "bf16"]
 DEAD = 4  # marks a zero output of ReLU, which passes no gradient; the kernels use the literal 4

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdfl.sim.kernels.launch import ceil_div, power_of_two, runs_triton
+from cdfl.sim.kernels.block_sizes import ceil_div, power_of_two, runs_triton
 
 
 def take_batch(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdfl.sim.kernels.launch import ceil_div, runs_triton
+from cdfl.sim.kernels.block_sizes import ceil_div, runs_triton
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -1,10 +1,12 @@
+"""The cross-entropy of a stack of clients, and its gradient."""
+
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cdfl.sim.kernels.launch import power_of_two, runs_triton
+from cdfl.sim.kernels.block_sizes import power_of_two, runs_triton
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

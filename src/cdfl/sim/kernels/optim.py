@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdfl.sim.kernels.launch import ceil_div, runs_triton
+from cdfl.sim.kernels.block_sizes import ceil_div, runs_triton
 
 _BLOCK = 1024  # parameters in a program: 8 for each of 128 threads, which reads 16 bytes at a time
 

@@ -11,7 +11,7 @@ from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, Server
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class Replay:
     """An estimator and a defence that repeat a recorded decision, without proxy sets and with the same bits everywhere.
 
     Pass it as both: `server_update(state, upload, settings, evaluate, client, estimator=it, defence=it)`. The original

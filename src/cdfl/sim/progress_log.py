@@ -1,4 +1,4 @@
-"""Report the progress of runs in plain lines, for logs and where there is no terminal."""
+"""Write the progress of runs as plain lines, for logs and where there is no terminal."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 20.0
 def lines(write: Callable[[str], None], num_uploads: int) -> Iterator[Callable[[Event], None]]:
     """Yield a function that counts events, and write a line every 20 seconds.
 
-    A thread writes, so that a run that trains for an hour before its first event reports, too.
+    A thread writes the lines, so a run also reports before its first event.
     """
     done, begun, started, over = 0, time.monotonic(), False, threading.Event()
 

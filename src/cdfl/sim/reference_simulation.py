@@ -14,8 +14,8 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.metrics import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
-from cdfl.sim.task import Task
+from cdfl.sim.event_builders import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
+from cdfl.sim.problem import Problem
 from cdfl.sim.time_models import TimeModel
 
 
@@ -30,20 +30,20 @@ class Client:
     memory: Memory = ()  # of its policy
 
 
-def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS) -> Iterator[Event]:
+def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS) -> Iterator[Event]:
     """Run a scenario, and yield every event as it happens."""
-    scenario, federation = task.scenario, task.federation
+    scenario, federation = problem.scenario, problem.federation
     events: list[Event] = []
-    yield started_event(task, algorithm)
+    yield started_event(problem, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
-    state = algorithm.initial(task.pretrain(), task.evaluate, task.layout.num_parameters)
-    events.append(Clusters(0, task.cluster_accuracies(algorithm.cluster_models(state))))
+    state = algorithm.initial(problem.pretrain(), problem.evaluate, problem.layout.num_parameters)
+    events.append(Clusters(0, problem.cluster_accuracies(algorithm.cluster_models(state))))
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0
     ticks: Counter[str] = Counter()
-    for time, client, kind in task.ticks(time_model):
+    for time, client, kind in problem.ticks(time_model):
         if attempts == scenario.num_uploads:
             break
         ticks[kind] += 1
@@ -58,20 +58,20 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
-        assignment = algorithm.assign(mine.state, mine.reply, task.view(draw))
+        assignment = algorithm.assign(mine.state, mine.reply, problem.view(draw))
         mine.memory, upload_now = decide_upload(
-            policy, mine.memory, task.observe(assignment.personal_model, draw, client, turn)
+            policy, mine.memory, problem.observe(assignment.personal_model, draw, client, turn)
         )
         if not upload_now:
             continue
 
         # Client: train from the model it received, on its own data, and upload.
-        inputs, targets = task.inputs(draw.train)
-        plan = task.plan(draw, client, turn).to(targets.device)
+        inputs, targets = problem.inputs(draw.train)
+        plan = problem.plan(draw, client, turn).to(targets.device)
         batches = ((inputs[batch], targets[batch]) for batch in plan)
-        with task.noise(client, turn):
+        with problem.noise(client, turn):
             local_model = client_update(
-                task.model, assignment.personal_model, batches, task.loss, task.settings.training
+                problem.model, assignment.personal_model, batches, problem.loss, problem.settings.training
             )
         attempts += 1
         upload = Upload(
@@ -86,25 +86,25 @@ def simulate(task: Task, algorithm: Algorithm, time_model: TimeModel, policy: Po
         try:
             if not bool(torch.isfinite(local_model).all()):
                 raise NotFiniteError("the training has diverged")
-            state, reply = algorithm.server_update(state, upload, assignment, task.evaluate)
+            state, reply = algorithm.server_update(state, upload, assignment, problem.evaluate)
         except NotFiniteError:
             events.append(Diverged(time, client))
             yield events[-1]
             continue
 
         models = mine.reply.personal_model, local_model, reply.personal_model
-        scores = Scores(*(task.accuracy(model, draw.test) for model in models))
+        scores = Scores(*(problem.accuracy(model, draw.test) for model in models))
         info = UploadInfo(time, client, mine.updates, trained=plan.numel())
-        events.append(uploaded_event(task, algorithm, info, draw, reply, scores))
+        events.append(uploaded_event(problem, algorithm, info, draw, reply, scores))
         yield events[-1]
         if reply.epoch % scenario.num_clients == 0:
-            events.append(Clusters(reply.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))
+            events.append(Clusters(reply.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
             yield events[-1]
 
         # Client: take the reply.
         mine.reply, mine.state, mine.updates = reply, state, mine.updates + 1
 
     if state.epoch % scenario.num_clients != 0:
-        events.append(Clusters(state.epoch, task.cluster_accuracies(algorithm.cluster_models(state))))
+        events.append(Clusters(state.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
         yield events[-1]
-    yield summarize(events, scenario.num_clients, shortfall(task, events, ticks))
+    yield summarize(events, scenario.num_clients, shortfall(problem, events, ticks))

@@ -1,4 +1,4 @@
-"""Runs are recorded and replayed: `Recorded` gives the same states and replies, bit by bit, without proxy sets."""
+"""Runs are recorded and replayed: `Replay` gives the same states and replies, bit by bit, without proxy sets."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from cdfl.core import (
     NEWCOMER,
     UNMEASURED,
     Measures,
-    Recorded,
+    Replay,
     Settings,
     Upload,
     Verdict,
@@ -59,14 +59,14 @@ def through_json(value):
     return json.loads(json.dumps(value))
 
 
-def recorded(state, reply, estimator, defence) -> Recorded:
+def recorded(state, reply, estimator, defence) -> Replay:
     """What a journal keeps of an upload, written and read."""
 
     def tensor(values: Tensor) -> Tensor:
         return torch.tensor(through_json(values.tolist()), dtype=torch.float64)
 
     is_accepted, seen, client, reason = through_json(reply.verdict)
-    return Recorded(
+    return Replay(
         tensor(reply.mixture),
         tensor(reply.rates),
         tensor(state.cluster_losses),
@@ -148,7 +148,7 @@ def test_rejected_uploads_are_remembered_by_the_defence_in_force():
     verdict = Verdict(False, (7.5, None), (2.0,), "too much")
     mixture, none = torch.tensor([0.5, 0.25, 0.25]).double(), torch.zeros(CLUSTERS, dtype=torch.float64)
     for measures in (Measures(*torch.ones(3, CLUSTERS).double()), UNMEASURED):
-        it = Recorded(mixture, none, state.cluster_losses, measures, verdict, estimator_of(settings), Log())
+        it = Replay(mixture, none, state.cluster_losses, measures, verdict, estimator_of(settings), Log())
         after, reply = server_update(state, Upload(torch.ones(SIZE), 0), settings, forbidden, estimator=it, defence=it)
         assert after.defence_memory.tolist() == [7.5]
         assert bits(after.cluster_models) == bits(state.cluster_models)
@@ -159,6 +159,6 @@ def test_rejected_uploads_are_remembered_by_the_defence_in_force():
 def test_it_begins_as_its_estimator_does():
     for settings in (Settings(), Settings(measures="relative")):
         estimator = estimator_of(settings)
-        it = Recorded(torch.ones(1), torch.ones(1), torch.ones(1), UNMEASURED, Verdict(), estimator, Careful())
+        it = Replay(torch.ones(1), torch.ones(1), torch.ones(1), UNMEASURED, Verdict(), estimator, Careful())
         assert it.begin(4).shape == estimator.begin(4).shape
         assert not it.needs_measures

@@ -10,7 +10,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
-from cdfl.sim.task import TURNS_PER_UPLOAD, Task
+from cdfl.sim.problem import TURNS_PER_UPLOAD, Problem
 
 SMOOTHING = 1e-4
 
@@ -45,32 +45,32 @@ def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float
     return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
 
 
-def started_event(task: Task, algorithm: Algorithm) -> Started:
+def started_event(problem: Problem, algorithm: Algorithm) -> Started:
     """Return the first event of a run."""
-    scenario = task.scenario
+    scenario = problem.scenario
     return Started(
         scenario=scenario.name,
         algorithm=algorithm.name,
-        seed=task.seed,
+        seed=problem.seed,
         num_clients=scenario.num_clients,
-        num_clusters=task.federation.num_clusters,
+        num_clusters=problem.federation.num_clusters,
         num_uploads=scenario.num_uploads,
-        model_bytes=task.model_bytes,
-        notes="\n".join(task.federation.notes),
+        model_bytes=problem.model_bytes,
+        notes="\n".join(problem.federation.notes),
     )
 
 
 def uploaded_event(
-    task: Task, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Scores
+    problem: Problem, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Scores
 ) -> Uploaded:
     """Return the event of one upload, with its costs."""
-    num_clusters = task.federation.num_clusters
+    num_clusters = problem.federation.num_clusters
     down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
     # A client that receives all cluster models evaluates each on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
     server_passes = 0
     if algorithm.uses_proxy and reply.outcome != "deprecated":
-        sizes = [len(targets) for _, targets in task.proxy_sets]
+        sizes = [len(targets) for _, targets in problem.proxy_sets]
         moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
         server_passes = sum(sizes) + sum(moved)
     true_mixture = draw.true_mixture.tolist()
@@ -90,22 +90,22 @@ def uploaded_event(
         mixture=mixture,
         divergence=None if mixture is None else divergence(true_mixture, mixture),
         rates=reply.rates.tolist(),
-        bytes_up=task.model_bytes if down else 0,
-        bytes_down=down * task.model_bytes,
-        client_flops=info.trained * task.flops.training + tried * task.flops.forward,
-        server_flops=server_passes * task.flops.forward,
+        bytes_up=problem.model_bytes if down else 0,
+        bytes_down=down * problem.model_bytes,
+        client_flops=info.trained * problem.flops.training + tried * problem.flops.forward,
+        server_flops=server_passes * problem.flops.forward,
         trained=info.trained,
     )
 
 
-def shortfall(task: Task, events: Iterable[Event], ticks: Counter[str]) -> str:
+def shortfall(problem: Problem, events: Iterable[Event], ticks: Counter[str]) -> str:
     """Return why a run made fewer uploads than planned, given its ticks of each kind; "" if it made all."""
-    events, asked = list(events), task.scenario.num_uploads
+    events, asked = list(events), problem.scenario.num_uploads
     made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
     if made == asked:
         return ""
     reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
-    if made + diverged < asked and ticks.total() == task.most_ticks:
+    if made + diverged < asked and ticks.total() == problem.most_ticks:
         times = f"uploaded {made + diverged} times" if made + diverged else "never uploaded"
         reasons.append(
             f"the policy {times} in {ticks['turn']} turns, and a run ends after about "

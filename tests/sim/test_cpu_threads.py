@@ -9,10 +9,10 @@ from torch import nn
 
 from cdfl.core import flatten
 from cdfl.models import build
+from cdfl.sim.cpu_threads import Workers, pool_first
 from cdfl.sim.engine import Training
-from cdfl.sim.workers import Workers, pool_first
 
-from .world import make_task
+from .world import make_problem
 
 
 def names(model):
@@ -80,13 +80,13 @@ def test_what_could_notice_stays():
 
 
 def test_workers_leave_the_model_that_they_were_given():
-    task = make_task()
-    before, weights = str(task.model), flatten(task.model)
-    given = copy.deepcopy(task.model)
-    engine = Workers(task.model, task.loss, task.settings.training, task.dtype)
+    problem = make_problem()
+    before, weights = str(problem.model), flatten(problem.model)
+    given = copy.deepcopy(problem.model)
+    engine = Workers(problem.model, problem.loss, problem.settings.training, problem.dtype)
     assert names(engine.model)[1:3] == ["MaxPool2d", "ReLU"]
-    assert str(task.model) == before
-    inputs = torch.rand(5, *task.federation.input_shape, dtype=task.dtype)
+    assert str(problem.model) == before
+    inputs = torch.rand(5, *problem.federation.input_shape, dtype=problem.dtype)
     (outputs,) = engine.outputs(weights[None], inputs)
     torch.testing.assert_close(outputs, given(inputs).detach(), rtol=0, atol=1e-12)
 
@@ -104,20 +104,20 @@ class _Interrupted:
 
 def test_an_interrupt_stops_all_workers():
     """A program ends after its threads, and a training may take minutes."""
-    task, others_train, steps = make_task(), threading.Event(), []
+    problem, others_train, steps = make_problem(), threading.Event(), []
 
     def loss(outputs, targets):
         others_train.set()
         steps.append(1)
-        return task.loss(outputs, targets)
+        return problem.loss(outputs, targets)
 
-    engine = Workers(task.model, loss, task.settings.training, task.dtype, count=2)
-    samples = task.federation.draw(0, 0).train
+    engine = Workers(problem.model, loss, problem.settings.training, problem.dtype, count=2)
+    samples = problem.federation.draw(0, 0).train
     long = torch.zeros(100_000, 1, dtype=torch.int64)  # minutes
-    start = flatten(task.model)
+    start = flatten(problem.model)
     trainings = [
         Training(_Interrupted(others_train), samples, start, long, 0),
-        Training(task.federation, samples, start, long, 0),
+        Training(problem.federation, samples, start, long, 0),
     ]
     with pytest.raises(KeyboardInterrupt):
         engine.train(trainings)

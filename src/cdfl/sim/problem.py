@@ -25,7 +25,7 @@ from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 
 # A run ends after this many turns for each planned upload, even if its policy rarely uploads.
 TURNS_PER_UPLOAD = 50
-# Runs of one seed that run side by side need the same data within one stack of each other.
+# A problem caches the data of this many turns: runs of one seed share it and need the same data at about the same time.
 DRAWS_KEPT = 256
 
 
@@ -37,8 +37,8 @@ class TurnData(NamedTuple):
     noise_seed: int
 
 
-class Task:
-    """What the reference and the stacked simulation share; everything here is computed one model at a time."""
+class Problem:
+    """What `reference_simulation` and `simulation` share. Its methods compute one model at a time."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Task:
         self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
-    def with_federation(self, federation: Federation) -> "Task":
+    def with_federation(self, federation: Federation) -> "Problem":
         """Return the same learning problem with other client data."""
         other = copy.copy(self)
         other.federation = federation

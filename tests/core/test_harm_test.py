@@ -1,4 +1,4 @@
-"""The acceptance test by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
+"""The harm test by hand: two clusters at 0 and 10 whose losses are squared distances from 1 and 9."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import torch
 
 from cdfl.core import (
     GIVEN,
-    TRUST,
+    NO_DEFENCE,
     ClientMemory,
     Measures,
     Settings,
@@ -21,7 +21,8 @@ from cdfl.core import (
     measure,
     server_update,
 )
-from cdfl.core.accept import (
+from cdfl.core.estimate import with_losses
+from cdfl.core.harm_test import (
     ABSURD,
     BEARABLE,
     BLAMED,
@@ -36,7 +37,6 @@ from cdfl.core.accept import (
     past_harm_after,
     usual_harm_of,
 )
-from cdfl.core.estimate import with_losses
 
 from .toy import AS_PRINTED, Proxy, bits, forbidden, pair
 
@@ -208,7 +208,7 @@ class TestServerUpdate:
         for last, expected in ((torch.tensor([0.25, 0.75]), [0.25, 0.75]), (None, [0.5, 0.5])):
             after, reply = server_update(state, huge, CAREFUL, proxy, ClientMemory(last))
             assert (reply.outcome, reply.verdict.seen) == ("rejected", (MOST, None))
-            assert "absurdly far" in reply.verdict.reason
+            assert "far from every cluster" in reply.verdict.reason
             assert reply.mixture.tolist() == expected
             assert bits(after.cluster_models) == bits(state.cluster_models)
 
@@ -312,5 +312,5 @@ def test_it_agrees_with_plain_python(seed):
 
 
 def test_the_settings_name_the_defence():
-    assert defence_of(Settings()) is TRUST
+    assert defence_of(Settings()) is NO_DEFENCE
     assert defence_of(Settings(max_harm=3.0)) == HarmTest(3.0)

@@ -1,15 +1,14 @@
-"""The acceptance test: a defence that rejects uploads by their loss and their distance from the clusters.
+"""The harm test: a defence that rejects uploads with a large loss, far from every cluster.
 
-An upload's harm is how much worse its model is than the clusters, times the square of how far it would drag them: the
-smallest F(v; D_k) / F(w_k; D_k), at least 1, times the smallest ||v - w_k||^2. An upload is rejected if its harm, times
-its client's past harm to the power of `MEMORY`, is above `max_harm` times the median harm of the last `WINDOW` uploads.
-Rejected uploads count in that median, too, so it follows honest clients whose data change all at once.
+harm = max(1, min_k F(v; D_k) / F(w_k; D_k)) * min_k ||v - w_k||^2. The usual harm is the median over the last `WINDOW`
+uploads. Rejected uploads count in it too, so it follows honest clients whose data change all at once. An upload is
+rejected if past_harm ** `MEMORY` * harm / usual_harm is above `max_harm`.
 
-Past harm is 1 for a newcomer and stays between `TRUSTED` and `BLAMED`. Uploads below `BEARABLE` times the usual harm
-make it smaller, others larger. One upload with a flipped sign is hard to tell from an honest one; several are not.
+A client's past harm is 1 at first and stays between `TRUSTED` and `BLAMED`. Uploads below `BEARABLE` times the usual
+harm make it smaller, others larger. One upload with a flipped sign is hard to tell from an honest one; several are not.
 
-Before `WARM_UP` uploads there is no usual harm; `is_absurd` then rejects uploads much farther away than a cluster is
-long.
+Before `WARM_UP` uploads there is no usual harm. Until then, `is_absurd` rejects uploads whose distance from every
+cluster is much larger than the norm of a cluster.
 `benchmarks/poison.py` measures what the test catches, and how many honest uploads it rejects.
 """
 
@@ -21,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import TRUST, Defence, Step, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Step, take_step
 from cdfl.core.settings import Settings
 from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
 
@@ -29,23 +28,23 @@ MOST = sys.float_info.max  # larger numbers cannot be written to JSON
 WINDOW = 100  # uploads in the median
 WARM_UP = 10  # uploads before there is a usual harm
 MEMORY = 0.8  # the exponent of a client's past harm
-BEARABLE = 1.2  # times the usual harm: a client below this gains trust
+BEARABLE = 1.2  # an upload below this many times the usual harm lowers its client's past harm
 TRUSTED, BLAMED = 0.125, 12.5  # bounds of past harm
-ABSURD = 10.0  # times the length of a cluster: rejected even during warm-up
+ABSURD = 10.0  # a distance of this many times the norm of a cluster is absurd
 
 
 class Judgement(NamedTuple):
     """What the test found."""
 
     harm: float
-    usual_harm: float | None  # the median of the uploads before this one; None: during warm-up
+    usual_harm: float | None  # the median over the uploads before this one; None during warm-up
     past_harm: float  # of its client, this upload included
     is_harmful: bool
 
 
 @dataclass(frozen=True)
 class HarmTest:
-    """The acceptance test as a defence. The server remembers recent harms, and for each client its past harm."""
+    """The harm test as a defence. The server remembers recent harms, and for each client its past harm."""
 
     max_harm: float
 
@@ -80,11 +79,11 @@ class HarmTest:
 
 def defence_of(settings: Settings) -> Defence:
     """Return the defence that the settings name."""
-    return TRUST if settings.max_harm is None else HarmTest(settings.max_harm)
+    return NO_DEFENCE if settings.max_harm is None else HarmTest(settings.max_harm)
 
 
 def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: float) -> Judgement:
-    """Judge whether an upload's harm, with its client's past, is above `max_harm` times the usual, or absurd."""
+    """Decide whether an upload is harmful; during warm-up, whether it is absurd."""
     harm, usual_harm = harm_of(measures, state.cluster_losses), usual_harm_of(state.defence_memory)
     if usual_harm is None:
         too_much = is_absurd(state, measures)
@@ -96,11 +95,11 @@ def judge(state: ServerState, measures: Measures, past_harm: float, max_harm: fl
 def reason_for(found: Judgement, past_harm: float) -> str:
     """Say why an upload was rejected, for its client."""
     if found.usual_harm is None:
-        why = "it is absurdly far from all of them, compared with their size and its losses"
+        why = "it is far from every cluster, compared with their size and its losses"
     else:
         why = f"it would do {found.harm / found.usual_harm:.3g} times the usual harm, more than the server allows"
         if past_harm > 1:
-            why += " a client whose last uploads did too much; a few usual uploads make up for them"
+            why += ". The limit is lower for you because earlier uploads were harmful; usual uploads raise it again"
     return (
         f"the upload is answered, but it moved no cluster: {why}. This may happen just after the data have changed; "
         "if it goes on, check data and labels, train with a smaller learning_rate, or add less noise for privacy"
@@ -138,9 +137,9 @@ def harm_of(measures: Measures, cluster_losses: Tensor) -> float:
 
 
 def times_worse(measures: Measures, cluster_losses: Tensor) -> float:
-    """Return how many times as bad as the clusters an upload is where it is best; at least 1.
+    """Return min_k F(v; D_k) / F(w_k; D_k), at least 1.
 
-    Losses that are not above 0 (some likelihoods) have no ratio; then the distance decides alone.
+    Returns 1 if a loss is not above 0 (some likelihoods): then only the distance decides.
     """
     if not bool((cluster_losses > 0).all()):
         return 1.0
@@ -157,7 +156,7 @@ def usual_harm_of(recent_harms: Tensor) -> float | None:
 
 
 def is_absurd(state: ServerState, measures: Measures) -> bool:
-    """Return whether distance times `times_worse` (at most `ABSURD`) exceeds `ABSURD` times the longest cluster."""
+    """Return whether distance times `times_worse` (at most `ABSURD`) exceeds `ABSURD` * max_k ||w_k||."""
     longest = float(state.cluster_models[:, : state.num_parameters].norm(dim=1).max())
     worse = min(ABSURD, times_worse(measures, state.cluster_losses))  # capped: losses may be near 0
     return 0 < ABSURD * longest < worse * float(measures.distances.min())
