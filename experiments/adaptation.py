@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cdfl.algorithms import ALGORITHMS
-from experiments.harness import Cell, Experiment, Kept, Results
-from experiments.harness.compare import OUTCOMES, RULE, compare, grouped
+from experiments.harness import Experiment, Results, RunKey, StoredRun
 from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
+from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, grouped
 from experiments.harness.tables import NOTHING, number, provenance, spread, table
 
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
@@ -33,10 +33,10 @@ NOTE = (
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return every algorithm on both scenarios; the paper has no values for the digits."""
     return [
-        Cell(scenario, preset, algorithm, seed)
+        RunKey(scenario, preset, algorithm, seed)
         for scenario in SCENARIOS
         for preset, algorithms in PRESETS.items()
         if preset == "default" or scenario != "digits-4-sudden"
@@ -45,17 +45,17 @@ def cells(trials: int) -> list[Cell]:
     ]
 
 
-def jumps(kept: Kept) -> list[int]:
+def jumps(kept: StoredRun) -> list[int]:
     """Return the uploads of a client at which main clusters jumped, with enough uploads around them."""
     every: int = kept.record["config"]["scenario"]["drift"]["every"]
-    curves = kept.digest["updates"]
+    curves = kept.summary["updates"]
     enough = [number for number, clients in enumerate(curves["clients"]) if 2 * clients >= curves["clients"][0]]
     return list(range(every, enough[-1] - every // 2 + 2, every))
 
 
-def around(kept: Kept) -> dict[str, Any]:
+def around(kept: StoredRun) -> dict[str, Any]:
     """Return what happened at the jumps of one run, mean over them."""
-    curves = {name: np.array(kept.digest["updates"][name]) for name in ("held", "before", "after")}
+    curves = {name: np.array(kept.summary["updates"][name]) for name in ("held", "before", "after")}
     every = kept.record["config"]["scenario"]["drift"]["every"]
     found = []
     for jump in jumps(kept):
@@ -156,4 +156,4 @@ def draw_panel(axes: Any, results: Results, scenario: str, preset: str) -> None:
         axes.axhline(line + 0.5, color=GREY, lw=0.4)
 
 
-EXPERIMENT = Experiment("adaptation", __doc__, report, draw, cells, trials=5)
+EXPERIMENT = Experiment("adaptation", __doc__, report, draw, run_keys, trials=5)

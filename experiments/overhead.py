@@ -26,7 +26,7 @@ from cdfl.models import build
 from cdfl.scenarios import load_scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.wire import ReplyHead, encode_model
-from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row, row_cells
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
 from experiments.harness.figures import COLORS, PAGE, figure, legend, rows_below
 from experiments.harness.tables import provenance, stand_ins, table
 
@@ -66,9 +66,9 @@ def reply_bytes(costs: Costs, num_clusters: int) -> int:
     return costs.body + sum(len(f"{name}: {value}\r\n") for name, value in headers.items())
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return the two algorithms that are compared."""
-    return row_cells({"paper-reading": ["cdfl", "fedsoft"]}, trials)
+    return row_keys({"paper-reading": ["cdfl", "fedsoft"]}, trials)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Overhead:
     """The costs of one row."""
 
     row: Row
-    used: list[Kept]  # trials of CDFL and FedSoft-Async with the same seeds
+    used: list[StoredRun]  # trials of CDFL and FedSoft-Async with the same seeds
     upload: int  # bytes
     reply: int
     models: int  # bytes of the K models that FedSoft-Async sends
@@ -102,7 +102,7 @@ def overheads(results: Results) -> list[Overhead]:
 
 def _overhead(results: Results, row: Row) -> Overhead | None:
     ours, theirs = (
-        {kept.cell.seed: kept for kept in results.trials(row.scenario, "paper-reading", name)}
+        {kept.key.seed: kept for kept in results.trials(row.scenario, "paper-reading", name)}
         for name in ("cdfl", "fedsoft")
     )
     pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
@@ -162,5 +162,5 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    "overhead", __doc__, report, draw, cells, trials=5, smoke_rows=("fashion-mnist-2", "fashion-mnist-6")
+    "overhead", __doc__, report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-2", "fashion-mnist-6")
 )

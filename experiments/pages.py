@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.harness import Experiment, Results
 from experiments.harness.experiment import Tell
-from experiments.harness.rows import FOLDER
+from experiments.harness.table1_rows import FOLDER
 from experiments.harness.tables import earlier
 from experiments.registry import EXPERIMENTS
 
@@ -73,17 +73,20 @@ def write_readme(tell: Tell, add: Sequence[Path] = (), folder: Path = FOLDER) ->
 
 
 def _taken(more: Results, here: Results) -> str:
-    cells = [kept.cell for kept in more]
-    replaced = sum(here.find(cell) is not None for cell in cells)
-    rows = ", ".join(dict.fromkeys(cell.scenario for cell in cells)) or "no rows"
-    return f"from {more.folder}: {len(cells)} runs of {rows}; {replaced} of them replace runs that were here"
+    keys = [kept.key for kept in more]
+    replaced = sum(here.find(key) is not None for key in keys)
+    rows = ", ".join(dict.fromkeys(key.scenario for key in keys)) or "no rows"
+    return f"from {more.folder}: {len(keys)} runs of {rows}; {replaced} of them replace runs that were here"
 
 
 def _section(experiment: Experiment, results: Results) -> str:
     about = experiment.about.strip().partition("\n")[2].strip().split("\n\n")[0]  # without title and command
     pictures = [f"![{path.stem}](results/{path.name})\n" for path in _pictures(experiment, results.folder)]
-    head = [f"## {experiment.title}\n", f"`cdfl paper {experiment.name}` ([code]({experiment.name}.py))\n"]
-    kept = [found for cell in experiment.cells(experiment.trials) if (found := results.find(cell)) is not None]
+    head = [
+        f"## {experiment.title}\n",
+        f"`cdfl paper {experiment.name}` ([code]({experiment.name.replace('-', '_')}.py))\n",
+    ]
+    kept = [found for key in experiment.run_keys(experiment.trials) if (found := results.find(key)) is not None]
     facts = [*(f"- {line}" for line in _facts(about)), ""]
     return "\n".join([*head, *facts, experiment.report(results), *earlier(kept), *pictures])
 

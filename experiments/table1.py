@@ -20,10 +20,10 @@ from typing import Any
 from cdfl.core import DEFAULT
 from cdfl.scenarios import load_scenario
 from cdfl.scenarios.catalogue import NOISY
-from experiments.harness import EVERY_ROW, Cell, Experiment, Results, Row, row_cells
-from experiments.harness.compare import OUTCOMES, RULE, compare, differences, grouped, named
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, row_keys
 from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means, rows_below
-from experiments.harness.rows import COLUMNS, FULL_ROWS, Figure
+from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, differences, grouped, named
+from experiments.harness.table1_rows import COLUMNS, FULL_ROWS, Figure
 from experiments.harness.tables import (
     counts_table,
     difference,
@@ -64,18 +64,18 @@ WITHOUT_NOTE = (
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return the paper's columns, our own columns, and MiniImageNet without its settings."""
-    asked = row_cells(ALGORITHMS, trials, ROWS)
-    without = row_cells({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
-    return asked + [replace(cell, changes=WITHOUT) for cell in without]
+    asked = row_keys(ALGORITHMS, trials, ROWS)
+    without = row_keys({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
+    return asked + [replace(key, changes=WITHOUT) for key in without]
 
 
 def report(results: Results) -> str:
     """Return the table with the paper's figures and our own columns, and counts of what holds."""
     rows = {row.scenario for row in ROWS}
-    mine = [kept for kept in results if kept.cell.changes in ({}, WITHOUT) and kept.cell.scenario in rows]
-    there = [row for row in ROWS if any(kept.cell.scenario == row.scenario for kept in mine)]
+    mine = [kept for kept in results if kept.key.changes in ({}, WITHOUT) and kept.key.scenario in rows]
+    there = [row for row in ROWS if any(kept.key.scenario == row.scenario for kept in mine)]
     header = ["row", "accuracy"]
     for algorithm in PAPERS:
         header += [f"{LABELS[algorithm]}, `paper-reading`", "paper", "difference"]
@@ -111,7 +111,7 @@ def _without(results: Results) -> list[str]:
     pairs = [(name, changes) for name in ("cdfl", "fedasync") for changes in ({}, WITHOUT)]
     lines = []
     for row, seed in product(NOISY_ROWS, range(TRIALS)):
-        kept = [results.find(Cell(row.scenario, "default", name, seed, changes)) for name, changes in pairs]
+        kept = [results.find(RunKey(row.scenario, "default", name, seed, changes)) for name, changes in pairs]
         if any(kept):
             lines.append([row.title, str(seed), *(spread([one.end["after"]] if one else []) for one in kept)])
     titles = [_with(name, changes or NOISY) for name, changes in pairs]
@@ -270,7 +270,7 @@ EXPERIMENT = Experiment(
     __doc__,
     report,
     draw,
-    cells,
+    run_keys,
     TRIALS,
     smoke_rows=("fashion-mnist-4", "cifar-10-2"),
     on_request=tuple(row.scenario for row in FULL_ROWS),

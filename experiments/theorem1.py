@@ -25,7 +25,7 @@ from experiments.harness import Experiment, Results
 from experiments.harness.experiment import Tell
 from experiments.harness.figures import PAGE, figure, legend
 from experiments.harness.machine import commit, machine
-from experiments.harness.regression import Regression
+from experiments.harness.softmax_problem import SoftmaxProblem
 from experiments.harness.tables import NOT_RUN, table
 from experiments.harness.theorem import TIME_MODEL, Measured, Steps, needed_rho, summarize, trace_run
 
@@ -92,7 +92,7 @@ def measure(results: Results, smoke: bool, tell: Tell = print) -> None:
     tell(f"{len(rhos)} rho, {len(rhos) - len(missing)} of them stored already")
     if not missing:
         return
-    problem = Regression(load_scenario(SCENARIO).federation(seed=DATA_SEED), PENALTY)
+    problem = SoftmaxProblem(load_scenario(SCENARIO).federation(seed=DATA_SEED), PENALTY)
     optima = torch.stack([problem.optimum(k) for k in range(problem.num_clusters)])
     for number, rho in enumerate(missing, start=1):
         begun = time.monotonic()
@@ -110,7 +110,7 @@ def found(results: Results, asked: dict[str, Any]) -> dict[str, Any]:
     return dict(stored["rho"]) if stored is not None and stored["settings"] == asked else {}
 
 
-def _measure(problem: Regression, optima: Tensor, rho: float, asked: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def _measure(problem: SoftmaxProblem, optima: Tensor, rho: float, asked: dict[str, Any], tell: Tell) -> dict[str, Any]:
     steepest = max(problem.smoothness(k) for k in range(problem.num_clusters))
     steps = Steps(FEWEST, MOST, 1 / (steepest + rho), rho)
     traces = []
