@@ -1,11 +1,10 @@
-"""Adaptation: what happens to a client when the main cluster of its data jumps.
+"""Adaptation: a client after the main cluster of its data jumps.
 
-Claim: the paper's (abstract, section 6): rapid adaptation to new tasks. We read it as: one reply brings a client back
-to its level, and alone it takes longer. The paper has no figure of it.
+Claim: the paper's (abstract, section 6; no figure): rapid adaptation to new tasks. We take it to mean that one reply
+restores a client's accuracy, and that local training takes longer.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST, the paper's algorithms. Main clusters jump every 9
-(FashionMNIST) or 5 (8x8 digits) uploads of a client.
-Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: 55 runs of 2,000 uploads, four minutes with six
-processes; 40 of 600, seven minutes.
+(FashionMNIST) or 5 (8x8 digits) uploads.
+Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: four minutes with six processes; seven minutes.
 
     cdfl paper adaptation --rows digits-4-sudden
 """
@@ -27,9 +26,8 @@ PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", "lo
 WITHIN = 0.01  # distance to the level before the jump that counts as recovered
 LEVEL = 3  # uploads before the jump whose replies make the level
 NOTE = (
-    f"Accuracy on data like the client's new ones. *Level before*: replies of the {LEVEL} uploads before the jump. "
-    f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial "
-    "before the next jump.\n"
+    f"Accuracy on the client's new distribution. *Level before*: the {LEVEL} replies before the jump. *Uploads to "
+    f"recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial.\n"
 )
 
 

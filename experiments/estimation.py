@@ -1,10 +1,9 @@
-"""Distribution estimation: how near the estimated mixtures are to the true ones.
+"""Distribution estimation: estimated against true mixtures.
 
 Claim: the paper's (section 5.2, figure 5): the server's estimate from one uploaded model is nearer to the truth than
 the client's own estimate from K models.
-Settings: `paper-reading` and `default`, CDFL and FedSoft-Async; with `default` also IFCA; the runs of Table 1.
-KL(true || estimated), the estimate smoothed by 1e-4, mean over the last upload of every client. *Equal shares*: the KL
-of an estimate that gives every cluster the same share, mean over 1,000 mixtures of the row.
+Settings: the runs of Table 1. KL(true || estimated), smoothed by 1e-4, mean over clients' last uploads; *equal shares*:
+that of equal shares over 1,000 mixtures.
 Machine: one H200. Cost: none beyond Table 1.
 
     cdfl paper estimation --rows fashion-mnist-6
@@ -33,8 +32,8 @@ COMPARED = {
 }
 SIX_CLUSTERS = ("mini-imagenet-32px-6", "fashion-mnist-6", "cifar-10-6")  # the paper shows MiniImagenet (6)
 SHARES_NOTE = (
-    "Of the last 60 uploads of seed 0. *Main cluster*: how often CDFL's largest share is that of the client's main "
-    "cluster. *Forgotten*: clusters whose estimated shares sum to less than a quarter of the true ones.\n"
+    "The last 60 uploads of seed 0. *Main cluster*: how often CDFL's largest share is the client's main cluster. "
+    "*Forgotten*: clusters whose estimated shares sum to less than a quarter of the true ones.\n"
 )
 
 
@@ -83,7 +82,7 @@ def _against(results: Results, row: Row, preset: str) -> str | None:
 
 
 def than_equal_shares(results: Results, preset: str, algorithm: str) -> dict[str, str | None]:
-    """Return, for each row, whether the mean KL is below that of equal shares."""
+    """Return, for each row, whether the mean KL is below that of equal shares over 1,000 mixtures."""
     found = {row: results.values("divergence", row.scenario, preset, algorithm) for row in EVERY_ROW}
     return {
         row.title: "above" if fmean(values) > equal_shares(row.scenario) else "below"

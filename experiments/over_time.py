@@ -1,10 +1,9 @@
-"""Accuracy over time: clients before and after the reply, and clusters, session by session.
+"""Accuracy over time, session by session.
 
 Claim: the paper's (section 5.2, figures 3 and 4, appendix C): replies overtake local training after a few sessions on
-FashionMNIST, and from very early on with harder data.
-Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and one-cluster runs as in the appendix.
-Clusters are scored once a session.
-Machine: one H200. Cost: the one-cluster runs only: 10 for each dataset, two to three minutes.
+FashionMNIST, and very early with harder data.
+Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and runs with one cluster.
+Machine: one H200. Cost: two to three minutes for each dataset with one cluster.
 
     cdfl paper over_time --rows fashion-mnist-1,fashion-mnist-4
 """
@@ -31,8 +30,8 @@ FAMILIES = {
     for family in ("fashion-mnist", "cifar-10", "mini-imagenet", "digit-recognition")
 }
 NOTE = (
-    "A session has as many uploads as there are clients. Means over trials. *Ahead from*: the first session from which "
-    "the reply is always better than the upload.\n"
+    "Means over trials. A session has as many uploads as there are clients. *Ahead from*: first session from which the "
+    "reply is always better than the upload.\n"
 )
 
 

@@ -1,10 +1,8 @@
-"""Overhead: what FedSoft-Async costs a client, relative to CDFL.
+"""Overhead of FedSoft-Async relative to CDFL.
 
-Claim: the paper's (section 5.2, figure 6): K models come down instead of one, and a client evaluates K models on its
-data besides training.
-Settings: `paper-reading`; the runs of Table 1. Bytes are measured: models and replies are encoded as client and server
-do it (float32, safetensors, with the headers of a reply). FLOPs are counted: those of one sample forward and backward,
-times the samples of each run.
+Claim: the paper's (section 5.2, figure 6): a client downloads K models instead of one, and evaluates all K on its data.
+Settings: `paper-reading`; the runs of Table 1. Bytes: encoded models (float32, safetensors) with headers. FLOPs: those
+of one sample, times the samples of each run.
 Machine: any. Cost: none beyond Table 1.
 
     cdfl paper overhead --rows fashion-mnist-2,fashion-mnist-4 --trials 1
@@ -31,7 +29,7 @@ from experiments.harness.figures import COLORS, PAGE, figure, legend, rows_below
 from experiments.harness.tables import provenance, stand_ins, table
 
 SHAPES = {"fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32), "digits": (1, 8, 8)}  # of data that are not resized
-NOTE = "The server of CDFL evaluates each upload and each moved cluster on the proxy sets; FedSoft-Async's does not.\n"
+NOTE = "CDFL's server evaluates each upload and each moved cluster on the proxy sets; FedSoft-Async's does not.\n"
 
 
 class Costs(NamedTuple):

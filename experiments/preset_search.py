@@ -1,8 +1,8 @@
-"""The search for `paper-reading`: which reading of what is not printed gives the figures of FashionMNIST (4).
+"""The search for `paper-reading` on FashionMNIST (4).
 
-Claim: the printed values do not give the printed figures under any time model tried; a few named changes do.
-Settings: `paper` with one of the changes below, on `fashion-mnist-4` only; CDFL only.
-Machine: one H200. Cost: 2,000 uploads for each line and trial; about five minutes with eight processes.
+Claim: with the printed values no time model that we tried gives the printed figures; a few named changes do.
+Settings: CDFL, `paper` with one of the changes below.
+Machine: one H200. Cost: about five minutes with eight processes.
 
     cdfl paper preset-search
 """
@@ -55,8 +55,8 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 # near, and changes only the learning rate among the printed values.
 TAKEN = "few active, Adam .001, loss summed over 16 batches"
 NOTE = (
-    "BASE is the line of that name; a line that begins with BASE differs from it only as it says. Δ: distance from the "
-    "paper's mean in its deviations. Sorted by the worst Δ.\n"
+    "Δ: distance from the paper's mean in its deviations. Sorted by the worst Δ. Lines that begin with BASE change the "
+    "line of that name.\n"
 )
 
 

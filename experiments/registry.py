@@ -11,7 +11,7 @@ def find_experiment(name: str) -> Experiment:
     """Return an experiment by its name.
 
     >>> find_experiment("table1").title
-    'Table 1: accuracy of clients before and after the reply, and of clusters, in 13 rows'
+    'Table 1: accuracy of clients and clusters in 13 rows'
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")

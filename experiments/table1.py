@@ -1,11 +1,10 @@
-"""Table 1: accuracy of clients before and after the reply, and of clusters, in 13 rows.
+"""Table 1: accuracy of clients and clusters in 13 rows.
 
-Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) only, CDFL, FedSoft-Async and Local
-give most figures of FashionMNIST in Table 1. With our settings CDFL gives better ones.
-Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms; `paper`, CDFL only. MiniImageNet has its
-own settings in `default`; CDFL and FedAsync also run there without them.
-Machine: one H200. Cost: 55 runs a row (65 for MiniImageNet): three to seven minutes for FashionMNIST, seventeen for the
-digits; half a minute to three minutes for a run of ResNet-18.
+Claim: `paper-reading` gives most of the paper's figures for FashionMNIST; `default` gives better ones for CDFL.
+Settings: `paper-reading`, the paper's algorithms; `default`, all; `paper`, CDFL. On MiniImageNet CDFL and FedAsync also
+run with the general `default`.
+Machine: one H200. Cost: three to seven minutes a row for FashionMNIST, seventeen for the digits; half a minute to three
+minutes a run for ResNet-18.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """
@@ -51,16 +50,15 @@ NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).settings.i
 PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 SAME = [*PICTURED, *FULL_ROWS]  # rows with the paper's data
 NOTE = (
-    "Mean ± deviation over trials. *Difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
-    "deviations. *Local*: a client starts anew when its data change; *Local (keeps)*: it continues with its model. "
-    "Compare a figure of one trial only seed by seed.\n"
+    "Mean ± deviation over trials. *Difference*: from the paper's mean, in accuracy and (in its deviations). *Local* "
+    "starts anew when the data change; *Local (keeps)* continues. Compare single trials seed by seed.\n"
 )
 PRINTED_NOTE = (
-    "What the paper prints for the data that † replace. Do not compare it with our rows. CIFAR-100 (6), FedSoft-Async, "
-    "after, is above its clusters: perhaps a misprint of .292.\n"
+    "The paper's figures for the data that † replaces; not comparable with ours. CIFAR-100 (6), FedSoft-Async, after, "
+    "is perhaps a misprint of .292: it is above its clusters.\n"
 )
 WITHOUT_NOTE = (
-    "After the reply, `default`: the settings of MiniImageNet (cluster step, rate, measures) and the general ones.\n"
+    "After the reply, with the settings of MiniImageNet (cluster step, rate, measures) and the general `default`.\n"
 )
 
 

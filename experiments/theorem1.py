@@ -1,9 +1,9 @@
-"""Theorem 1: the gradient over S_k updates of a cluster, against the bound with measured constants.
+"""Theorem 1: gradients against the bound with measured constants.
 
-Claim: the bound (section 4.3 of the paper, proof in appendix B) is vacuous: Assumption 3 alone gives a smaller one.
-Local training never meets the condition on rho.
-Settings: softmax regression with a quadratic term on 8x8 digits in 4 rotations; 20 clients, 4 of them active; 5 to 10
-full gradient steps of 1 / (L + rho); beta_0, a and b as printed, `min` bars; several rho.
+Claim: the bound (section 4.3, appendix B) is vacuous: Assumption 3 alone gives a smaller one. Local training never
+meets the condition on rho.
+Settings: softmax regression with a quadratic term; 8x8 digits in 4 rotations; 20 clients, 4 of them active; 5 to 10
+full gradient steps of 1 / (L + rho); printed beta_0, a, b; `min` bars.
 Machine: one CPU core, float64. Cost: about three minutes.
 
     cdfl paper theorem1
@@ -47,9 +47,9 @@ SETTINGS = paper("fashion-mnist-4").replace(
 )
 SHADES = ("#A6C8E4", "#74AFD6", "#4292C6", "#1764AB", "#08306B")  # of rho; the larger, the darker
 NOTE = """\
-*Gradient*: squared norm of the gradient of F_k at the models of clients in training, mean over clusters; over the first
-and the last quarter of S_k updates, and over all. *V_1*: the largest squared gradient seen. *Aligned*: steps at which
-the gradients of J_k and J_m do not point apart. *Fall*: F_k(w_k) at the start minus at the end.
+*Gradient*: squared norm of the gradient of F_k at clients' models, mean over clusters; first and last quarter of the
+S_k updates, and all. *V_1*: the largest one. *Aligned*: the gradients of J_k and J_m do not point apart. *Fall*: of
+F_k(w_k).
 """
 NEEDS = {
     "largest_distance": "largest distance",

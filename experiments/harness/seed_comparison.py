@@ -11,7 +11,7 @@ from experiments.harness.results_folder import StoredRun
 OUTCOMES = ("above", "level", "below", "higher in one trial", "lower in one trial")
 RULE = (
     "*Above*, *below*: the 95% confidence interval of the mean difference over seeds (Student's t) excludes zero. "
-    "*Level*: it includes zero. One trial has no interval and counts separately.\n"
+    "*Level*: it does not. A single trial has no interval and counts separately.\n"
 )
 
 
