@@ -1,4 +1,4 @@
-"""The search for a reading."""
+"""The search for the preset `paper-reading`."""
 
 from experiments import preset_search
 from experiments.harness import RunKey, resolve
