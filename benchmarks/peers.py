@@ -67,7 +67,7 @@ class Contender:
 
 
 # 48 samples are three full batches: cdfl fills the last batch of a training, the others leave it short, and with the
-# usual 50 they would take more steps. With 1,250 both take ten, and cdfl looks at 30 images more.
+# usual 50 they would take more steps. With 1,250 both take ten, and cdfl trains on 30 images more.
 WORKS = {
     "cnn": Work("cnn", "fashion-mnist", (1, 28, 28), samples=1250, epochs=1, batch_size=128, clients=8, rounds=4),
     "small-cnn": Work("small-cnn", "digits", (1, 8, 8), samples=48, epochs=5, batch_size=16, clients=32, rounds=6),

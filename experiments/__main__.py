@@ -10,10 +10,9 @@ from cdfl.cli.options import DataDir, DeviceName, PrecisionName, exit_on, flag
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.presets import PRESETS
-from experiments.command import FOLDER, SMOKE_FOLDER, Only, execute
-from experiments.harness.failures import UnfinishedError
+from experiments.commands import FOLDER, SMOKE_FOLDER, RunFilter, execute
 from experiments.harness.figures import LABELS
-from experiments.harness.runner import How
+from experiments.harness.runner import RunOptions, UnfinishedError
 from experiments.registry import EXPERIMENTS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -55,10 +54,10 @@ def main(
 
     `cdfl paper table1 --rows fashion-mnist-4`: one row of Table 1, minutes on a large GPU.
     """
-    how = How(device, cast("Precision", precision), data_dir, together, processes, smoke, commit)
-    only = Only(_names(rows), _names(presets), _names(algorithms))
+    options = RunOptions(device, cast("Precision", precision), data_dir, together, processes, smoke, commit)
+    only = RunFilter(_names(rows), _names(presets), _names(algorithms))
     with exit_on(ValueError, OSError, UnfinishedError), sigterm_interrupts():
-        execute(name, how, out, trials, only, add or [], typer.echo)
+        execute(name, options, out, trials, only, add or [], typer.echo)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Ablations: one setting changed at a time, 4 clusters.
 
 Claim: the paper's (section 5.3, figure 7, appendix C.1): proxy sets of 500 images are enough, more clients change
-little, and a small rho serves clusters. The paper does not vary drift, time model, and tau_0 apart from the clients.
-Settings: CDFL in `paper-reading` with one change; time models also in `default`. 100 clients and 2,000 uploads on
-FashionMNIST; 20 clients and 400 uploads on CIFAR-10, which replaces CIFAR-100. The number of uploads is fixed, so each
-of many clients uploads less often.
-Machine: one H200; two CPU cores for one run. Cost: about 30 settings in each row; two to three minutes a trial for
-FashionMNIST with six processes, half an hour for CIFAR-10 with three.
+little, and a small rho serves clusters. Drift, time model and tau_0 alone are our questions.
+Settings: CDFL in `paper-reading` with one change; time models also in `default`. FashionMNIST: 100 clients, 2,000
+uploads; CIFAR-10: 20 clients, 400 uploads. The number of uploads does not grow with the clients.
+Machine: one H200; two CPU cores for one run. Cost: two to three minutes a trial for FashionMNIST with six
+processes, half an hour for CIFAR-10 with three.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """
@@ -24,9 +23,9 @@ from cdfl.data.randomness import generator
 from cdfl.scenarios import load_scenario
 from cdfl.sim.presets import find_preset
 from cdfl.sim.time_models import TIME_MODELS
-from experiments.harness import Cell, Experiment, Kept, Results, resolve
+from experiments.harness import Experiment, Results, RunKey, StoredRun, resolve
 from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
-from experiments.harness.rows import COLUMNS
+from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import number, provenance, spread, table
 
 SCENARIOS = {"fashion-mnist-4-ablation": "FashionMNIST (4)", "cifar-10-4": "CIFAR-10 (4) †"}
@@ -40,8 +39,8 @@ NUMBERS = dict(zip(COLUMNS, COLUMNS, strict=True)) | {
     "rate": "mean rate",
 }
 NOTE = (
-    "*Deprecated*: share of uploads older than tau_0, which move nothing. *Mean rate*: the largest rate of an upload, "
-    "mean over uploads. † replaces CIFAR-100.\n"
+    "*Deprecated*: share of uploads older than tau_0, which move nothing. *Mean rate*: mean over the largest rates of "
+    "uploads. † replaces CIFAR-100.\n"
 )
 LITTLE = {"size of proxy set": 0, "number of clients": -1}  # the paper: the first or last value gives what others give
 Changes = dict[str, Any]
@@ -81,15 +80,15 @@ def times(preset: str) -> dict[str, Changes]:
     }
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return every line of the tables; the base of several questions once."""
     every = [
-        Cell(where, preset, "cdfl", seed, changes)
+        RunKey(where, preset, "cdfl", seed, changes)
         for scenario in SCENARIOS
         for _, preset, _, where, changes in _lines(scenario)
         for seed in range(trials)
     ]
-    return list({cell.key: cell for cell in every}.values())
+    return list({key.name: key for key in every}.values())
 
 
 def report(results: Results) -> str:
@@ -138,9 +137,9 @@ def accuracies(results: Results, scenario: str) -> dict[str, dict[str, dict[str,
     }
 
 
-def found(results: Results, scenario: str) -> dict[str, dict[str, list[Kept]]]:
+def found(results: Results, scenario: str) -> dict[str, dict[str, list[StoredRun]]]:
     """Return question -> value -> trials, for questions with two values or more."""
-    there: dict[str, dict[str, list[Kept]]] = {}
+    there: dict[str, dict[str, list[StoredRun]]] = {}
     for question, preset, name, where, changes in _lines(scenario):
         if trials := results.trials(where, preset, "cdfl", changes):
             there.setdefault(question, {})[name] = trials
@@ -212,7 +211,7 @@ def _title(question: str, preset: str) -> str:
     return re.sub(r", (?!b\))", ",\n", asked) + f",\n{preset}"
 
 
-def draw_panel(axes: Any, values: Mapping[str, list[Kept]], joined: bool) -> None:
+def draw_panel(axes: Any, values: Mapping[str, list[StoredRun]], joined: bool) -> None:
     """Draw a point for each value and accuracy; `joined` draws lines between values that have an order."""
     for column, aside in zip(COLUMNS, (-0.2, 0, 0.2), strict=True):
         style = {"ls": LINES[column] if joined else "", "color": COLORS["cdfl"]} | MARKERS[column]
@@ -220,7 +219,7 @@ def draw_panel(axes: Any, values: Mapping[str, list[Kept]], joined: bool) -> Non
         at = [place if joined else place + aside for place in range(len(values))]
         means(axes, at, trials, label=column, **style)
     for place, found in enumerate(values.values()):
-        if not found[0].cell.changes:
+        if not found[0].key.changes:
             axes.axvspan(place - 0.4, place + 0.4, color=PALE, lw=0, zorder=0, label="value of the preset")
     axes.set_xlim(-0.5, len(values) - 0.5)
 
@@ -248,13 +247,13 @@ def _staleness(results: Results, scenario: str, title: str, folder: Path) -> lis
     return [drawn]
 
 
-def staleness(kept: Kept) -> list[int]:
+def staleness(kept: StoredRun) -> list[int]:
     """Return the staleness of every upload of a run.
 
     Results keep it in bins that are too wide for a picture. It depends on time model and seed only, so it is computed
     again without training.
     """
-    config = resolve(kept.cell, "cpu", smoke=kept.record["smoke"])
+    config = resolve(kept.key, "cpu", smoke=kept.record["smoke"])
     ticks = config.time_model.ticks(config.scenario.num_clients, generator(config.seed, "turns"))
     turns = (tick.client for tick in ticks if tick.kind == "turn")
     last = dict.fromkeys(range(config.scenario.num_clients), 0)
@@ -276,7 +275,7 @@ def draw_histogram(axes: Any, ages: np.ndarray) -> None:
     axes.minorticks_off()
 
 
-def draw_limits(axes: Any, kept: Kept, tried: Iterable[float]) -> None:
+def draw_limits(axes: Any, kept: StoredRun, tried: Iterable[float]) -> None:
     """Draw where the damping begins, here and for other pairs (a, b), and the limit tau_0."""
     rates = kept.record["config"]["settings"]["rates"]
     grace, oldest = rates["staleness_grace"], rates["max_staleness"]
@@ -288,5 +287,5 @@ def draw_limits(axes: Any, kept: Kept, tried: Iterable[float]) -> None:
 
 
 EXPERIMENT = Experiment(
-    "ablations", __doc__, report, draw, cells, trials=3, smoke_rows=("fashion-mnist-4-ablation", "fashion-mnist-1")
+    "ablations", __doc__, report, draw, run_keys, trials=3, smoke_rows=("fashion-mnist-4-ablation", "fashion-mnist-1")
 )

@@ -1,11 +1,10 @@
-"""Adaptation: what happens to a client when the main cluster of its data jumps.
+"""Adaptation: a client after the main cluster of its data jumps.
 
-Claim: the paper's (abstract, section 6): rapid adaptation to new tasks. We read it as: one reply brings a client back
-to its level, and alone it takes longer. The paper has no figure of it.
+Claim: the paper's (abstract, section 6; no figure): rapid adaptation to new tasks. We take it to mean that one reply
+restores a client's accuracy, and that local training takes longer.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST, the paper's algorithms. Main clusters jump every 9
-(FashionMNIST) or 5 (8x8 digits) uploads of a client.
-Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: 55 runs of 2,000 uploads, four minutes with six
-processes; 40 of 600, seven minutes.
+(FashionMNIST) or 5 (8x8 digits) uploads.
+Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: four minutes with six processes; seven minutes.
 
     cdfl paper adaptation --rows digits-4-sudden
 """
@@ -17,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from cdfl.algorithms import ALGORITHMS
-from experiments.harness import Cell, Experiment, Kept, Results
-from experiments.harness.compare import OUTCOMES, RULE, compare, grouped
+from experiments.harness import Experiment, Results, RunKey, StoredRun
 from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
+from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, grouped
 from experiments.harness.tables import NOTHING, number, provenance, spread, table
 
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
@@ -27,16 +26,15 @@ PRESETS = {"default": list(ALGORITHMS), "paper-reading": ["cdfl", "fedsoft", "lo
 WITHIN = 0.01  # distance to the level before the jump that counts as recovered
 LEVEL = 3  # uploads before the jump whose replies make the level
 NOTE = (
-    f"Accuracy on data like the client's new ones. *Level before*: replies of the {LEVEL} uploads before the jump. "
-    f"*Uploads to recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial "
-    "before the next jump.\n"
+    f"Accuracy on the client's new distribution. *Level before*: the {LEVEL} replies before the jump. *Uploads to "
+    f"recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial.\n"
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return every algorithm on both scenarios; the paper has no values for the digits."""
     return [
-        Cell(scenario, preset, algorithm, seed)
+        RunKey(scenario, preset, algorithm, seed)
         for scenario in SCENARIOS
         for preset, algorithms in PRESETS.items()
         if preset == "default" or scenario != "digits-4-sudden"
@@ -45,17 +43,17 @@ def cells(trials: int) -> list[Cell]:
     ]
 
 
-def jumps(kept: Kept) -> list[int]:
+def jumps(kept: StoredRun) -> list[int]:
     """Return the uploads of a client at which main clusters jumped, with enough uploads around them."""
     every: int = kept.record["config"]["scenario"]["drift"]["every"]
-    curves = kept.digest["updates"]
+    curves = kept.summary["updates"]
     enough = [number for number, clients in enumerate(curves["clients"]) if 2 * clients >= curves["clients"][0]]
     return list(range(every, enough[-1] - every // 2 + 2, every))
 
 
-def around(kept: Kept) -> dict[str, Any]:
+def around(kept: StoredRun) -> dict[str, Any]:
     """Return what happened at the jumps of one run, mean over them."""
-    curves = {name: np.array(kept.digest["updates"][name]) for name in ("held", "before", "after")}
+    curves = {name: np.array(kept.summary["updates"][name]) for name in ("held", "before", "after")}
     every = kept.record["config"]["scenario"]["drift"]["every"]
     found = []
     for jump in jumps(kept):
@@ -156,4 +154,4 @@ def draw_panel(axes: Any, results: Results, scenario: str, preset: str) -> None:
         axes.axhline(line + 0.5, color=GREY, lw=0.4)
 
 
-EXPERIMENT = Experiment("adaptation", __doc__, report, draw, cells, trials=5)
+EXPERIMENT = Experiment("adaptation", __doc__, report, draw, run_keys, trials=5)

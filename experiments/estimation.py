@@ -1,10 +1,9 @@
-"""Distribution estimation: how near the estimated mixtures are to the true ones.
+"""Distribution estimation: estimated against true mixtures.
 
 Claim: the paper's (section 5.2, figure 5): the server's estimate from one uploaded model is nearer to the truth than
 the client's own estimate from K models.
-Settings: `paper-reading` and `default`, CDFL and FedSoft-Async; with `default` also IFCA; the runs of Table 1.
-KL(true || estimated), the estimate smoothed by 1e-4, mean over the last upload of every client. *Equal shares*: the KL
-of an estimate that gives every cluster the same share, mean over 1,000 mixtures of the row.
+Settings: the runs of Table 1. KL(true || estimated), smoothed by 1e-4, mean over clients' last uploads; *equal shares*:
+that of equal shares over 1,000 mixtures.
 Machine: one H200. Cost: none beyond Table 1.
 
     cdfl paper estimation --rows fashion-mnist-6
@@ -18,9 +17,9 @@ import numpy as np
 
 from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
-from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row, row_cells
-from experiments.harness.compare import RULE, compare
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
 from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below
+from experiments.harness.seed_comparison import RULE, compare
 from experiments.harness.tables import NOTHING, counts_table, number, provenance, span, spread, stand_ins, table
 
 PRESETS = ("paper-reading", "default")
@@ -33,14 +32,14 @@ COMPARED = {
 }
 SIX_CLUSTERS = ("mini-imagenet-32px-6", "fashion-mnist-6", "cifar-10-6")  # the paper shows MiniImagenet (6)
 SHARES_NOTE = (
-    "Of the last 60 uploads of seed 0. *Main cluster*: how often CDFL's largest share is that of the client's main "
-    "cluster. *Forgotten*: clusters whose estimated shares sum to less than a quarter of the true ones.\n"
+    "The last 60 uploads of seed 0. *Main cluster*: how often CDFL's largest share is the client's main cluster. "
+    "*Forgotten*: clusters whose estimated shares sum to less than a quarter of the true ones.\n"
 )
 
 
-def cells(trials: int) -> list[Cell]:
-    """Return the cells of Table 1 that estimate."""
-    return row_cells({"paper-reading": ["cdfl", "fedsoft"], "default": ["cdfl", "fedsoft", "ifca"]}, trials)
+def run_keys(trials: int) -> list[RunKey]:
+    """Return the runs of Table 1 that estimate."""
+    return row_keys({"paper-reading": ["cdfl", "fedsoft"], "default": ["cdfl", "fedsoft", "ifca"]}, trials)
 
 
 def report(results: Results) -> str:
@@ -83,7 +82,7 @@ def _against(results: Results, row: Row, preset: str) -> str | None:
 
 
 def than_equal_shares(results: Results, preset: str, algorithm: str) -> dict[str, str | None]:
-    """Return, for each row, whether the mean KL is below that of equal shares."""
+    """Return, for each row, whether the mean KL is below that of equal shares over 1,000 mixtures."""
     found = {row: results.values("divergence", row.scenario, preset, algorithm) for row in EVERY_ROW}
     return {
         row.title: "above" if fmean(values) > equal_shares(row.scenario) else "below"
@@ -117,8 +116,8 @@ def _shares(results: Results) -> str:
 
 def mixtures(results: Results, row: Row, preset: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return true and estimated mixtures of CDFL in the last uploads of seed 0, if they were kept."""
-    kept = results.find(Cell(row.scenario, preset))
-    own = kept.digest.get("mixtures") if kept else None
+    kept = results.find(RunKey(row.scenario, preset))
+    own = kept.summary.get("mixtures") if kept else None
     return (np.array(own["true"]), np.array(own["estimated"])) if own else None
 
 
@@ -136,7 +135,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     """Draw true against estimated shares of one run with six clusters, and KL over all rows."""
     drawn = []
     for scenario in SIX_CLUSTERS:
-        runs = {name: results.find(Cell(scenario, "paper-reading", name)) for name in ("cdfl", "fedsoft")}
+        runs = {name: results.find(RunKey(scenario, "paper-reading", name)) for name in ("cdfl", "fedsoft")}
         if all(runs.values()):
             _pairs({name: kept for name, kept in runs.items() if kept}, scenario, folder, smoke=results.smoke)
             drawn.append("estimation-mixtures")
@@ -159,14 +158,14 @@ def draw(results: Results, folder: Path) -> list[str]:
     return drawn
 
 
-def _pairs(runs: dict[str, Kept], scenario: str, folder: Path, *, smoke: bool) -> None:
+def _pairs(runs: dict[str, StoredRun], scenario: str, folder: Path, *, smoke: bool) -> None:
     row = next(row for row in EVERY_ROW if row.scenario == scenario)
-    shown = f"{row.title}, paper-reading;\nlast {len(runs['cdfl'].digest['mixtures']['true'])} uploads of one run"
+    shown = f"{row.title}, paper-reading;\nlast {len(runs['cdfl'].summary['mixtures']['true'])} uploads of one run"
     if not row.printed.startswith("MiniImagenet"):
         shown += "\n(the paper shows MiniImagenet (6))"
     with figure(folder, "estimation-mixtures", COLUMN, 2.5, smoke=smoke, ncols=2, sharey=True) as axes:
         for place, (name, kept) in enumerate(runs.items()):
-            own = kept.digest["mixtures"]
+            own = kept.summary["mixtures"]
             axes[place].plot([0, 1], [0, 1], color=GREY, lw=0.8)
             style = {"ms": 3, "color": COLORS[name], "alpha": 0.6, "mew": 0}
             axes[place].plot(np.ravel(own["true"]), np.ravel(own["estimated"]), ".", **style)
@@ -176,4 +175,4 @@ def _pairs(runs: dict[str, Kept], scenario: str, folder: Path, *, smoke: bool) -
         axes[0].figure.suptitle(shown)
 
 
-EXPERIMENT = Experiment("estimation", __doc__, report, draw, cells, trials=5, smoke_rows=("fashion-mnist-6",))
+EXPERIMENT = Experiment("estimation", __doc__, report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-6",))

@@ -1,10 +1,9 @@
-"""Accuracy over time: clients before and after the reply, and clusters, session by session.
+"""Accuracy over time, session by session.
 
 Claim: the paper's (section 5.2, figures 3 and 4, appendix C): replies overtake local training after a few sessions on
-FashionMNIST, and from very early on with harder data.
-Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and one-cluster runs as in the appendix.
-Clusters are scored once a session.
-Machine: one H200. Cost: the one-cluster runs only: 10 for each dataset, two to three minutes.
+FashionMNIST, and very early with harder data.
+Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and runs with one cluster.
+Machine: one H200. Cost: two to three minutes for each dataset with one cluster.
 
     cdfl paper over_time --rows fashion-mnist-1,fashion-mnist-4
 """
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun
 from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, legend, wrapped
 from experiments.harness.tables import NOTHING, number, provenance, span, stand_ins, table
 
@@ -31,15 +30,15 @@ FAMILIES = {
     for family in ("fashion-mnist", "cifar-10", "mini-imagenet", "digit-recognition")
 }
 NOTE = (
-    "A session has as many uploads as there are clients. Means over trials. *Ahead from*: the first session from which "
-    "the reply is always better than the upload.\n"
+    "Means over trials. A session has as many uploads as there are clients. *Ahead from*: first session from which the "
+    "reply is always better than the upload.\n"
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return both algorithms in every row."""
     return [
-        Cell(row.scenario, "paper-reading", algorithm, seed)
+        RunKey(row.scenario, "paper-reading", algorithm, seed)
         for row in ROWS
         for algorithm in ALGORITHMS
         for seed in range(trials)
@@ -61,7 +60,7 @@ def report(results: Results) -> str:
     return "\n".join([NOTE, table(header, rows), *stand_ins(there), provenance(used)])
 
 
-def overtakes(trials: list[Kept]) -> int | None:
+def overtakes(trials: list[StoredRun]) -> int | None:
     """Return the first session from which the reply is always better than the upload; None if there is none."""
     before, after = curve(trials, "sessions", "before"), curve(trials, "sessions", "after")
     behind = np.flatnonzero(after <= before)
@@ -69,7 +68,7 @@ def overtakes(trials: list[Kept]) -> int | None:
     return first if first <= len(after) else None
 
 
-def _line(trials: list[Kept]) -> list[str]:
+def _line(trials: list[StoredRun]) -> list[str]:
     before, after = curve(trials, "sessions", "before"), curve(trials, "sessions", "after")
     clusters = curve(trials, "clusters", "accuracy")
     way = map(number, (clusters[0], clusters.min(), clusters[len(clusters) // 2], clusters[-1]))
@@ -77,9 +76,9 @@ def _line(trials: list[Kept]) -> list[str]:
     return [*counts, number(after[-1] - before[-1]), *way]
 
 
-def curve(trials: list[Kept], part: str, name: str) -> np.ndarray:
+def curve(trials: list[StoredRun], part: str, name: str) -> np.ndarray:
     """Return the mean of one curve over trials."""
-    curves = [kept.digest[part][name] for kept in trials]
+    curves = [kept.summary[part][name] for kept in trials]
     length = min(map(len, curves))
     return np.array([fmean(values) for values in zip(*(one[:length] for one in curves), strict=True)])
 
@@ -129,10 +128,10 @@ def _panels(axes: Any, results: Results, row: Row) -> None:
     clusters.set(xlabel="session")
 
 
-def _lead(axes: Any, ours: list[Kept], theirs: list[Kept], name: str) -> None:
+def _lead(axes: Any, ours: list[StoredRun], theirs: list[StoredRun], name: str) -> None:
     """Draw how far our curves are above theirs, seed by seed, after the first sessions."""
     axes.axhline(0, color=GREY, lw=0.5)
-    pairs = [(kept, other) for kept in ours for other in theirs if kept.cell.seed == other.cell.seed]
+    pairs = [(kept, other) for kept in ours for other in theirs if kept.key.seed == other.key.seed]
     if pairs:
         at, first = _curves([kept for kept, _ in pairs], name)
         _, second = _curves([other for _, other in pairs], name)
@@ -141,13 +140,13 @@ def _lead(axes: Any, ours: list[Kept], theirs: list[Kept], name: str) -> None:
         _with_band(axes, at[shown], first[:, shown] - second[:, shown], ls=LINES[name], color=GREY)
 
 
-def _curves(trials: Sequence[Kept], name: str) -> tuple[np.ndarray, np.ndarray]:
+def _curves(trials: Sequence[StoredRun], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the sessions of a curve, and its values (trials, sessions)."""
     part, at, column = ("clusters", "epoch", "accuracy") if name == "cluster" else ("sessions", "upload", name)
-    length = min(len(kept.digest[part][at]) for kept in trials)
-    epochs = np.array(trials[0].digest[part][at][:length])
+    length = min(len(kept.summary[part][at]) for kept in trials)
+    epochs = np.array(trials[0].summary[part][at][:length])
     clients = trials[0].record["config"]["scenario"]["num_clients"]
-    return epochs / clients, np.array([kept.digest[part][column][:length] for kept in trials])
+    return epochs / clients, np.array([kept.summary[part][column][:length] for kept in trials])
 
 
 def _with_band(axes: Any, at: np.ndarray, curves: np.ndarray, **style: Any) -> None:
@@ -160,5 +159,5 @@ def _with_band(axes: Any, at: np.ndarray, curves: np.ndarray, **style: Any) -> N
 
 
 EXPERIMENT = Experiment(
-    "over_time", __doc__, report, draw, cells, trials=5, smoke_rows=("fashion-mnist-1", "fashion-mnist-4")
+    "over_time", __doc__, report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-1", "fashion-mnist-4")
 )

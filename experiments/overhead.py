@@ -1,10 +1,8 @@
-"""Overhead: what FedSoft-Async costs a client, relative to CDFL.
+"""Overhead of FedSoft-Async relative to CDFL.
 
-Claim: the paper's (section 5.2, figure 6): K models come down instead of one, and a client evaluates K models on its
-data besides training.
-Settings: `paper-reading`; the runs of Table 1. Bytes are measured: models and replies are encoded as client and server
-do it (float32, safetensors, with the headers of a reply). FLOPs are counted: those of one sample forward and backward,
-times the samples of each run.
+Claim: the paper's (section 5.2, figure 6): a client downloads K models instead of one, and evaluates all K on its data.
+Settings: `paper-reading`; the runs of Table 1. Bytes: encoded models (float32, safetensors) with headers. FLOPs: those
+of one sample, times the samples of each run.
 Machine: any. Cost: none beyond Table 1.
 
     cdfl paper overhead --rows fashion-mnist-2,fashion-mnist-4 --trials 1
@@ -26,12 +24,12 @@ from cdfl.models import build
 from cdfl.scenarios import load_scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.wire import ReplyHead, encode_model
-from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results, Row, row_cells
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
 from experiments.harness.figures import COLORS, PAGE, figure, legend, rows_below
 from experiments.harness.tables import provenance, stand_ins, table
 
 SHAPES = {"fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32), "digits": (1, 8, 8)}  # of data that are not resized
-NOTE = "The server of CDFL evaluates each upload and each moved cluster on the proxy sets; FedSoft-Async's does not.\n"
+NOTE = "CDFL's server evaluates each upload and each moved cluster on the proxy sets; FedSoft-Async's does not.\n"
 
 
 class Costs(NamedTuple):
@@ -66,9 +64,9 @@ def reply_bytes(costs: Costs, num_clusters: int) -> int:
     return costs.body + sum(len(f"{name}: {value}\r\n") for name, value in headers.items())
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return the two algorithms that are compared."""
-    return row_cells({"paper-reading": ["cdfl", "fedsoft"]}, trials)
+    return row_keys({"paper-reading": ["cdfl", "fedsoft"]}, trials)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Overhead:
     """The costs of one row."""
 
     row: Row
-    used: list[Kept]  # trials of CDFL and FedSoft-Async with the same seeds
+    used: list[StoredRun]  # trials of CDFL and FedSoft-Async with the same seeds
     upload: int  # bytes
     reply: int
     models: int  # bytes of the K models that FedSoft-Async sends
@@ -102,7 +100,7 @@ def overheads(results: Results) -> list[Overhead]:
 
 def _overhead(results: Results, row: Row) -> Overhead | None:
     ours, theirs = (
-        {kept.cell.seed: kept for kept in results.trials(row.scenario, "paper-reading", name)}
+        {kept.key.seed: kept for kept in results.trials(row.scenario, "paper-reading", name)}
         for name in ("cdfl", "fedsoft")
     )
     pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
@@ -162,5 +160,5 @@ def draw(results: Results, folder: Path) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    "overhead", __doc__, report, draw, cells, trials=5, smoke_rows=("fashion-mnist-2", "fashion-mnist-6")
+    "overhead", __doc__, report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-2", "fashion-mnist-6")
 )

@@ -6,26 +6,27 @@ from pathlib import Path
 
 from experiments.harness import Experiment, Results
 from experiments.harness.experiment import Tell
-from experiments.harness.rows import FOLDER
+from experiments.harness.seed_comparison import RULE
+from experiments.harness.table1_rows import FOLDER
 from experiments.harness.tables import earlier
 from experiments.registry import EXPERIMENTS
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # The paper, table by table
 
-`cdfl paper readme` writes this page from the files in [results](results). What held up and what did not:
-[docs/paper.md](../docs/paper.md).
+`cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims.
 
-Each result of the paper is one file here. `cdfl paper NAME` (or `python -m experiments NAME`) runs it, or what is
-missing of it, and writes JSON, tables and pictures to `runs/paper` or to `--out`. With a copy of `results` as `--out`,
-only what is missing there runs. `--rows`, `--presets`, `--algorithms` and `--trials` choose a part; `--smoke` checks in
-seconds that it works. `cdfl paper list` shows all rows, also those for the paper's own CIFAR-100 and MiniImageNet.
+`cdfl paper NAME` (or `python -m experiments NAME`) runs one table or figure and writes JSON, tables and pictures to
+`runs/paper` or `--out`. Stored runs are not repeated. `--rows`, `--presets`, `--algorithms` and `--trials` select a
+part; `--smoke` is a quick check. `cdfl paper list` shows all rows, including those of the paper's own data.
 
-There are three presets. `paper`: the printed values, with uniform uploads. `paper-reading`: one reading of what is not
-printed, found on FashionMNIST (4) only. `default`: ours, with other values for digit recognition and MiniImageNet.
-Accuracies are on held-out data. *Before*: the model that a client uploads. *After*: the reply, on the same data.
-*Cluster*: the cluster models, each on its own cluster. † marks a stand-in for the paper's data.
-"""
+Presets: `paper`, the printed values with uniform uploads; `paper-reading`, our reading of what is not printed, found
+on FashionMNIST (4) only; `default`, our own, with other values for digits and MiniImageNet.
+
+Held-out accuracies: *before*, of the model that a client uploads; *after*, of the reply, on the same data; *cluster*,
+of each cluster model on its own cluster. † marks a stand-in for the paper's data.
+
+{RULE}"""
 SMOKE = "**Smoke runs on 8x8 digits, whatever the rows are called: they show that the code works, nothing else.**\n\n"
 
 
@@ -73,19 +74,22 @@ def write_readme(tell: Tell, add: Sequence[Path] = (), folder: Path = FOLDER) ->
 
 
 def _taken(more: Results, here: Results) -> str:
-    cells = [kept.cell for kept in more]
-    replaced = sum(here.find(cell) is not None for cell in cells)
-    rows = ", ".join(dict.fromkeys(cell.scenario for cell in cells)) or "no rows"
-    return f"from {more.folder}: {len(cells)} runs of {rows}; {replaced} of them replace runs that were here"
+    keys = [kept.key for kept in more]
+    replaced = sum(here.find(key) is not None for key in keys)
+    rows = ", ".join(dict.fromkeys(key.scenario for key in keys)) or "no rows"
+    return f"from {more.folder}: {len(keys)} runs of {rows}; {replaced} of them replace runs that were here"
 
 
 def _section(experiment: Experiment, results: Results) -> str:
     about = experiment.about.strip().partition("\n")[2].strip().split("\n\n")[0]  # without title and command
     pictures = [f"![{path.stem}](results/{path.name})\n" for path in _pictures(experiment, results.folder)]
-    head = [f"## {experiment.title}\n", f"`cdfl paper {experiment.name}` ([code]({experiment.name}.py))\n"]
-    kept = [found for cell in experiment.cells(experiment.trials) if (found := results.find(cell)) is not None]
+    head = [
+        f"## {experiment.title}\n",
+        f"`cdfl paper {experiment.name}` ([code]({experiment.name.replace('-', '_')}.py))\n",
+    ]
+    kept = [found for key in experiment.run_keys(experiment.trials) if (found := results.find(key)) is not None]
     facts = [*(f"- {line}" for line in _facts(about)), ""]
-    return "\n".join([*head, *facts, experiment.report(results), *earlier(kept), *pictures])
+    return "\n".join([*head, *facts, experiment.report(results).replace(f"\n{RULE}", ""), *earlier(kept), *pictures])
 
 
 def _facts(about: str) -> list[str]:

@@ -1,11 +1,10 @@
-"""Table 1: accuracy of clients before and after the reply, and of clusters, in 13 rows.
+"""Table 1: accuracy of clients and clusters in 13 rows.
 
-Claim: with one reading of what the paper leaves open, found on FashionMNIST (4) only, CDFL, FedSoft-Async and Local
-give most figures of FashionMNIST in Table 1. With our settings CDFL gives better ones.
-Settings: `paper-reading`, the paper's algorithms; `default`, all algorithms; `paper`, CDFL only. MiniImageNet has its
-own settings in `default`; CDFL and FedAsync also run there without them.
-Machine: one H200. Cost: 55 runs a row (65 for MiniImageNet): three to seven minutes for FashionMNIST, seventeen for the
-digits; half a minute to three minutes for a run of ResNet-18.
+Claim: `paper-reading` gives most of the paper's figures for FashionMNIST; `default` gives better ones for CDFL.
+Settings: `paper-reading`, the paper's algorithms; `default`, all; `paper`, CDFL. On MiniImageNet CDFL and FedAsync also
+run with the general `default`.
+Machine: one H200. Cost: three to seven minutes a row for FashionMNIST, seventeen for the digits; half a minute to three
+minutes a run for ResNet-18.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """
@@ -20,10 +19,10 @@ from typing import Any
 from cdfl.core import DEFAULT
 from cdfl.scenarios import load_scenario
 from cdfl.scenarios.catalogue import NOISY
-from experiments.harness import EVERY_ROW, Cell, Experiment, Results, Row, row_cells
-from experiments.harness.compare import OUTCOMES, RULE, compare, differences, grouped, named
+from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, row_keys
 from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means, rows_below
-from experiments.harness.rows import COLUMNS, FULL_ROWS, Figure
+from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, differences, grouped, named
+from experiments.harness.table1_rows import COLUMNS, FULL_ROWS, Figure
 from experiments.harness.tables import (
     counts_table,
     difference,
@@ -51,31 +50,30 @@ NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).settings.i
 PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 SAME = [*PICTURED, *FULL_ROWS]  # rows with the paper's data
 NOTE = (
-    "Mean ± deviation over trials. *Difference*: from the paper's mean, in accuracy and (in brackets) in the paper's "
-    "deviations. *Local*: a client starts anew when its data change; *Local (keeps)*: it continues with its model. "
-    "Compare a figure of one trial only seed by seed.\n"
+    "Mean ± deviation over trials. *Difference*: from the paper's mean, in accuracy and (in its deviations). *Local* "
+    "starts anew when the data change; *Local (keeps)* continues. Compare single trials seed by seed.\n"
 )
 PRINTED_NOTE = (
-    "What the paper prints for the data that † replace. Do not compare it with our rows. CIFAR-100 (6), FedSoft-Async, "
-    "after, is above its clusters: perhaps a misprint of .292.\n"
+    "The paper's figures for the data that † replaces; not comparable with ours. CIFAR-100 (6), FedSoft-Async, after, "
+    "is perhaps a misprint of .292: it is above its clusters.\n"
 )
 WITHOUT_NOTE = (
-    "After the reply, `default`: the settings of MiniImageNet (cluster step, rate, measures) and the general ones.\n"
+    "After the reply, with the settings of MiniImageNet (cluster step, rate, measures) and the general `default`.\n"
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return the paper's columns, our own columns, and MiniImageNet without its settings."""
-    asked = row_cells(ALGORITHMS, trials, ROWS)
-    without = row_cells({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
-    return asked + [replace(cell, changes=WITHOUT) for cell in without]
+    asked = row_keys(ALGORITHMS, trials, ROWS)
+    without = row_keys({"default": ["cdfl", "fedasync"]}, trials, NOISY_ROWS)
+    return asked + [replace(key, changes=WITHOUT) for key in without]
 
 
 def report(results: Results) -> str:
     """Return the table with the paper's figures and our own columns, and counts of what holds."""
     rows = {row.scenario for row in ROWS}
-    mine = [kept for kept in results if kept.cell.changes in ({}, WITHOUT) and kept.cell.scenario in rows]
-    there = [row for row in ROWS if any(kept.cell.scenario == row.scenario for kept in mine)]
+    mine = [kept for kept in results if kept.key.changes in ({}, WITHOUT) and kept.key.scenario in rows]
+    there = [row for row in ROWS if any(kept.key.scenario == row.scenario for kept in mine)]
     header = ["row", "accuracy"]
     for algorithm in PAPERS:
         header += [f"{LABELS[algorithm]}, `paper-reading`", "paper", "difference"]
@@ -111,7 +109,7 @@ def _without(results: Results) -> list[str]:
     pairs = [(name, changes) for name in ("cdfl", "fedasync") for changes in ({}, WITHOUT)]
     lines = []
     for row, seed in product(NOISY_ROWS, range(TRIALS)):
-        kept = [results.find(Cell(row.scenario, "default", name, seed, changes)) for name, changes in pairs]
+        kept = [results.find(RunKey(row.scenario, "default", name, seed, changes)) for name, changes in pairs]
         if any(kept):
             lines.append([row.title, str(seed), *(spread([one.end["after"]] if one else []) for one in kept)])
     titles = [_with(name, changes or NOISY) for name, changes in pairs]
@@ -270,7 +268,7 @@ EXPERIMENT = Experiment(
     __doc__,
     report,
     draw,
-    cells,
+    run_keys,
     TRIALS,
     smoke_rows=("fashion-mnist-4", "cifar-10-2"),
     on_request=tuple(row.scenario for row in FULL_ROWS),

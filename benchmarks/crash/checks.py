@@ -57,7 +57,7 @@ def settle(site: Site, first: ServerState, report: Report) -> None:
 def check_files(site: Site, report: Report) -> None:
     """Check that the store has the files it names, and no others; a start may remove unnamed ones."""
     missing, left = site.files()
-    kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "given-"))]
+    kept = [name for name in left if name.startswith(("upload-", "base-", "reply-", "sent-"))]
     report.expect(not kept, f"files are left over: {kept}")
     if left:
         site.start()

@@ -62,7 +62,7 @@ def small_disk(folder: Path, megabytes: int = 32) -> Iterator[Path]:
     try:
         _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
     except (OSError, subprocess.CalledProcessError):
-        raise NotHere("only who may mount file systems can make a small one") from None
+        raise NotHere("only a user who may mount file systems can make a small one") from None
     try:
         yield folder
     finally:
@@ -106,10 +106,10 @@ def read_only_disk(site: Site, _: Load) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def immutable_folder(site: Site, _: Load) -> Iterator[Callable[[], object]]:
-    """No file of the store can be made, renamed or written, by root neither: SQLite's own files among them.
+    """Make all files of the store immutable, including SQLite's own: even root cannot create, rename or write one.
 
-    All but the shared memory of SQLite's processes: who writes to a mapped file that became immutable is ended by the
-    system, on the spot.
+    The shared memory of SQLite's processes is left out: the system kills a process that writes to a mapped file that
+    became immutable.
     """
     store = Path(site.database)
     paths = [store, store / "store.db", store / "store.db-wal", site.blobs, site.blobs / "spool"]

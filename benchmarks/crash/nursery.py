@@ -59,7 +59,7 @@ class Process:
         """Its exit code, once it has ended: minus the signal that ended it."""
         if self._code is None:
             if not self._has_ended(seconds):
-                raise TimeoutError(f"process {self.pid} goes on after {seconds} s; its log is {self.log}")
+                raise TimeoutError(f"process {self.pid} still runs after {seconds} s; its log is {self.log}")
             self._code = self._nursery.order({"reap": self.pid})
             os.close(self._handle)
         return self._code

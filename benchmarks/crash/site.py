@@ -29,7 +29,7 @@ class Remains:
     """What there is after a kill, before anything cleans up."""
 
     keys: set[tuple[str, str]]  # (client_id, key) of all uploads in the journal
-    debris: set[str]  # kinds of files that no row speaks of: spool, upload, reply, snapshot
+    debris: set[str]  # kinds of files that no row references: spool, upload, reply, snapshot
 
 
 class Site:
@@ -127,9 +127,9 @@ class Site:
         return Remains(keys, {name.partition("-")[0] for name in left})
 
     def files(self) -> tuple[set[str], set[str]]:
-        """Files that the database speaks of and that are missing; files that it does not speak of."""
+        """Return the files that the database references but that are missing, and those that it does not reference."""
         with self._rows() as connection:
-            blobs = "SELECT upload, base, reply FROM journal UNION ALL SELECT model, NULL, NULL FROM grants"
+            blobs = "SELECT upload, base, reply FROM journal UNION ALL SELECT model, NULL, NULL FROM sent_models"
             named = {name for row in connection.execute(blobs) for name in row if name}
             for (models,) in connection.execute("SELECT models FROM snapshots"):
                 named |= set(json.loads(models))

@@ -150,7 +150,7 @@ def _check_entry(entry: Entry, calls: list[Call], site: Site) -> Iterator[str]:
         settled = max(settled, min(after, default=-1.0))
     spoken = next((call for call in before if _speaks(call, str(entry.reply), site)), None)
     if spoken is None:
-        yield "the database did not speak of it when it was answered"
+        yield "the database did not reference it when it was answered"
     elif spoken.begin < settled:
         yield "the database spoke of it before its folder was synced"
     elif not any(call.begin > spoken.end and _makes_durable(call, spoken, site) for call in before):

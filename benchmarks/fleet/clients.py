@@ -53,7 +53,7 @@ class Refused(Exception):  # noqa: N818
 
 
 class Client:
-    """One client on one connection. `goal` is half of what its uploads are, the other half is what it was given."""
+    """One client on one connection. It uploads `goal` plus half of the model it was sent."""
 
     def __init__(self, port: int, token: str, goal: np.ndarray) -> None:
         self._port, self._token, self._goal = port, token, goal

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness.cells import Cell
-from experiments.harness.results import Results
+from experiments.harness.results_folder import Results
+from experiments.harness.run_keys import RunKey
 
 Tell = Callable[[str], None]
 
 
-def _no_cells(trials: int) -> Sequence[Cell]:
+def _no_keys(trials: int) -> Sequence[RunKey]:
     return []
 
 
@@ -18,14 +18,14 @@ def _no_cells(trials: int) -> Sequence[Cell]:
 class Experiment:
     """What a file in `experiments/` defines.
 
-    It has cells, or its own `measure`: `measure(results, smoke, tell)` adds what is missing to results.
+    It has run keys, or its own `measure`: `measure(results, smoke, tell)` adds what is missing to results.
     """
 
     name: str
     about: str  # docstring of its module: title, claim, settings, machine and cost
     report: Callable[[Results], str]  # its tables, as Markdown
     draw: Callable[[Results, Path], Sequence[str]]  # writes pictures; returns their names without suffix
-    cells: Callable[[int], Sequence[Cell]] = _no_cells  # by number of trials
+    run_keys: Callable[[int], Sequence[RunKey]] = _no_keys  # by number of trials
     trials: int = 1
     smoke_rows: Sequence[str] = ()  # scenarios of a smoke run; all if empty
     on_request: Sequence[str] = ()  # scenarios that run only if they are named

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from experiments.harness.rows import Row
+from experiments.harness.table1_rows import Row
 
 COLORS = {  # the palette of Okabe and Ito, and a brown
     "cdfl": "#0072B2",

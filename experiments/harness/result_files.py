@@ -1,4 +1,4 @@
-"""Read and write result files: the runs of a scenario with settings and cells, or what an experiment measured."""
+"""Read and write result files: the runs of a scenario with their settings, or what an experiment measured."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def write_runs(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_measured(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the file of an experiment that has no cells."""
+    """Write the file of an experiment without run keys."""
     _write(path, json.dumps(content, indent=1) + "\n")
 
 
@@ -77,7 +77,7 @@ def _expect(names: set[str], given: Any, path: Path) -> None:
 
 
 def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return JSON with a line for each setting and each cell, easy to read and to compare."""
+    """Return JSON with a line for each setting and each run, easy to read and to compare."""
     parts = []
     for run in runs:
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]

@@ -1,8 +1,9 @@
-"""Run the missing cells, many at a time."""
+"""Run what is missing of an experiment, in groups that train together."""
 
 import gc
 import json
 import time
+import traceback
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
@@ -10,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -20,59 +22,106 @@ from cdfl.record import Event
 from cdfl.sim import progress_log
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
-from experiments.harness.cells import Cell, resolve
-from experiments.harness.digest import digest
 from experiments.harness.experiment import Tell
-from experiments.harness.failures import Failure, UnfinishedError, stopped
 from experiments.harness.machine import commit, machine
-from experiments.harness.results import Results
+from experiments.harness.results_folder import Results
+from experiments.harness.run_keys import RunKey, resolve
+from experiments.harness.run_summary import summarize_run
 from experiments.harness.tables import counted
 
-Group = Sequence[tuple[Cell, RunConfig]]  # cells that share stacks
-Outcome = tuple[list[tuple[Cell, RunConfig, dict[str, Any]]], dict[str, Any]]  # digests, and the header they share
+Group = Sequence[tuple[RunKey, RunConfig]]  # runs that share stacks
+Outcome = tuple[list[tuple[RunKey, RunConfig, dict[str, Any]]], dict[str, Any]]  # summaries, and their common header
 
 
 @dataclass(frozen=True)
-class How:
-    """Where and how cells are run; it does not identify a cell."""
+class RunOptions:
+    """Where and how runs are computed; not part of a run's key."""
 
     device: str = "auto"
     precision: Precision | Literal["auto"] = "auto"
     data_dir: Path | None = None
-    together: int | None = None  # cells in common stacks: more are faster, fewer lose less at an interruption
+    together: int | None = None  # runs in common stacks: more are faster, fewer lose less at an interruption
     processes: int = 1  # groups that run side by side
     smoke: bool = False
-    commit: str | None = None  # of the code; None: ask git
+    commit: str | None = None  # of the code; None to ask git
 
 
-def run_missing(cells: Sequence[Cell], results: Results, how: How, tell: Tell) -> None:
-    """Run every cell that `results` does not hold, group by group; store each group when it is done.
+class UnfinishedError(RuntimeError):
+    """Some groups failed; the others are stored."""
+
+    def __init__(self, failures: "Sequence[Failure]", groups: int) -> None:
+        lines = [
+            f"{len(failures)} of {groups} groups failed; the others are stored; repeat the command to try these again:"
+        ]
+        lines += [f"  {failure.group}: {failure.error}" for failure in failures]
+        if any(failure.memory for failure in failures):
+            lines.append("use a smaller --together or --processes to save memory")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A group that failed. Not an exception: that would keep the group's memory alive."""
+
+    group: str
+    error: str
+    trace: str = ""  # the traceback, if it is a bug
+    memory: bool = False  # out of memory
+
+    @classmethod
+    def of(cls, group: str, error: Exception) -> "Failure":
+        """Return the failure for an exception; call it in the handler."""
+        text = shorten(f"{type(error).__name__}: {error}", 300)
+        # A pool breaks when the system kills one of its processes, usually for lack of memory.
+        if isinstance(error, MemoryError | BrokenExecutor) or "out of memory" in text or "allocate memory" in text:
+            return cls(group, text, memory=True)
+        if isinstance(error, ModuleNotFoundError):
+            return cls(group, f"{text}; install it with: pip install 'cdfl[sim]'")
+        return cls(group, text, "" if isinstance(error, ValueError | OSError) else traceback.format_exc())
+
+
+def stopped(stored: int, runs: int, together: int) -> str:
+    """Return the message for an interruption; `together` is the size of a group.
+
+    >>> stopped(3, 11, 8)
+    '3 of 11 runs are stored, 8 are missing; only whole groups are stored: --together 1 loses less, but is slower'
+    >>> stopped(3, 11, 1)
+    '3 of 11 runs are stored, 8 are missing'
+    """
+    message = f"{stored} of {runs} runs are stored, {runs - stored} are missing"
+    hint = "only whole groups are stored: --together 1 loses less, but is slower"
+    return f"{message}; {hint}" if together > 1 and stored < runs else message
+
+
+def run_missing(keys: Sequence[RunKey], results: Results, options: RunOptions, tell: Tell) -> None:
+    """Compute every run that `results` does not hold, group by group; store each group when it is done.
 
     A group that fails does not stop the others: `UnfinishedError` is raised after the last group.
     """
-    how = replace(how, commit=how.commit or commit())  # of the loaded code; the checkout may change during the run
-    configs = {cell.key: resolve(cell, how.device, how.precision, smoke=how.smoke) for cell in cells}
-    missing = {cell.key: cell for cell in cells if not _is_known(cell, configs[cell.key], results)}
-    wanted = [(cell, configs[key]) for key, cell in missing.items()]
-    _check_data(cells, wanted, how.data_dir)
-    tell(f"{len(configs)} cells, {len(configs) - len(wanted)} of them stored already")
-    groups = list(_groups(wanted, len(wanted) if how.smoke else how.together))
+    # The commit of the loaded code: the checkout may change during the run.
+    options = replace(options, commit=options.commit or commit())
+    configs = {key.name: resolve(key, options.device, options.precision, smoke=options.smoke) for key in keys}
+    missing = {key.name: key for key in keys if not _is_known(key, configs[key.name], results)}
+    wanted = [(key, configs[name]) for name, key in missing.items()]
+    _check_data(keys, wanted, options.data_dir)
+    tell(f"{len(configs)} runs, {len(configs) - len(wanted)} of them stored already")
+    groups = list(_groups(wanted, len(wanted) if options.smoke else options.together))
     try:
-        failures = _run_groups(groups, results, how, tell)
+        failures = _run_groups(groups, results, options, tell)
     except KeyboardInterrupt:
-        kept = sum(_is_known(cell, configs[key], results) for key, cell in missing.items())
+        kept = sum(_is_known(key, configs[name], results) for name, key in missing.items())
         largest = max(map(len, groups), default=1)
-        together = 1 if how.smoke else largest  # smoke runs are one group
+        together = 1 if options.smoke else largest  # smoke runs are one group
         tell(stopped(len(configs) - len(wanted) + kept, len(configs), together))
         raise
     if failures:
         raise UnfinishedError(failures, len(groups))
 
 
-def _run_groups(groups: Sequence[Group], results: Results, how: How, tell: Tell) -> list[Failure]:
+def _run_groups(groups: Sequence[Group], results: Results, options: RunOptions, tell: Tell) -> list[Failure]:
     """Store every group; return the failures."""
     failures = []
-    with closing(_outcomes(groups, how, tell)) as outcomes:
+    with closing(_outcomes(groups, options, tell)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
             if isinstance(outcome, Failure):
                 failures.append(outcome)
@@ -83,10 +132,10 @@ def _run_groups(groups: Sequence[Group], results: Results, how: How, tell: Tell)
     return failures
 
 
-def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) -> None:
+def _check_data(asked: Sequence[RunKey], missing: Group, data_dir: Path | None) -> None:
     """Refuse to begin without the data: else a run would fail after hours."""
     lacking: dict[str, list[str]] = {}  # message about a dataset -> rows that need it
-    for row, sources in {cell.scenario: config.scenario.sources for cell, config in missing}.items():
+    for row, sources in {key.scenario: config.scenario.sources for key, config in missing}.items():
         for source in sources:
             try:
                 check_is_here(source, data_dir)
@@ -96,7 +145,7 @@ def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) ->
         return
     lines = [f"{what} (needed by {', '.join(rows)})" for what, rows in lacking.items()]
     needing = {row for rows in lacking.values() for row in rows}
-    others = dict.fromkeys(cell.scenario for cell in asked if cell.scenario not in needing)
+    others = dict.fromkeys(key.scenario for key in asked if key.scenario not in needing)
     if data_dir is None:
         lines.append("if the data are in another folder, name it with --data-dir")
     if others:
@@ -104,18 +153,18 @@ def _check_data(asked: Sequence[Cell], missing: Group, data_dir: Path | None) ->
     raise DataError("\n".join(lines))
 
 
-def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcome | Failure]:
+def _outcomes(groups: Sequence[Group], options: RunOptions, tell: Tell) -> Generator[Outcome | Failure]:
     """Yield what each group gave, as it is done."""
-    if how.processes == 1:
+    if options.processes == 1:
         for group in groups:
             tell(f"next: {_name(group)}")
-            yield _attempt(group, how, tell)
+            yield _attempt(group, options, tell)
         return
     others = active_children()
-    threads = max(1, torch.get_num_threads() // how.processes)  # share the cores
-    with ProcessPoolExecutor(how.processes, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+    threads = max(1, torch.get_num_threads() // options.processes)  # share the cores
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         try:
-            begun = {pool.submit(_attempt, group, how, _silent): group for group in groups}
+            begun = {pool.submit(_attempt, group, options, _silent): group for group in groups}
             for done in as_completed(begun):
                 yield _result(done, begun[done])
         finally:
@@ -128,23 +177,23 @@ def _outcomes(groups: Sequence[Group], how: How, tell: Tell) -> Generator[Outcom
                 process.join()
 
 
-def _name(cells: Sequence[tuple[Any, ...]]) -> str:
-    names = sorted({" ".join([cell.scenario, cell.preset, cell.algorithm, *_changes(cell)]) for cell, *_ in cells})
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({counted(len(cells), 'cell')})"
+def _name(keys: Sequence[tuple[Any, ...]]) -> str:
+    names = sorted({" ".join([key.scenario, key.preset, key.algorithm, *_changes(key)]) for key, *_ in keys})
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({counted(len(keys), 'run')})"
 
 
-def _changes(cell: Cell) -> list[str]:
-    """Return the changes of a cell as name=value."""
-    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in cell.changes.items()]
+def _changes(key: RunKey) -> list[str]:
+    """Return the changes of a run as name=value."""
+    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in key.changes.items()]
 
 
 def _silent(line: str) -> None:
     """Print nothing: the output of several processes would mix."""
 
 
-def _attempt(group: Group, how: How, tell: Tell) -> Outcome | Failure:
+def _attempt(group: Group, options: RunOptions, tell: Tell) -> Outcome | Failure:
     try:
-        return _run_group(group, how, tell)
+        return _run_group(group, options, tell)
     except Exception as error:
         failure = Failure.of(_name(group), error)
     gc.collect()  # free the GPU memory of the group
@@ -160,7 +209,7 @@ def _result(done: "Future[Outcome | Failure]", group: Group) -> Outcome | Failur
         return Failure.of(_name(group), error)
 
 
-def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
+def _run_group(group: Group, options: RunOptions, tell: Tell) -> Outcome:
     begun = time.monotonic()
     events: list[list[Event]] = [[] for _ in group]
     configs = [config for _, config in group]
@@ -170,38 +219,38 @@ def _run_group(group: Group, how: How, tell: Tell) -> Outcome:
         uploads = sum(config.scenario.num_uploads for config in configs)
         with (
             progress_log.lines(lambda line: tell(f"  {line}"), uploads) as count,
-            closing(compare_events(configs, None, how.data_dir)) as stream,
+            closing(compare_events(configs, None, options.data_dir)) as stream,
         ):
             for which, event in stream:
                 events[which].append(event)
                 count(event)
     seconds = time.monotonic() - begun
-    kept = [(cell, config, _digest(cell, config, own)) for (cell, config), own in zip(group, events, strict=True)]
+    kept = [(key, config, _summarize(key, config, own)) for (key, config), own in zip(group, events, strict=True)]
     return kept, {
         "device": configs[0].device,
         "precision": configs[0].precision,
         "machine": machine(),
-        "commit": how.commit,
+        "commit": options.commit,
         "seconds": round(seconds, 1),
         "together": len(group),
-        "processes": how.processes,
-        "smoke": how.smoke,
+        "processes": options.processes,
+        "smoke": options.smoke,
     }
 
 
-def _digest(cell: Cell, config: RunConfig, events: Sequence[Event]) -> dict[str, Any]:
-    """Return the digest of a run, with details only where an experiment uses them: results stay small."""
+def _summarize(key: RunKey, config: RunConfig, events: Sequence[Event]) -> dict[str, Any]:
+    """Return the summary of a run, with details only where an experiment uses them: results stay small."""
     jumps = isinstance(config.scenario.drift, Sudden)
-    shown = cell.seed == 0 and not cell.changes and cell.algorithm in ("cdfl", "fedsoft")
-    return digest(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
+    shown = key.seed == 0 and not key.changes and key.algorithm in ("cdfl", "fedsoft")
+    return summarize_run(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
 
 
-def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> Iterator[list[tuple[Cell, RunConfig]]]:
-    """Yield cells that can share stacks, in order."""
-    alike: dict[str, list[tuple[Cell, RunConfig]]] = {}
-    for cell, config in cells:
+def _groups(keys: Sequence[tuple[RunKey, RunConfig]], together: int | None) -> Iterator[list[tuple[RunKey, RunConfig]]]:
+    """Yield runs that can share stacks, in order."""
+    alike: dict[str, list[tuple[RunKey, RunConfig]]] = {}
+    for key, config in keys:
         shared = [config.scenario.to_dict(), asdict(config.settings.training), asdict(config.settings.pretraining)]
-        alike.setdefault(json.dumps(shared), []).append((cell, config))
+        alike.setdefault(json.dumps(shared), []).append((key, config))
     for group in alike.values():
         # One ResNet keeps a GPU busy; in a group it would only wait for the others.
         size = together or (1 if group[0][1].scenario.model == "resnet18" else 10)
@@ -209,6 +258,6 @@ def _groups(cells: Sequence[tuple[Cell, RunConfig]], together: int | None) -> It
             yield group[first : first + size]
 
 
-def _is_known(cell: Cell, config: RunConfig, results: Results) -> bool:
-    kept = results.find(cell)
+def _is_known(key: RunKey, config: RunConfig, results: Results) -> bool:
+    kept = results.find(key)
     return kept is not None and kept.is_of(config)

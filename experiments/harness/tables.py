@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from experiments.harness.compare import grouped, named
 from experiments.harness.figures import LABELS
-from experiments.harness.results import Kept
-from experiments.harness.rows import Figure, Row
+from experiments.harness.results_folder import StoredRun
+from experiments.harness.seed_comparison import grouped, named
+from experiments.harness.table1_rows import Figure, Row
 
 NOTHING = "-"
 NOT_RUN = "Not run yet.\n"
@@ -131,13 +131,13 @@ def stand_ins(rows: Iterable[Row]) -> list[str]:
     return [table(["the paper's data", "† stand-in", "clients in a cluster"], lines)] if lines else []
 
 
-def provenance(kept: Iterable[Kept]) -> str:
-    """Return a table of the machines, versions, commits and seconds of some cells."""
-    cells = list({one.cell.key: one for one in kept}.values())
-    if not cells:
+def provenance(kept: Iterable[StoredRun]) -> str:
+    """Return a table of the machines, versions, commits and seconds of some runs."""
+    keys = list({one.key.name: one for one in kept}.values())
+    if not keys:
         return NOT_RUN
-    groups: dict[tuple[str, str, str], list[Kept]] = {}
-    for one in cells:
+    groups: dict[tuple[str, str, str], list[StoredRun]] = {}
+    for one in keys:
         groups.setdefault(_machine(one.record), []).append(one)
     lines = []
     for (chip, precision, torch), own in sorted(groups.items()):
@@ -145,7 +145,7 @@ def provenance(kept: Iterable[Kept]) -> str:
         commits, days = ({str(value) for value in values} for values in (
             [run["commit"] for run in runs], [run["machine"]["date"] for run in runs],
         ))  # fmt: skip
-        scenarios = ", ".join(dict.fromkeys(one.cell.scenario for one in own))
+        scenarios = ", ".join(dict.fromkeys(one.key.scenario for one in own))
         seconds = sum(run["seconds"] / run["together"] / run["processes"] for run in runs)
         facts = [str(len(own)), precision, torch, ", ".join(sorted(days)), ", ".join(sorted(commits))]
         lines.append([chip, *facts, f"{seconds:,.0f}", scenarios])
@@ -158,11 +158,11 @@ def _machine(run: Mapping[str, Any]) -> tuple[str, str, str]:
     return chip, run["precision"], on["torch"]
 
 
-def earlier(kept: Iterable[Kept]) -> list[str]:
-    """Return a table of the cells whose settings have changed since they were run, if there are any."""
+def earlier(kept: Iterable[StoredRun]) -> list[str]:
+    """Return a table of the runs whose settings have changed since they were run, if there are any."""
     lines: dict[tuple[str, ...], None] = {}
     for one in kept:
         for name, then, now in one.changes_since():
-            lines[one.cell.scenario, one.cell.preset, LABELS[one.cell.algorithm], name, str(then), str(now)] = None
+            lines[one.key.scenario, one.key.preset, LABELS[one.key.algorithm], name, str(then), str(now)] = None
     header = ["run with earlier settings", "preset", "algorithm", "setting", "then", "now"]
     return [table(header, lines)] if lines else []

@@ -12,7 +12,7 @@ from torch import Tensor
 from cdfl.core import ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.data.randomness import generator
 from cdfl.sim.time_models import FewActive
-from experiments.harness.regression import Regression, Sample
+from experiments.harness.softmax_problem import Sample, SoftmaxProblem
 
 TIME_MODEL = FewActive()  # with more active clients the printed damping of stale uploads stops the clusters
 POINTS = 40  # in a curve
@@ -85,7 +85,7 @@ class Trace:
 
 
 def trace_run(
-    problem: Regression, steps: Steps, settings: Settings, num_clients: int, uploads: int, seed: int
+    problem: SoftmaxProblem, steps: Steps, settings: Settings, num_clients: int, uploads: int, seed: int
 ) -> Trace:
     """Run CDFL with full gradients and `TIME_MODEL`, and record what the theorem is about."""
     rng = generator(seed, "theorem")
@@ -113,7 +113,7 @@ def trace_run(
     return trace
 
 
-def _pretrained(problem: Regression, steps: Steps) -> Tensor:
+def _pretrained(problem: SoftmaxProblem, steps: Steps) -> Tensor:
     """Return cluster models (K, P) after a few steps on the pre-training data."""
     models = torch.zeros(problem.num_clusters, problem.size, dtype=torch.float64)
     for k in range(problem.num_clusters):
@@ -124,7 +124,7 @@ def _pretrained(problem: Regression, steps: Steps) -> Tensor:
 
 
 def _train(
-    problem: Regression, own: Sample, personal_model: Tensor, steps: Steps, rng: np.random.Generator
+    problem: SoftmaxProblem, own: Sample, personal_model: Tensor, steps: Steps, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return v_0 = u, v_1, ..., v_H (H + 1, P), and the gradients of f_m at all but the last (H, P)."""
     path, gradients = [personal_model], []
@@ -134,7 +134,7 @@ def _train(
     return torch.stack(path), torch.stack(gradients)
 
 
-def _note(trace: Trace, problem: Regression, path: Tensor, own: Tensor, rates: Tensor, rho: float) -> None:
+def _note(trace: Trace, problem: SoftmaxProblem, path: Tensor, own: Tensor, rates: Tensor, rho: float) -> None:
     away = path - path[0]  # (H, P)
     local = own + rho * away
     trace.distances += away.norm(dim=1).tolist()
@@ -149,13 +149,13 @@ def _note(trace: Trace, problem: Regression, path: Tensor, own: Tensor, rates: T
         trace.alignments += (((gradients + rho * away) * local).sum(dim=1) / squares).tolist()
 
 
-def _losses(problem: Regression, state: ServerState) -> Tensor:
+def _losses(problem: SoftmaxProblem, state: ServerState) -> Tensor:
     models = zip(state.cluster_models, problem.clusters, strict=True)
     return torch.stack([problem.loss(model, sample) for model, sample in models])
 
 
 def summarize(
-    problem: Regression, optima: Tensor, steps: Steps, traces: Sequence[Trace], base_rate: float, epsilon: float
+    problem: SoftmaxProblem, optima: Tensor, steps: Steps, traces: Sequence[Trace], base_rate: float, epsilon: float
 ) -> dict[str, Any]:
     """Return the constants that several runs show, the bound, and what it bounds; `optima` is (K, P)."""
     delta = float(torch.cdist(optima, optima).max())

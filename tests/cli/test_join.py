@@ -155,7 +155,7 @@ def test_a_set_up_file_may_import_its_neighbours(site, setup, monkeypatch):
 
 def test_a_turn_as_text():
     reply = Reply(7, (0.25, 0.75), "applied")
-    refreshed = Reply(9, (1.0,), "refreshed", detail="never given")
+    refreshed = Reply(9, (1.0,), "refreshed", detail="never sent")
     assert turn_text(Turn(1, 40, None, decided=False)) == "turn 1: 40 samples"
     assert turn_text(Turn(2, 40, 0.5, decided=False, pending=True)).endswith("0.500; an upload waits for the server")
     assert turn_text(Turn(3, 40, 0.5, decided=True, pending=True)).endswith(

@@ -29,7 +29,7 @@ def test_a_part_of_an_experiment(tmp_path):
     given = ["paper", "overhead", "--smoke", "--rows", "fashion-mnist-2", "--algorithms", "cdfl, fedsoft"]
     code, output = call(*given, "--trials", 1, "--out", tmp_path, "--device", "cpu")
     assert code == 0
-    assert "2 cells, 0 of them stored already" in output
+    assert "2 runs, 0 of them stored already" in output
     assert "overhead.md" in output
     assert "FashionMNIST (2)" in (tmp_path / "overhead.md").read_text()
 
@@ -37,7 +37,7 @@ def test_a_part_of_an_experiment(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["table2"], "cdfl: there is no experiment 'table2'; there are reading, table1"),
+        (["table2"], "cdfl: there is no experiment 'table2'; there are preset-search, table1"),
         (["list", "--rows", "foo"], "cdfl: list shows every experiment with all its rows; omit --rows"),
         (["table1", "--rows", "mnist-4", "--smoke"], "cdfl: there is no scenario 'mnist-4' in this experiment"),
         (["theorem1", "--trials", "1"], "cdfl: theorem1 is one computation on the CPU, without rows"),
@@ -100,13 +100,13 @@ def test_a_signal_ends_it_at_once(tmp_path, begin, processes):
         start_new_session=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "2 cells, 0 of them stored already\n"
+    assert process.stdout.readline() == "2 runs, 0 of them stored already\n"
     time.sleep(4)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 130, output
     assert re.search(
-        r"^[01] of 2 cells are stored, [12] are missing\nrepeat the command to run what is missing\n", output, re.M
+        r"^[01] of 2 runs are stored, [12] are missing\nrepeat the command to run what is missing\n", output, re.M
     )
     assert "Traceback" not in output
     deadline = time.monotonic() + 10

@@ -18,7 +18,7 @@ from cdfl.server.auth import Tokens
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
 
-from ..server.toy import LAYOUT, Toy, same_state, was_given
+from ..server.toy import LAYOUT, Toy, same_state, was_sent
 from .small import call
 
 pytestmark = pytest.mark.slow
@@ -249,7 +249,7 @@ def test_rollback(toy, place):
     assert (code, output) == (2, "cdfl: there is no snapshot of epoch 9; there are those of 3, 6")
     with Store.open(place) as store:
         assert store.epoch == store.recover().state.epoch == 6
-        assert not was_given(store, "car-7", 10)
+        assert not was_sent(store, "car-7", 10)
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink], ids=["damaged", "missing"])

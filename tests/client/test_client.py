@@ -195,7 +195,7 @@ def test_an_unknown_epoch_refreshes_the_model(server, make_client, caplog):
     server.given.clear()
     reply = client.update(make_data())
     assert reply.outcome == "refreshed"
-    assert "never given" in reply.detail
+    assert "never sent" in reply.detail
     assert "Fetching the model instead" in caplog.text
     assert not client.pending
     assert torch.equal(flatten(client.model), server.state.cluster_models.mean(dim=0))

@@ -94,7 +94,7 @@ class ToyServer:
         assert (client_id, key) not in self.applied, "a key that was answered and superseded came back"
         base_epoch = wire.parse_base_epoch(request.headers.get(wire.BASE_EPOCH))
         if base_epoch not in self.given[client_id]:
-            raise wire.ConflictError("this epoch was never given to this client; ask for the model.")
+            raise wire.ConflictError("this epoch was never sent to this client; ask for the model.")
         upload = Upload(wire.decode_model(body, self.layout), base_epoch)
         self.state, reply = server_update(self.state, upload, self.settings, self.evaluate, self.clients[client_id])
         self.applied.append((client_id, key))

@@ -7,8 +7,8 @@ from typing import Any
 from cdfl.record import Clusters, Event, Started, Uploaded
 from cdfl.sim.event_builders import summarize
 from experiments import theorem1
-from experiments.harness import Cell, Results, resolve
-from experiments.harness.digest import digest
+from experiments.harness import Results, RunKey, resolve
+from experiments.harness.run_summary import summarize_run
 
 UPLOAD = Uploaded(
     epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, outcome="applied", held=0.3, before=0.5, after=0.6,
@@ -35,11 +35,13 @@ def events(num_clients: int, rounds: int, **values: Any) -> list[Event]:
     return [*told, summarize(told, num_clients)]
 
 
-def keep(results: Results, cell: Cell, header: dict[str, Any] | None = None, *, rounds: int = 6, **values: Any) -> None:
-    """Add a cell with made-up events."""
+def keep(
+    results: Results, key: RunKey, header: dict[str, Any] | None = None, *, rounds: int = 6, **values: Any
+) -> None:
+    """Add a run with made-up events."""
     header = header or HEADER
-    kept = digest(events(4, rounds, **values), 4, updates=True, mixtures=True)
-    results.add([(cell, resolve(cell, "cpu", smoke=header["smoke"]), kept)], header)
+    kept = summarize_run(events(4, rounds, **values), 4, updates=True, mixtures=True)
+    results.add([(key, resolve(key, "cpu", smoke=header["smoke"]), kept)], header)
 
 
 def keep_theorem(results: Results, *rhos: str, smoke: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Estimated mixtures: compared with FedSoft-Async's, with equal shares, and with the truth."""
 
 from experiments import estimation
-from experiments.harness import EVERY_ROW, Cell
+from experiments.harness import EVERY_ROW, RunKey
 from tests.experiments.small import empty, keep, table
 
 
@@ -9,8 +9,8 @@ def test_stand_ins_are_counted_separately(tmp_path):
     results = empty(tmp_path)
     for seed in (0, 1):
         for scenario, ours in (("fashion-mnist-4", 0.1), ("fashion-mnist-6", 0.3), ("digit-recognition", 0.1)):
-            keep(results, Cell(scenario, "default", seed=seed), divergence=ours)
-            keep(results, Cell(scenario, "default", "fedsoft", seed), divergence=0.2)
+            keep(results, RunKey(scenario, "default", seed=seed), divergence=ours)
+            keep(results, RunKey(scenario, "default", "fedsoft", seed), divergence=0.2)
     _, *lines = table(estimation.report(results), 2)
     assert lines[:2] == [
         ["CDFL below FedSoft-Async, `default`, the paper's data", "1", "2", "above: FashionMNIST (6)"],
@@ -21,8 +21,8 @@ def test_stand_ins_are_counted_separately(tmp_path):
 
 def test_estimates_against_equal_shares_and_main_clusters(tmp_path):
     results = empty(tmp_path)
-    keep(results, Cell("fashion-mnist-2", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.4, 0.6])
-    keep(results, Cell("fashion-mnist-6", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.6, 0.4])
+    keep(results, RunKey("fashion-mnist-2", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.4, 0.6])
+    keep(results, RunKey("fashion-mnist-6", "default"), divergence=0.1, true_mixture=[0.7, 0.3], mixture=[0.6, 0.4])
     text = estimation.report(results)
     assert table(text, 1)[1] == ["CDFL, `default`, below equal shares", "1", "2", "above: FashionMNIST (2)"]
     assert table(text, 2)[1:] == [
@@ -33,7 +33,7 @@ def test_estimates_against_equal_shares_and_main_clusters(tmp_path):
 
 def test_clusters_with_far_too_small_shares_are_counted(tmp_path):
     results = empty(tmp_path)
-    keep(results, Cell("fashion-mnist-2", "default"), true_mixture=[0.5, 0.5], mixture=[0.88, 0.12])
-    keep(results, Cell("fashion-mnist-3", "default"), true_mixture=[0.4, 0.4, 0.2], mixture=[0.8, 0.12, 0.08])
+    keep(results, RunKey("fashion-mnist-2", "default"), true_mixture=[0.5, 0.5], mixture=[0.88, 0.12])
+    keep(results, RunKey("fashion-mnist-3", "default"), true_mixture=[0.4, 0.4, 0.2], mixture=[0.8, 0.12, 0.08])
     found = [estimation.mixtures(results, row, "default") for row in EVERY_ROW[:2]]
     assert [estimation.num_forgotten(*own) for own in found] == [1, 0]

@@ -9,7 +9,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.flops import count_flops
 from cdfl.wire import ReplyHead, decode_model, encode_model
 from experiments import overhead
-from experiments.harness import Cell, Results
+from experiments.harness import Results, RunKey
 from tests.experiments.small import empty, keep, table
 
 FASHION = load_scenario("fashion-mnist-4").to_dict()
@@ -46,7 +46,7 @@ def test_bytes_are_those_of_what_is_sent():
 
 def keep_pair(results: Results, ours: int, theirs: int, seed: int = 0) -> None:
     for name, flops in (("cdfl", ours), ("fedsoft", theirs)):
-        keep(results, Cell("fashion-mnist-4", "paper-reading", name, seed), client_flops=flops)
+        keep(results, RunKey("fashion-mnist-4", "paper-reading", name, seed), client_flops=flops)
 
 
 def test_ratios_by_hand(tmp_path):
@@ -61,9 +61,9 @@ def test_only_seeds_of_both_are_compared(tmp_path):
     results = empty(tmp_path)
     keep_pair(results, 3, 4, seed=0)
     keep_pair(results, 3, 4, seed=1)
-    keep(results, Cell("fashion-mnist-4", "paper-reading", "cdfl", 2))
+    keep(results, RunKey("fashion-mnist-4", "paper-reading", "cdfl", 2))
     (found,) = overhead.overheads(results)
-    assert [(kept.cell.algorithm, kept.cell.seed) for kept in found.used] == [
+    assert [(kept.key.algorithm, kept.key.seed) for kept in found.used] == [
         ("cdfl", 0), ("fedsoft", 0), ("cdfl", 1), ("fedsoft", 1),
     ]  # fmt: skip
     assert table(overhead.report(results))[1][:2] == ["FashionMNIST (4)", "2"]

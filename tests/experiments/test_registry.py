@@ -2,15 +2,15 @@
 
 import pytest
 
-from experiments.command import Only, run_experiment
-from experiments.harness.runner import How
+from experiments.commands import RunFilter, run_experiment
+from experiments.harness.runner import RunOptions
 from experiments.harness.tables import NOT_RUN
 from experiments.registry import EXPERIMENTS, find_experiment
 from tests.experiments.small import empty
 
 pytestmark = pytest.mark.slow
 
-SMOKE = How(device="cpu", smoke=True, commit="abc")
+SMOKE = RunOptions(device="cpu", smoke=True, commit="abc")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_an_experiment_says_what_it_claims_and_costs(name):
     experiment = find_experiment(name)
     for part in ("Claim: ", "Settings: ", "Machine: ", "Cost: ", f"cdfl paper {name}"):
         assert part in experiment.about
-    for cell in experiment.cells(1):
-        assert cell.preset in ("paper", "paper-reading", "default")
+    for key in experiment.run_keys(1):
+        assert key.preset in ("paper", "paper-reading", "default")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -52,18 +52,18 @@ def test_without_results_an_experiment_says_so(name, tmp_path):
     experiment.draw(results, tmp_path)
 
 
-def test_only_some_cells():
-    cells = find_experiment("table1").cells(2)
-    some = Only(["fashion-mnist-2"], ["default"], ["cdfl", "local-keep"]).of(cells)
-    assert [(cell.algorithm, cell.seed) for cell in some] == [
+def test_only_some_runs():
+    keys = find_experiment("table1").run_keys(2)
+    some = RunFilter(["fashion-mnist-2"], ["default"], ["cdfl", "local-keep"]).of(keys)
+    assert [(key.algorithm, key.seed) for key in some] == [
         ("cdfl", 0),
         ("cdfl", 1),
         ("local-keep", 0),
         ("local-keep", 1),
     ]
     with pytest.raises(ValueError, match="there is no scenario 'mnist' in this experiment; there are fashion-mnist-2"):
-        Only(["mnist"]).of(cells)
+        RunFilter(["mnist"]).of(keys)
     with pytest.raises(ValueError, match="there is no preset 'best' in this experiment"):
-        Only(presets=["best"]).of(cells)
-    with pytest.raises(ValueError, match="there is no experiment 'table9'; there are reading, table1"):
+        RunFilter(presets=["best"]).of(keys)
+    with pytest.raises(ValueError, match="there is no experiment 'table9'; there are preset-search, table1"):
         find_experiment("table9")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments import ablations, adaptation, estimation, over_time, overhead, reading, table1, theorem1
+from experiments import ablations, adaptation, estimation, over_time, overhead, preset_search, table1, theorem1
 from experiments.harness import EVERY_ROW, Results
-from experiments.harness.compare import count, grouped
-from experiments.harness.rows import FOLDER
+from experiments.harness.seed_comparison import count, grouped
+from experiments.harness.table1_rows import FOLDER
 from experiments.harness.tables import number
 
 RESULTS = Results(FOLDER / "results")
@@ -35,9 +35,9 @@ def of(counts: tuple[int, int]) -> str:
 
 
 def printed_values() -> Verdict:
-    found = reading.tried(RESULTS)
+    found = preset_search.tried(RESULTS)
     printed = [one.worst for one in found if one.name.startswith("as printed")]
-    taken = next(one.worst for one in found if one.name == reading.TAKEN)
+    taken = next(one.worst for one in found if one.name == preset_search.TAKEN)
     phrases = [f"{min(printed):.1f} or more", f"of {len(found)} readings is {found[0].worst:.1f} off"]
     return Verdict(judged(worst <= 2 for worst in printed), [*phrases, f"is {taken:.1f} off"])
 

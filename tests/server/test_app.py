@@ -16,7 +16,7 @@ from cdfl.core import join, personalize
 from cdfl.server.limits import Limits
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup, wait_for
-from .toy import was_given
+from .toy import was_sent
 
 OPERATOR = "of-the-operator"
 
@@ -42,7 +42,7 @@ class TestModel:
         assert response.headers[wire.EPOCH] == str(before.epoch)
         assert wire.ReplyHead.from_headers(response.headers).mixture == pytest.approx((1 / 3, 1 / 3, 1 / 3))
         assert shared.engine.state is before
-        assert was_given(shared.store, "newcomer", before.epoch)
+        assert was_sent(shared.store, "newcomer", before.epoch)
 
     def test_a_known_client_gets_its_last_mixture_over_the_clusters_of_today(self, server):
         server.model("one")
@@ -171,7 +171,7 @@ class TestIdempotency:
             assert server.update(near(server, 0), name).headers[wire.OUTCOME] == "applied"
         assert server.engine.state.epoch == 2
 
-    def test_an_epoch_that_was_never_given(self, server):
+    def test_an_epoch_that_was_never_sent(self, server):
         assert server.refused(server.update(near(server, 0)))[0] == 409
         server.model()
         status, detail = server.refused(server.update(near(server, 0), base_epoch=1))

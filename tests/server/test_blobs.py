@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cdfl.server.blobs import FolderBlobs, RemoteBlobs, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.records import StoreError, StoreUnavailable
+from cdfl.server.errors import StoreError, StoreUnavailable
 from cdfl.server.store import Store
 
 from .ftp import FTP
@@ -85,7 +85,7 @@ def test_what_is_written_comes_back(blobs):
     first, second = named("reply"), named("reply")
     blobs.write(first, b"whole")
     blobs.write(second, (b"in ", memoryview(b"pieces"), b""))
-    blobs.settle()
+    blobs.sync_folder()
     blobs.check()
     assert (blobs.read(first), blobs.read(second)) == (b"whole", b"in pieces")
     assert blobs.read(named("reply")) is None
@@ -98,7 +98,7 @@ def test_a_spooled_file_becomes_a_blob(blobs):
     spool = blobs.spool()
     spool.write_bytes(b"upload")
     name = named("upload")
-    blobs.adopt(spool, name)
+    blobs.move_in(spool, name)
     assert blobs.read(name) == b"upload"
     assert not spool.exists()
 
@@ -111,7 +111,7 @@ def test_the_spool_is_emptied_and_is_ours_alone(blobs):
     blobs.empty_spool()
     assert not spool.exists()
     with pytest.raises(StoreUnavailable):
-        blobs.adopt(blobs.spool(), named("upload"))  # nothing was written there
+        blobs.move_in(blobs.spool(), named("upload"))  # nothing was written there
 
 
 def test_a_file_is_renamed_not_copied(tmp_path):
@@ -119,7 +119,7 @@ def test_a_file_is_renamed_not_copied(tmp_path):
     spool = blobs.spool()
     spool.write_bytes(b"large")
     number = spool.stat().st_ino
-    blobs.adopt(spool, "upload-1")
+    blobs.move_in(spool, "upload-1")
     assert (tmp_path / "upload-1").stat().st_ino == number
 
 
@@ -171,7 +171,7 @@ def test_a_place_that_cannot_be_reached(memory_url, monkeypatch):
     spool.write_bytes(b"upload")
     for attempt in (
         lambda: blobs.write("reply-1", b"reply"),
-        lambda: blobs.adopt(spool, "upload-1"),
+        lambda: blobs.move_in(spool, "upload-1"),
         lambda: blobs.read("reply-1"),
         lambda: blobs.delete(["reply-1"]),
         blobs.names,
@@ -223,7 +223,7 @@ def test_a_copy_outlives_what_it_was_made_of(blobs):
     first, second = new_name("reply", digest_of(b"whole")), new_name("base", digest_of(b"whole"))
     blobs.write(first, (b"wh", memoryview(b"ole")))
     assert blobs.copy(first, second)
-    blobs.settle()
+    blobs.sync_folder()
     blobs.delete([first])
     assert blobs.read(second) == b"whole"
     assert digest_in(second) == digest_of((b"wh", memoryview(b"ole")))

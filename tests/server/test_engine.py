@@ -10,14 +10,14 @@ import torch
 from cdfl import wire
 from cdfl.core import Upload, initial_state, join, server_update
 from cdfl.server.engine import Engine, Submission
+from cdfl.server.errors import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, MeanTime
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
-from cdfl.server.records import StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 from cdfl.server.uploads import Uploads
 
 from .live import wait_for
-from .toy import LAYOUT, SETTINGS, TARGETS, evaluate, first_state, keep, same_state, stored_blobs, was_given
+from .toy import LAYOUT, SETTINGS, TARGETS, evaluate, first_state, keep, same_state, stored_blobs, was_sent
 
 
 class FakeEvaluator:
@@ -110,7 +110,7 @@ class TestOrder:
         fake.open.clear()
         engine.submit(submission(store))
         assert engine.join("other").head.epoch == 0
-        assert was_given(store, "other", 0)
+        assert was_sent(store, "other", 0)
         fake.open.set()
 
 
@@ -254,7 +254,7 @@ class TestBases:
     def test_what_is_damaged_is_gone(self, engine, store, caplog, harm):
         engine.join("car-7")
         engine.submit(submission(store, "other", 2)).result(10)
-        path = store.blobs.folder / stored_blobs(store, "given")[0]
+        path = store.blobs.folder / stored_blobs(store, "sent")[0]
         whole = path.read_bytes()
         if harm == "missing":
             path.unlink()
@@ -285,13 +285,13 @@ class TestBases:
         engine.join("car-7")
         engine.submit(submission(store, vector=TARGETS[0].expand(LAYOUT.size) - 50.0)).result(10)
         assert store.entries(0)[0].outcome == "rejected"
-        assert stored_blobs(store, "base") == stored_blobs(store, "given") == []
+        assert stored_blobs(store, "base") == stored_blobs(store, "sent") == []
 
     def test_steps_towards_the_upload_keep_nothing(self, make_engine, store):
         engine = make_engine(SETTINGS.replace(cluster_step="towards"))
         engine.join("car-7")
         engine.submit(submission(store)).result(10)
-        assert stored_blobs(store, "base") == stored_blobs(store, "given") == []
+        assert stored_blobs(store, "base") == stored_blobs(store, "sent") == []
         assert engine.capacity == 512
 
     def test_large_models_count_twice(self, make_engine):

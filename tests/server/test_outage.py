@@ -11,8 +11,9 @@ import pytest
 
 from cdfl.server import app, database
 from cdfl.server.engine import Engine
+from cdfl.server.errors import StoreUnavailable
 from cdfl.server.maintenance import PRUNE_SECONDS, RETRY_SNAPSHOT_SECONDS, Maintenance, Outage
-from cdfl.server.records import Retention, StoreUnavailable
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
 
 from .live import Live, near, wait_for
@@ -20,7 +21,7 @@ from .toy import LAYOUT, SETTINGS, Toy, evaluate, first_state, stored_blobs
 
 pytestmark = pytest.mark.slow
 
-AWAY, BACK = "the store is away: ", "the store is back, after "
+AWAY, BACK = "the store is unavailable: ", "the store is back, after "
 
 
 def warnings(caplog):
@@ -43,7 +44,7 @@ def test_it_is_told_once_and_for_how_long(caplog):
     outage.end()
     outage.end()
     assert warnings(caplog) == [
-        f"{AWAY}no route to host; clients are asked to come back until it returns",
+        f"{AWAY}no route to host; clients are asked to try again later",
         f"{BACK}75 s; nothing was lost",
     ]
 
@@ -69,7 +70,7 @@ def test_requests_that_are_refused_do_not_repeat_it(tmp_path, caplog, monkeypatc
             patch.setattr(server.store, "check", away)  # what says that it is back
             assert [server.model().status_code for _ in range(5)] == [503] * 5
             time.sleep(1.5)
-            assert [line.partition(": ")[0] for line in warnings(caplog)] == ["the store is away"]
+            assert [line.partition(": ")[0] for line in warnings(caplog)] == ["the store is unavailable"]
         wait_for(lambda: not server.engine.outage.is_on)
         assert server.model().status_code == 200
     assert len(warnings(caplog)) == 2
@@ -119,7 +120,7 @@ def test_a_table_that_somebody_has_locked_is_an_outage(on_postgres, caplog, mode
     assert server.update(upload, "car-7", base_epoch=1, key="two").status_code == 200  # once more, and counts once
     assert server.store.client("car-7").uploads == server.engine.state.epoch == 2
     assert [line.partition(": ")[0].partition(",")[0] for line in warnings(caplog)] == [
-        "the store is away",
+        "the store is unavailable",
         "the store is back",
     ]
 

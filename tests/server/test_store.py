@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from cdfl.core import Settings
-from cdfl.server.records import Retention, StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.errors import StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.wire import encode_model
 
@@ -22,7 +23,7 @@ from .toy import (
     same_state,
     some_entry,
     stored_blobs,
-    was_given,
+    was_sent,
 )
 
 
@@ -38,7 +39,7 @@ def test_an_empty_store(store):
     assert store.num_clients() == 0
     assert store.client("car-7") is None
     assert find(store, "car-7", "key") is None
-    assert not was_given(store, "car-7", 0)
+    assert not was_sent(store, "car-7", 0)
     store.check()
     store.commit([])
     with pytest.raises(ValueError, match="nothing was begun; call begin or recover first"):
@@ -49,7 +50,7 @@ def test_an_empty_store(store):
 
 def test_a_closed_store(store):
     store.close()
-    for attempt in (store.check, store.num_clients, lambda: store.grant("car-7", 0)):
+    for attempt in (store.check, store.num_clients, lambda: store.record_sent("car-7", 0)):
         with pytest.raises(StoreUnavailable, match="the store was closed"):
             attempt()
     store.drop("upload-1")
@@ -201,17 +202,17 @@ def test_a_dropped_upload_is_gone(store):
     assert store.blobs.read(name) is None
 
 
-def test_base_epochs_are_those_a_client_was_given(toy, store, where):
-    store.grant("car-7", 0)
+def test_base_epochs_are_those_a_client_was_sent(toy, store, where):
+    store.record_sent("car-7", 0)
     toy.upload("car-8")
     toy.upload("car-7")
     assert store.client("car-9") is None
-    store.grant("car-9", 2)
-    store.grant("car-9", 2)
+    store.record_sent("car-9", 2)
+    store.record_sent("car-9", 2)
     assert store.client("car-9").last is None
     assert store.num_clients() == 3
     with reopened(store, where) as again:
-        given = {name: [was_given(again, name, epoch) for epoch in range(4)] for name in ("car-7", "car-8", "car-9")}
+        given = {name: [was_sent(again, name, epoch) for epoch in range(4)] for name in ("car-7", "car-8", "car-9")}
     assert given == {
         "car-7": [True, False, True, False],
         "car-8": [False, True, False, False],
@@ -220,14 +221,14 @@ def test_base_epochs_are_those_a_client_was_given(toy, store, where):
 
 
 def test_of_many_given_epochs_the_newest_are_remembered(toy, store, where):
-    with reopened(store, where, Retention(keep_grants=3)) as store:
+    with reopened(store, where, Retention(keep_sent_epochs=3)) as store:
         toy.store = store
         for epoch in range(6):
-            store.grant("car-7", epoch)
-            store.grant("car-8", 0)
+            store.record_sent("car-7", epoch)
+            store.record_sent("car-8", 0)
             toy.upload("car-9")
-        assert [was_given(store, "car-7", epoch) for epoch in range(6)] == [False] * 3 + [True] * 3
-        assert was_given(store, "car-8", 0)
+        assert [was_sent(store, "car-7", epoch) for epoch in range(6)] == [False] * 3 + [True] * 3
+        assert was_sent(store, "car-8", 0)
 
 
 @pytest.mark.parametrize("keep_uploads", [False, True])
@@ -262,7 +263,7 @@ def test_replies_are_kept_for_a_while(toy, store, monkeypatch):
 def test_the_journal_is_shortened_but_nobody_is_forgotten(toy, store, where):
     with reopened(store, where, Retention(keep_snapshots=1, keep_entries=10)) as store:
         toy.store = store
-        store.grant("car-9", 0)
+        store.record_sent("car-9", 0)
         (seldom,) = toy.upload("car-8", key="seldom")
         for _ in range(30):
             toy.upload("car-7")
@@ -273,12 +274,12 @@ def test_the_journal_is_shortened_but_nobody_is_forgotten(toy, store, where):
         assert find(store, "car-8", "seldom") is not None
         assert store.client("car-7").uploads == 30
         # An upload from before the journal could be one it has forgotten: it is refused, and cannot count twice.
-        assert [was_given(store, "car-7", epoch) for epoch in (1, 21, 22, 31)] == [False, False, True, True]
-        assert not was_given(store, "car-9", 0)
+        assert [was_sent(store, "car-7", epoch) for epoch in (1, 21, 22, 31)] == [False, False, True, True]
+        assert not was_sent(store, "car-9", 0)
         assert store.client("car-9") is not None
     with Store.open(*where) as again:
-        assert not was_given(again, "car-7", 21)
-        assert was_given(again, "car-7", 22)
+        assert not was_sent(again, "car-7", 21)
+        assert was_sent(again, "car-7", 22)
         assert same_state(again.recover().state, toy.state)
 
 
@@ -297,13 +298,13 @@ def test_back_to_a_snapshot(toy, store, where):
     then = toy.state
     for _ in range(3):
         toy.upload("car-7", "car-9")
-    store.grant("car-8", 7)
+    store.record_sent("car-8", 7)
     with pytest.raises(ValueError, match="there is no snapshot of epoch 1"):
         store.rollback(1)
     store.rollback(2)
     assert store.epoch == 2
-    assert [was_given(store, "car-7", epoch) for epoch in range(9)] == [epoch == 1 for epoch in range(9)]
-    assert not was_given(store, "car-8", 7)
+    assert [was_sent(store, "car-7", epoch) for epoch in range(9)] == [epoch == 1 for epoch in range(9)]
+    assert not was_sent(store, "car-8", 7)
     assert [store.client(name).uploads for name in ("car-7", "car-8", "car-9")] == [1, 1, 0]
     assert store.client("car-9").last is None
     assert stored_blobs(store, "upload") == []
@@ -334,7 +335,7 @@ def test_many_read_while_one_writes(toy, store):
                 seen.append(record.last.epoch)
                 reply = store.read_reply(record.last)
                 assert reply is None or reply.startswith(encode_model(toy.state.cluster_models[0], LAYOUT)[:8])
-                assert was_given(store, "car-7", record.last.epoch)
+                assert was_sent(store, "car-7", record.last.epoch)
         except BaseException as error:
             failures.append(error)
 

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from cdfl.server.blobs import digest_in, digest_of
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
-from cdfl.server.tables import grants
+from cdfl.server.tables import sent_models
 from cdfl.server.verify import verify
 
-from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, stored_blobs, was_given
+from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, stored_blobs, was_sent
 
 
 def base_of(store, epoch) -> bytes:
@@ -84,13 +84,13 @@ def test_newcomers_share_what_all_of_them_get(toy, store):
     for number in range(5):
         toy.join(f"car-{number}")
         toy.join(f"car-{number}")
-    assert len(stored_blobs(store, "given")) == 1
+    assert len(stored_blobs(store, "sent")) == 1
     for number in range(4):
         toy.upload(f"car-{number}", base_epoch=0)
-    assert len(stored_blobs(store, "given")) == 1  # somebody may come yet
+    assert len(stored_blobs(store, "sent")) == 1  # somebody may come yet
     assert len({base_of(store, epoch) for epoch in range(1, 5)}) == 1
     store.forget("car-4", toy.state)
-    assert stored_blobs(store, "given") == []
+    assert stored_blobs(store, "sent") == []
     assert verify(store).findings == []
 
 
@@ -98,11 +98,11 @@ def test_of_what_a_client_was_given_the_last_is_kept(toy, store):
     toy.join("car-7")
     toy.upload("car-8")
     toy.join("car-7")
-    (name,) = stored_blobs(store, "given")
+    (name,) = stored_blobs(store, "sent")
     with store.reading() as connection:
-        assert connection.execute(sa.select(grants.c.epoch, grants.c.model)).all() == [(0, None), (1, name)]
+        assert connection.execute(sa.select(sent_models.c.epoch, sent_models.c.model)).all() == [(0, None), (1, name)]
     assert keep_sent(store, "car-7", 0) is None
-    assert was_given(store, "car-7", 0)
+    assert was_sent(store, "car-7", 0)
 
 
 def test_what_was_sent_is_kept_for_a_while(toy, store, monkeypatch):
@@ -113,7 +113,7 @@ def test_what_was_sent_is_kept_for_a_while(toy, store, monkeypatch):
     assert keep_sent(store, "car-8", 1)
     later(monkeypatch, Retention().keep_replies + 60)
     store.prune()
-    assert stored_blobs(store, "given") == stored_blobs(store, "reply") == []
+    assert stored_blobs(store, "sent") == stored_blobs(store, "reply") == []
     assert keep_sent(store, "car-7", 0) is None
     toy.join("car-8")  # who asks again is given it again, of the same epoch
     assert keep_sent(store, "car-8", 1)
@@ -130,7 +130,7 @@ def test_nobody_else_needs_what_is_forgotten(toy, store):
     shared = keep_sent(store, "car-8", 0)
     store.forget("car-7", toy.state)
     assert stored_blobs(store, "base") == [shared]
-    assert len(stored_blobs(store, "given")) == 1
+    assert len(stored_blobs(store, "sent")) == 1
     store.drop(shared)
     toy.upload("car-8", base_epoch=0)
     assert same_state(store.recover().state, toy.state)
@@ -157,13 +157,13 @@ def test_a_short_journal_forgets_what_was_given_before_it(where):
         for _ in range(30):
             toy.upload("car-7")
         toy.snapshot()
-        assert stored_blobs(store, "given") == []
+        assert stored_blobs(store, "sent") == []
 
 
 def test_steps_towards_the_upload_need_nothing(where):
     with Store.open(*where, Retention(keep_uploads=True)) as store:
         toy = Toy(store, settings=SETTINGS.replace(cluster_step="towards"))
-        store.grant("car-7", 0)
+        store.record_sent("car-7", 0)
         toy.upload("car-7", "car-8")
         assert {name.partition("-")[0] for name in stored_blobs(store)} == {"store", "snapshot", "upload", "reply"}
         assert verify(store).findings == []

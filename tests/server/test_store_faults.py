@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from cdfl.server.auth import Tokens
-from cdfl.server.records import StoreDamaged, StoreUnavailable
+from cdfl.server.errors import StoreDamaged, StoreUnavailable
 from cdfl.server.store import Store
 
-from .toy import LAYOUT, Toy, find, keep, same_state, spooled, stored_blobs, was_given
+from .toy import LAYOUT, Toy, find, keep, same_state, spooled, stored_blobs, was_sent
 
 # -- PostgreSQL goes away
 
@@ -28,7 +28,7 @@ def test_a_database_that_goes_away_and_comes_back(postgres, tmp_path):
             for attempt in (
                 lambda: toy.upload("car-7"),
                 lambda: store.client("car-7"),
-                lambda: store.grant("car-8", 1),
+                lambda: store.record_sent("car-8", 1),
                 lambda: store.snapshot(toy.state),
                 lambda: Tokens(store.database).create("car-8"),
                 store.check,
@@ -94,7 +94,7 @@ def test_a_commit_in_doubt_is_taken_back(where, reaches):
         assert store.client("car-7").last == last
         assert store.client("car-8").uploads == 0
         assert find(store, "car-8", "key-2") is None
-        assert not was_given(store, "car-8", 3)
+        assert not was_sent(store, "car-8", 3)
         assert store.entries(after=1) == []
         assert stored_blobs(store) == before  # what they were sent is as it was
         toy.upload("car-7", "car-8")

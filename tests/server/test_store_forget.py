@@ -10,7 +10,7 @@ from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.tables import TABLES
 
-from .toy import Toy, same_state, stored_blobs, was_given
+from .toy import Toy, same_state, stored_blobs, was_sent
 
 NAME = "car-of-somebody"
 
@@ -28,7 +28,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
     with Store.open(*where, Retention(keep_uploads=keep_uploads)) as store:
         toy = Toy(store)
         token = Tokens(store.database).create(NAME)
-        store.grant(NAME, 0)
+        store.record_sent(NAME, 0)
         for _ in range(8):
             toy.upload("car-7", NAME)
         (last,) = toy.upload(NAME, base_epoch=0)
@@ -49,7 +49,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
         assert store.client(NAME) is None
         assert Tokens(store.database).client(token) is None
         assert store.asked_to_forget() == []
-        assert not was_given(store, NAME, 0)
+        assert not was_sent(store, NAME, 0)
         left = everything(store)
         assert NAME not in left
         assert not [number for number in numbers if number in left]
@@ -80,7 +80,7 @@ def test_what_harm_it_did_is_forgotten(store):
 def test_the_files_of_sqlite_do_not_remember_either(tmp_path):
     with Store.open(tmp_path) as store:
         toy = Toy(store)
-        store.grant(NAME, 0)
+        store.record_sent(NAME, 0)
         toy.upload(NAME, key="key-of-somebody")
         toy.upload("car-7")
         assert [path for path in tmp_path.glob("store.db*") if NAME.encode() in path.read_bytes()]

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cdfl.server import tables
-from cdfl.server.records import Retention, StoreUnavailable
+from cdfl.server.errors import StoreUnavailable
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 from cdfl.wire import encode_model
 
 from .disk import AtOnce, Crash, Disk
-from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, was_given
+from .toy import LAYOUT, SETTINGS, Toy, keep_sent, same_state, was_sent
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ FAILING = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), WHEN))
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """What is known to be stored is in `self.states`, `self.uploads` and `self.grants`; a crash may add, never take."""
+    """What is known to be stored is in `self.states`, `self.uploads` and `self.sent`; a crash may add, never take."""
 
     new_url: Callable[[Path], str]
 
@@ -49,7 +50,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
         self.states = [self.toy.state]  # by epoch
         self.uploads: list[tuple[str, bytes]] = []  # (client, reply) by epoch - 1
-        self.grants: set[tuple[str, int]] = set()
+        self.sent: set[tuple[str, int]] = set()
         self.keys = 0
 
     def open(self) -> None:
@@ -86,12 +87,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.attempt(lambda: self.store.snapshot(self.toy.state), failing)
 
     @rule(client_id=NAMES, failing=FAILING)
-    def grant(self, client_id: str, failing) -> None:
-        epoch, given = self.toy.state.epoch, []
-        if self.attempt(lambda: given.append(self.toy.join(client_id)), failing):
-            self.grants.add((client_id, epoch))
+    def send(self, client_id: str, failing) -> None:
+        epoch, sent = self.toy.state.epoch, []
+        if self.attempt(lambda: sent.append(self.toy.join(client_id)), failing):
+            self.sent.add((client_id, epoch))
             base = keep_sent(self.store, client_id, epoch)
-            assert self.store.blobs.read(base) == given[0]
+            assert self.store.blobs.read(base) == sent[0]
             self.store.drop(base)
 
     @rule(client_id=NAMES, failing=FAILING)
@@ -99,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.attempt(lambda: self.store.forget(client_id, self.toy.state), failing):
             self.store.forget(client_id, self.toy.state)  # whoever wants somebody forgotten asks again
         self.uploads = [("", b"") if name == client_id else (name, reply) for name, reply in self.uploads]
-        self.grants = {(name, epoch) for name, epoch in self.grants if name != client_id}
+        self.sent = {(name, epoch) for name, epoch in self.sent if name != client_id}
 
     @rule(failing=FAILING)
     def rollback(self, failing) -> None:
@@ -108,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.restart(failing=None)
         if self.store.epoch == epoch:
             del self.states[epoch + 1 :], self.uploads[epoch:]
-            self.grants = {(name, given) for name, given in self.grants if given <= epoch}
+            self.sent = {(name, sent) for name, sent in self.sent if sent <= epoch}
             self.toy.state = self.states[-1]
 
     @rule(failing=FAILING)
@@ -151,10 +152,10 @@ class StoreMachine(RuleBasedStateMachine):
             epochs = [epoch for epoch, (name, _) in enumerate(self.uploads, start=1) if name == client_id]
             record = store.client(client_id)
             assert (record.uploads if record else 0) == len(epochs)
-            assert all(was_given(store, client_id, epoch) for epoch in epochs)
+            assert all(was_sent(store, client_id, epoch) for epoch in epochs)
             if epochs and record.last.reply is not None:
                 assert store.read_reply(record.last) == self.uploads[epochs[-1] - 1][1]
-        assert all(was_given(store, *grant) for grant in self.grants)
+        assert all(was_sent(store, *sent) for sent in self.sent)
         with store.reading() as connection:
             assert tables.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
 

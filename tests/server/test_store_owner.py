@@ -12,7 +12,7 @@ import pytest
 from cdfl import wire
 from cdfl.server import maintenance
 from cdfl.server.database import without_password
-from cdfl.server.records import StoreBusy, StoreError, StoreLost, StoreUnavailable
+from cdfl.server.errors import StoreBusy, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 
 from .live import Live, near
@@ -152,7 +152,7 @@ def test_an_owner_that_was_replaced_must_stop(postgres, apart):
         cut_connection(postgres, first)
         with Store.open(*apart) as second:
             Toy(second).upload("car-8")
-            for attempt in (lambda: toy.upload("car-7"), first.check, lambda: first.grant("car-9", 1)):
+            for attempt in (lambda: toy.upload("car-7"), first.check, lambda: first.record_sent("car-9", 1)):
                 with pytest.raises(StoreLost, match=rf"taken over by another server \(process {os.getpid()} on"):
                     attempt()
         with pytest.raises(StoreLost):  # also when the other one has gone again
@@ -206,7 +206,7 @@ def test_an_owner_waits_for_its_own_ghost(postgres, apart):
 
 
 def test_a_schema_that_does_not_exist(postgres, tmp_path):
-    with pytest.raises(StoreError, match="the tables of the store cannot be made: no schema has been selected"):
+    with pytest.raises(StoreError, match="the tables of the store cannot be created: no schema has been selected"):
         Store.open(f"{postgres.url}&options=-csearch_path%3Dnowhere", tmp_path)
 
 

@@ -9,7 +9,8 @@ from cdfl.core import Verdict
 from cdfl.server import tables
 from cdfl.server.auth import Tokens
 from cdfl.server.database import Database, parse_url
-from cdfl.server.records import IDENTITY, Entry, StoreVersion
+from cdfl.server.errors import StoreVersion
+from cdfl.server.records import IDENTITY, Entry
 from cdfl.server.store import Store
 
 from .toy import Toy, keep, some_entry, stored_blobs
@@ -40,8 +41,8 @@ def test_a_new_store_has_the_tables(where, engine, own):
     ("change", "words"),
     [
         ("UPDATE meta SET value = 'cdfl 7' WHERE name = 'schema'", "the database holds the tables of 'cdfl 7'"),
-        ("DELETE FROM meta WHERE name = 'schema'", "the database holds tables that are not of this cdfl"),
-        ("DROP TABLE meta", "the database holds tables that are not of this cdfl"),
+        ("DELETE FROM meta WHERE name = 'schema'", "the database holds tables of an unknown version"),
+        ("DROP TABLE meta", "the database holds tables of an unknown version"),
     ],
 )
 def test_other_tables_are_refused(where, engine, own, change, words):

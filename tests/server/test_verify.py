@@ -7,7 +7,8 @@ import torch
 
 from cdfl.core import Settings, Verdict
 from cdfl.core.estimate import means_after
-from cdfl.server.records import Retention, StoreDamaged, StoreError
+from cdfl.server.errors import StoreDamaged, StoreError
+from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.tables import journal, snapshots
 from cdfl.server.verify import verify
@@ -255,7 +256,7 @@ def test_snapshots_older_than_the_replay_are_read(where, harm):
         result = verify(store)
         (finding,) = result.findings
         assert finding.startswith(f"snapshot {epoch}: the blob {name} is {harm}")
-        assert finding.endswith("; restore it from a backup, or there is no way back to it")
+        assert finding.endswith("; restore it from a backup; without it, `cdfl rollback` cannot go back to this epoch")
         assert (result.first, result.read, result.entries) == (24, 1, 6)
 
 

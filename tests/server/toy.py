@@ -91,7 +91,7 @@ class Toy:
         body = encode_model(join(self.state, self.settings, self.memory_of(client_id)).personal_model, LAYOUT)
         record = self.store.client(client_id, self.state.epoch)
         if record is None or record.sent is None:
-            self.store.grant(client_id, self.state.epoch, body)
+            self.store.record_sent(client_id, self.state.epoch, body)
         return body
 
     def memory_of(self, client_id, group=()):
@@ -127,10 +127,10 @@ def find(store: Store, client_id: str, key: str) -> Entry | None:
     return record and record.repeated
 
 
-def was_given(store: Store, client_id: str, epoch: int) -> bool:
+def was_sent(store: Store, client_id: str, epoch: int) -> bool:
     """Whether this client was sent a model of this epoch."""
     record = store.client(client_id, epoch)
-    return record is not None and record.was_given
+    return record is not None and record.was_sent
 
 
 def keep_sent(store: Store, client_id: str, epoch: int) -> str | None:

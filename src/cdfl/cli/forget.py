@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
-from cdfl.server.records import StoreBusy
+from cdfl.server.errors import StoreBusy
 from cdfl.wire import check_client_id
 
 if TYPE_CHECKING:

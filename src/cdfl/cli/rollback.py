@@ -20,7 +20,7 @@ def rollback(
 ) -> None:
     """Return to a snapshot: everything after it is deleted. The server must be stopped.
 
-    The next upload of a client that was given a later model is refused; the client then fetches a new model.
+    The next upload of a client that was sent a later model is refused; the client then fetches a new model.
     """
     with refuse_store(), open_store(store, blobs, own=epoch is not None) as opened:
         opened.layout()  # refuses an empty store

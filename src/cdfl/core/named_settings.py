@@ -3,7 +3,7 @@
 `PAPER` holds the printed values; comments in `_paper` say where each is printed.
 
 `reading` interprets the printed values. The interpretation was found on FashionMNIST with 4 clusters
-(`experiments/reading.py`) and is used for all rows. The preset `paper-reading` also sets a time model
+(`experiments/preset_search.py`) and is used for all rows. The preset `paper-reading` also sets a time model
 (`cdfl.sim.presets`).
 
 `DEFAULT` is `Settings()`. A scenario may override some values (`cdfl.scenarios`): those with ResNet-18 use the paper's

@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 from cdfl.core import Layout
 from cdfl.server.auth import Access
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine
+from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.events import Notifier, StreamLimit, event_of, stream
 from cdfl.server.limits import RateLimit
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from cdfl.server.openapi import METRICS_PAGE, UPLOAD, ClientStatus, Health, Problem, Status, model_reply, refusals
-from cdfl.server.records import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.uploads import Uploads
 from cdfl.wire import (
     BASE_EPOCH,
@@ -43,8 +43,8 @@ from cdfl.wire import (
 
 logger = logging.getLogger("cdfl.server")
 
-CHECK_SECONDS = 5.0  # that /readyz waits for the store
-CHECKED_SECONDS = 1.0  # that the result of a check stays valid
+CHECK_SECONDS = 5.0  # /readyz waits this long for the store
+CHECKED_SECONDS = 1.0  # the result of a check stays valid this long
 PIECE = 2**20  # bytes of a model that are sent at once
 DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/reference/http.md` explains it."
 
@@ -56,7 +56,7 @@ class ModelQuery(BaseModel):
     dtype: DType = "float32"
 
 
-# The schemas are for the OpenAPI page. The values are checked by `cdfl.wire`, which says more about a mistake.
+# The schemas are for the OpenAPI page. `cdfl.wire` checks the values, with better error messages.
 Asked = Annotated[ModelQuery, Query()]
 Key = Annotated[
     str,
@@ -110,7 +110,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         return client_id
 
     async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> str | None:
-        """Return the client that asks; None: the operator."""
+        """Return the client that asks; None for the operator."""
         return None if access.is_operator(request.headers) else await authenticate(request, _)
 
     async def first_epoch(last_event: LastEvent = None) -> int:
@@ -183,7 +183,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
 
     @app.get("/healthz")
     async def healthz() -> Health:
-        """Answer while the process lives."""
+        """Answer while the process runs."""
         return Health(status="alive")
 
     @app.get("/readyz", responses=refusals(503))
@@ -223,7 +223,9 @@ def _handle_errors(app: FastAPI, engine: Engine) -> None:
             engine.stop(error)
         else:
             logger.error("a request could not be answered: %s", error)
-        return refuse(503, "the store is away; come back in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))})
+        return refuse(
+            503, "the store is unavailable; try again in a moment", {"Retry-After": str(math.ceil(RETRY_SECONDS))}
+        )
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -242,9 +244,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 
 class _StoreCheck:
-    """A check of the store that stays valid for a moment: anyone may ask for it, and it writes.
+    """Checks the store at most once in `CHECKED_SECONDS`: the check writes, and anyone may call /readyz.
 
-    One check runs at a time. A store that does not answer it in time is away.
+    One check runs at a time. A store that does not respond within `CHECK_SECONDS` counts as unavailable.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -260,7 +262,7 @@ class _StoreCheck:
             self._running = asyncio.create_task(asyncio.to_thread(self._check))
         done, _ = await asyncio.wait({self._running}, timeout=CHECK_SECONDS)
         if not done:
-            raise StoreUnavailable(f"it has not answered for {CHECK_SECONDS:g} s")
+            raise StoreUnavailable(f"the store has not answered for {CHECK_SECONDS:g} s")
         await self._running
         self._valid_until = time.monotonic() + CHECKED_SECONDS
 
@@ -293,7 +295,7 @@ async def _model_response(answer: Answer, request: Request, dtype: DType, upload
     parts = answer.body
     if dtype != "float32":
         parts = await uploads.in_thread(_converted, answer, uploads.engine.layout, dtype)
-    if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # it hardly shrinks weights: only if asked
+    if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # only on request: weights hardly compress
         parts = (await uploads.in_thread(compress, b"".join(parts)),)
         headers["Content-Encoding"] = "zstd"
     return ModelResponse(parts, headers)

@@ -14,7 +14,7 @@ from cdfl.server.records import TokenRecord
 from cdfl.server.tables import tokens
 from cdfl.wire import CLIENT, ForbiddenError, UnauthorizedError, bearer_token, check_client_id
 
-ID_LENGTH = 12  # of the hash: enough to name a token, too little to guess it
+ID_LENGTH = 12  # digits of the hash: enough to identify a token, too few to guess it
 
 
 class Tokens:
@@ -47,8 +47,8 @@ class Tokens:
         return named
 
     def client(self, token: str) -> str | None:
-        """Return the client of a token; None: unknown or revoked."""
-        # Looked up by its hash: the time this takes says nothing about other tokens.
+        """Return the client of a token; None if it is unknown or revoked."""
+        # A lookup by hash: the time it takes reveals nothing about other tokens.
         valid = select(tokens.c.client_id).where(tokens.c.hash == _hash(token), tokens.c.revoked.is_(None))
         with self._database.read() as connection:
             return connection.execute(valid).scalar()

@@ -18,15 +18,21 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdfl.server.records import StoreError, StoreUnavailable
+from cdfl.server.errors import StoreError, StoreUnavailable
 
 Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
 
 SPOOL = "spool"
 PROBE = 2**16  # bytes that `check` writes, to notice a full disk
-MAX_PIECES = 512  # that one call of writev takes on any system
-NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # no hard links, or no more
-OURS = re.compile(r"(upload|base|reply|given|snapshot)-[0-9a-f]{32}-[0-9a-f]{64}")
+MAX_PIECES = 512  # one call of writev takes this many on any system
+NO_LINKS = (
+    errno.EPERM,
+    errno.EMLINK,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+)  # hard links are not supported, or the file has too many
+OURS = re.compile(r"(upload|base|reply|sent|snapshot)-[0-9a-f]{32}-[0-9a-f]{64}")
 
 
 class Blobs(Protocol):
@@ -35,35 +41,35 @@ class Blobs(Protocol):
     place: str  # for messages
 
     def make(self) -> None:
-        """Create the place if needed; before that, every blob is missing."""
+        """Create the place if needed."""
         ...
 
     def spool(self) -> Path:
         """Return an unused path for a file that may become a blob."""
         ...
 
-    def adopt(self, spool: Path, name: str) -> None:
-        """Turn a spooled file into a blob; its content is durable."""
+    def move_in(self, spool: Path, name: str) -> None:
+        """Turn a spooled file into a blob, with durable content."""
         ...
 
     def write(self, name: str, body: Body) -> None:
-        """Write a blob; its content is durable."""
+        """Write a blob, with durable content."""
         ...
 
     def copy(self, source: str, name: str) -> bool:
         """Copy a blob; return whether the source exists."""
         ...
 
-    def settle(self) -> None:
+    def sync_folder(self) -> None:
         """Make the names of all blobs durable."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a blob; None: it does not exist."""
+        """Return the content of a blob; None if it does not exist."""
         ...
 
     def view(self, name: str) -> bytearray | mmap.mmap | None:
-        """Return the content in writable memory, mapped where possible; None: it does not exist."""
+        """Return the content in writable memory, mapped where possible; None if it does not exist."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -114,7 +120,7 @@ def digest_of(body: "Body | bytearray | mmap.mmap") -> str:
 
 
 class FolderBlobs:
-    """Blobs as files of a folder: written to the spool, synced, renamed, and the folder synced."""
+    """Blobs as files in a folder. A file is written to the spool, synced and renamed; then the folder is synced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -129,7 +135,7 @@ class FolderBlobs:
         """Return a path in the same file system, so that a rename is enough."""
         return self.folder / SPOOL / secrets.token_hex(16)
 
-    def adopt(self, spool: Path, name: str) -> None:
+    def move_in(self, spool: Path, name: str) -> None:
         """Make the file private, sync it, and rename it."""
         with _unavailable(self.folder):
             spool.chmod(0o600)
@@ -169,7 +175,7 @@ class FolderBlobs:
                 self.write(name, body)
             return True
 
-    def settle(self) -> None:
+    def sync_folder(self) -> None:
         """Sync the folder."""
         with _unavailable(self.folder):
             _sync(self.folder)
@@ -210,13 +216,13 @@ class FolderBlobs:
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Write and delete a file: nothing else shows a full disk."""
+        """Write and delete a file, to notice a full disk."""
         with _unavailable(self.folder):
             _probe(self.spool())
 
 
 class RemoteBlobs:
-    """Blobs as objects of a bucket, or of any other file system that fsspec knows. What was written is durable.
+    """Blobs as objects of a bucket, or of any other file system that fsspec knows. A write returns once it is durable.
 
     A file system that is not asynchronous inside (FTP) may have one connection for all threads, so calls take turns.
     """
@@ -225,7 +231,7 @@ class RemoteBlobs:
         self._url = url
         self.fs, root = self._connected()
         self._turn = nullcontext() if self.fs.async_impl else threading.RLock()
-        self._is_doubtful = False
+        self._needs_reconnect = False
         self.place = self.root = root.rstrip("/")
         self._folder = _spool_folder(url)
 
@@ -239,7 +245,7 @@ class RemoteBlobs:
         """Return a path on a local disk."""
         return self._folder / secrets.token_hex(16)
 
-    def adopt(self, spool: Path, name: str) -> None:
+    def move_in(self, spool: Path, name: str) -> None:
         """Send the file, then delete the local one."""
         with self._unavailable():
             self.fs.put_file(str(spool), self._path(name))
@@ -251,7 +257,7 @@ class RemoteBlobs:
             self.fs.pipe_file(self._path(name), body if isinstance(body, bytes) else b"".join(body))
 
     def copy(self, source: str, name: str) -> bool:
-        """Copy the object on the other side if it can, otherwise through this machine."""
+        """Copy the object on the remote side if possible, otherwise through this machine."""
         with self._unavailable():
             try:
                 self.fs.cp_file(self._path(source), self._path(name))
@@ -266,8 +272,8 @@ class RemoteBlobs:
                 return False
             return True
 
-    def settle(self) -> None:
-        """Do nothing: an object has its name from the start."""
+    def sync_folder(self) -> None:
+        """Do nothing: the name of an object is durable when it is written."""
 
     def read(self, name: str) -> bytes | None:
         """Fetch an object."""
@@ -329,14 +335,14 @@ class RemoteBlobs:
     def _unavailable(self) -> Iterator[None]:
         with self._turn:
             try:
-                if self._is_doubtful:
+                if self._needs_reconnect:
                     self.fs, _ = self._connected()
-                    self._is_doubtful = False
+                    self._needs_reconnect = False
                 yield
             except StoreError:
                 raise
             except Exception as error:  # file systems raise errors of many kinds
-                self._is_doubtful = True  # its connection may be dead
+                self._needs_reconnect = True  # its connection may be dead
                 raise StoreUnavailable(f"blobs in {self.root} cannot be reached now: {error}") from error
 
     def _connected(self) -> tuple[Any, str]:
@@ -358,7 +364,7 @@ class RemoteBlobs:
 
 
 def _spool_folder(url: str) -> Path:
-    """Return a local folder that the next start finds again, to empty it."""
+    """Return a local folder with a fixed name, so that the next start can empty it."""
     word = hashlib.sha256(url.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"cdfl-spool-{os.getuid()}-{word}"
 
@@ -381,7 +387,7 @@ def _probe(path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Create a folder whose own name is durable as well."""
+    """Create a folder and make its name durable."""
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -21,7 +21,7 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-CLOSING_SECONDS = 2.0  # that a peer has to close when the server stops; TLS would wait half a minute
+CLOSING_SECONDS = 2.0  # a peer has this long to close when the server stops; TLS would wait half a minute
 MOST_HEAD = 2**16  # bytes of a header or a trailer
 SPARE_FILES = 256  # open files for the store, the uploads and the libraries
 
@@ -33,7 +33,7 @@ class ConnectionLimit:
         self.limits = limits
         self._is_closing = False
         self.most = min(limits.connections, raise_file_limit(limits.connections + SPARE_FILES) - SPARE_FILES)
-        self._open: dict[Connection, float] = {}  # -> when it began to wait for a request; oldest first
+        self._open: dict[Connection, float] = {}  # -> time since which it waits for a request; oldest first
         metrics.connections.set_function(lambda: len(self._open))
 
     def protocol(self, *args: Any, **kwargs: Any) -> "Connection":
@@ -41,7 +41,7 @@ class ConnectionLimit:
         return Connection(self, *args, **kwargs)
 
     def enter(self, connection: "Connection") -> None:
-        """Add a connection; if there are too many, close the idlest."""
+        """Add a connection; if there are too many, close the one that has been idle longest."""
         self.waits(connection)
         if len(self._open) > self.most:
             self._close(next((other for other in self._open if not other.is_busy), connection))
@@ -56,7 +56,7 @@ class ConnectionLimit:
         self._open.pop(connection, None)
 
     def close(self) -> None:
-        """Close connections from now on once they are answered."""
+        """From now on, close every connection once it is answered."""
         self._is_closing = True
 
     async def watch(self) -> None:
@@ -75,17 +75,17 @@ class ConnectionLimit:
                 self._close(connection)
 
     def _close(self, connection: "Connection") -> None:
-        self.leave(connection)  # at once: the event loop reports it later
+        self.leave(connection)  # now, because the event loop reports it later
         connection.transport.abort()
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, which reports to the limit."""
+    """uvicorn's protocol for one connection; it tells the limit what it does."""
 
     def __init__(self, limit: ConnectionLimit, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limit = limit
-        self.stalled_since: float | None = None  # the peer does not read
+        self.stalled_since: float | None = None  # time since which the peer does not read
         self._head = 0  # bytes since the last piece of a body or end of a request
         self._got_on = False
 
@@ -100,12 +100,12 @@ class Connection(HttpToolsProtocol):
         return not self.is_busy and self.transport.get_write_buffer_size() == 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Enter."""
+        """Register with the limit."""
         super().connection_made(transport)
         self.limit.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave."""
+        """Unregister."""
         super().connection_lost(exc)
         self.limit.leave(self)
 
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         is_last = not self.pipeline  # of the requests that have come
         super().on_response_complete()
         if is_last and self.expect_100_continue and self.cycle.more_body:
-            self.transport.close()  # its body was not asked for, and may come or not
+            self.transport.close()  # the client may or may not send the body, so the next request cannot be found
         elif self in self.connections:
             self.limit.waits(self)
 
@@ -157,5 +157,8 @@ def raise_file_limit(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
     if most < wanted:
-        logger.warning("only %d files may be open (ulimit -n); there are fewer connections", most)
+        logger.warning(
+            "only %d files may be open (ulimit -n), which limits the number of connections; raise ulimit -n for more",
+            most,
+        )
     return wanted if soft == resource.RLIM_INFINITY else max(soft, most)

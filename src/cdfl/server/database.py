@@ -32,28 +32,28 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from cdfl.server import tables
-from cdfl.server.records import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
+from cdfl.server.errors import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
 
 # sqlite3's own error is raised while a connection is set up.
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
-LOCK_CLASS = 0x6364666C  # "cdfl": beside other users of advisory locks in the same database
-WAIT_FOR_WRITERS = 30  # seconds that SQLite waits for another process (`cdfl token`) to finish its transaction
+LOCK_CLASS = 0x6364666C  # "cdfl" in ASCII: other programs may use advisory locks in the same database
+WAIT_FOR_WRITERS = 30  # SQLite waits this many seconds for the transaction of another process (`cdfl token`)
 SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
-NOTICE = 1.0  # seconds that PostgreSQL may take to notice that the connection of a former owner is closed
+NOTICE = 1.0  # PostgreSQL may take this many seconds to notice that a former owner has disconnected
 LOCK_SECONDS = 5  # limit for locks of other programs on PostgreSQL; cdfl holds its own for moments
 STATEMENT_SECONDS = 30  # limit for a statement on PostgreSQL, without COMMIT
 CHECK_SECONDS = 2  # limit for locks in `check_writable`, which is called often
 
 
-class InDoubt(StoreUnavailable):
-    """The connection broke during COMMIT: whether the transaction was committed is not known yet."""
+class UncertainCommit(StoreUnavailable):
+    """The connection broke during COMMIT, so the transaction may be committed or not."""
 
 
 class Database:
     """Connections to one database, and the lock of its owner.
 
-    Only an owner creates the tables. `own=False` needs them: see `Database.open`.
+    Only an owner creates the tables; with `own=False` they must exist. `Database.open` takes care of this.
     """
 
     def __init__(self, url: str, *, own: bool) -> None:
@@ -78,14 +78,14 @@ class Database:
 
     @classmethod
     def open(cls, url: str, *, own: bool) -> "Database":
-        """Open a database; create its tables if there are none, for which this process owns it for a moment."""
+        """Open a database. If it has no tables, own it briefly to create them, also with `own=False`."""
         if not own and not cls.exists(url):
             cls(url, own=True).close()
         return cls(url, own=own)
 
     @classmethod
     def exists(cls, url: str) -> bool:
-        """Return whether the tables exist; no file is created. StoreVersion: they are not those of this cdfl."""
+        """Return whether the tables exist, without creating a file; raise StoreVersion if this cdfl cannot use them."""
         place = parse_url(url)
         if place.get_backend_name() == "sqlite" and not Path(str(place.database)).exists():
             return False
@@ -112,7 +112,7 @@ class Database:
     def write(self) -> Iterator[sa.Connection]:
         """Run a transaction, committed and durable when the block ends without an error. One at a time.
 
-        StoreUnavailable: nothing was changed. InDoubt: COMMIT failed, and the transaction may be committed or not.
+        Raises StoreUnavailable if nothing was changed, UncertainCommit if COMMIT failed.
         """
         with self._turn:
             connection = self._begun()
@@ -130,7 +130,7 @@ class Database:
             except BaseException as error:
                 self._roll_back(connection)
                 if isinstance(error, StoreUnavailable):
-                    raise InDoubt(str(error)) from error
+                    raise UncertainCommit(str(error)) from error
                 raise
 
     def check_writable(self, connection: sa.Connection) -> None:
@@ -210,7 +210,7 @@ class Database:
 
     def _take(self, connection: sa.Connection) -> None:
         """Become the owner, or check after a reconnection that no other server became it."""
-        self._check_not_replaced(connection)  # before waiting for the lock: its new holder keeps it
+        self._check_not_replaced(connection)  # before waiting for the lock, which a new owner would keep
         locked = self._lock(connection)
         written = self._check_not_replaced(connection)
         if not locked and self._owner:
@@ -225,7 +225,7 @@ class Database:
             self._enter(connection, owner)
 
     def _check_not_replaced(self, connection: sa.Connection) -> str:
-        """Return the last owner; StoreLost: another server took the store over from this one."""
+        """Return the last owner; raise StoreLost if another server took over the store from this one."""
         written = _owner_of(connection)
         if self._owner and written != self._owner:
             raise StoreLost(f"the store was taken over by another server ({_describe(written)}); this one must stop")
@@ -239,7 +239,7 @@ class Database:
             tables.put(connection, "owner", owner)
             connection.exec_driver_sql("COMMIT")
         except ProgrammingError as error:
-            raise StoreError(f"the tables of the store cannot be made: {_first_line(error)}") from error
+            raise StoreError(f"the tables of the store cannot be created: {_first_line(error)}") from error
         except BaseException:
             with suppress(Exception):
                 connection.exec_driver_sql("ROLLBACK")
@@ -277,7 +277,7 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError):
-        scheme = text.partition("://")[0]  # what follows may hold a password
+        scheme = text.partition("://")[0]  # the rest may contain a password
         raise StoreError(
             f"the database is {scheme!r}://...; expected sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
@@ -303,7 +303,7 @@ def without_password(place: str | Path) -> str:
 
 
 def _owner_of(connection: sa.Connection) -> str:
-    """Return what the last owner wrote; empty: there was none."""
+    """Return what the last owner wrote; an empty string if there was none."""
     return tables.get(connection, "owner") or "" if tables.exist(connection) else ""
 
 
@@ -340,8 +340,8 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-# Both ends notice a dead peer: cdfl gives up the request, the database gives up the lock. A statement does not wait for
-# ever for other programs. A hung database on a live machine blocks requests until it responds.
+# Both ends notice a dead peer: cdfl gives up the request, the database gives up the lock. No statement waits
+# forever for other programs. A hung database on a live machine blocks requests until it responds.
 _POSTGRES = {
     "connect_timeout": 5,
     "keepalives_idle": 10,

@@ -1,9 +1,9 @@
 """The engine owns the one state of a server. Uploads wait in its queue and are applied in order.
 
 Two threads do the work. The first evaluates the uploads that wait, and fetches the models they were trained from; this
-depends on nothing but the upload, so it needs neither lock nor order. The second takes evaluated uploads in order
-through `core.server_update` and commits a group of them at once. Only then is the new state visible, and only then are
-the clients answered. A commit that fails leaves the state unchanged.
+depends only on the upload, so it needs neither lock nor order. The second takes evaluated uploads in order
+through `core.server_update` and commits them in groups. After the commit it publishes the new state and answers the
+clients. If the commit fails, the state stays as it was.
 """
 
 import logging
@@ -34,19 +34,20 @@ from cdfl.core import (
     server_update,
 )
 from cdfl.device import torch_threads
+from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.metrics import Metrics
-from cdfl.server.records import Entry, StoreDamaged, StoreLost, StoreUnavailable
+from cdfl.server.records import Entry
 from cdfl.server.store import Store
 from cdfl.wire import ForbiddenError, ReplyHead, UnavailableError, UnfitError, WireError, body_parts
 
 logger = logging.getLogger("cdfl.server")
 
-GROUP = 32  # uploads that are evaluated, or committed, together at most
+GROUP = 32  # at most this many uploads are evaluated or committed together
 GROUP_BYTES = 512 * MEGABYTE  # limit for a group's replies and base models, which are in memory together
-RETRY_SECONDS = 2.0  # that clients are asked to wait
-MAINTENANCE_SECONDS = 1.0  # between two calls of `Maintenance` while no upload comes
+RETRY_SECONDS = 2.0  # clients are asked to wait this long
+MAINTENANCE_SECONDS = 1.0  # `Maintenance` runs this often while no uploads come
 
 
 class Evaluator(Protocol):
@@ -72,7 +73,7 @@ class Submission:
     local_model: Tensor  # (P,)
     upload: str  # blob of the local model
     client: ClientMemory = NEWCOMER
-    sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None: gone
+    sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
     base: str | None = None  # blob of the model it was trained from, once it is kept
@@ -149,29 +150,29 @@ class Engine:
     # -- for clients
 
     def join(self, client_id: str) -> Answer:
-        """Return a model for a client that uploads nothing; that it was given this epoch is durable."""
+        """Return a model for a client that uploads nothing, after recording durably that the client was sent it."""
         state = self.state
         record = self.store.client(client_id, state.epoch)
         if record is None and self.store.num_clients() >= self.limits.clients:
             raise ForbiddenError(f"the server knows {self.limits.clients} clients and takes no more")
         reply = join(state, self.settings, NEWCOMER if record is None else record.memory)
         body = body_parts(reply.personal_model.cpu(), self.layout)
-        is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_given)
+        is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_sent)
         if not is_recorded:
-            self.store.grant(client_id, reply.epoch, body if self._needs_base else None)
+            self.store.record_sent(client_id, reply.epoch, body if self._needs_base else None)
         self.metrics.joins.inc()
         return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
 
     def check_room(self) -> None:
         """Raise UnavailableError if no upload can be taken now."""
         if self._closed:
-            raise UnavailableError("the server is shutting down; come back later", retry_after=RETRY_SECONDS)
+            raise UnavailableError("the server is shutting down; try again later", retry_after=RETRY_SECONDS)
         if self.is_full:
             wait = min(60.0, max(RETRY_SECONDS, self._expected_wait / 2))
-            raise UnavailableError(f"{self._depth} uploads wait already; come back later", retry_after=wait)
+            raise UnavailableError(f"{self._depth} uploads wait already; try again later", retry_after=wait)
 
     def submit(self, submission: Submission) -> "Future[Answer]":
-        """Put an upload into the queue; its answer comes when it is durable."""
+        """Put an upload into the queue; the returned future is answered once the upload is durable."""
         with self._turn:
             self.check_room()
             self._depth += 1
@@ -187,7 +188,7 @@ class Engine:
 
     @property
     def _expected_wait(self) -> float:
-        """Return the seconds until a new upload is answered; the slower of the two threads decides."""
+        """Return the expected seconds until a new upload is answered, from the slower of the two threads."""
         return self._depth * max(self._evaluating.seconds, self._applying.seconds)
 
     def close(self) -> None:
@@ -202,13 +203,13 @@ class Engine:
 
     def stop(self, error: Exception) -> None:
         """Stop for good: the store is lost, or cdfl has a bug."""
-        is_news = self.lost is None
+        is_first = self.lost is None
         with self._turn:
             already, self._closed = self._closed, True
             if not already:
                 self.lost = str(error)
                 self._waiting.put(None)
-        if is_news:
+        if is_first:
             is_bug = not isinstance(error, StoreLost)
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
@@ -241,7 +242,7 @@ class Engine:
         try:
             with self.metrics.timed("evaluate"):
                 losses = self._evaluate_uploads.of_each([submission.local_model for submission in fresh])  # (n, K)
-        except Exception as error:  # any error: these clients are answered, and the others served
+        except Exception as error:  # any error: answer these clients and go on with the others
             for submission in fresh:
                 self._drop(submission, _unavailable(submission, error))
             return
@@ -252,7 +253,7 @@ class Engine:
                 self._fetch_base(submission, submission.sent)
 
     def _fetch_base(self, submission: Submission, sent: str) -> None:
-        """Fetch the model that the client was sent. If it is gone, `core.base_model_of` replaces it."""
+        """Fetch the model that the client was sent. If it was deleted, `core.base_model_of` replaces it."""
         try:
             submission.base = self.store.keep_sent(sent)
             if submission.base is not None:
@@ -303,7 +304,7 @@ class Engine:
             if step.entry.outcome == "rejected":
                 seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
                 logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
-            step.submission.answer.set_result(Answer(head_of(step.entry), step.body))
+            step.submission.answer.set_result(Answer(reply_head(step.entry), step.body))
         self.on_commit()
 
     def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
@@ -365,8 +366,8 @@ class Engine:
         submission.answer.set_exception(error)
 
 
-def head_of(entry: Entry) -> ReplyHead:
-    """Return the headers of the reply to an entry: the same if it is sent again."""
+def reply_head(entry: Entry) -> ReplyHead:
+    """Return the headers of the reply to an entry; a repeated upload gets the same ones."""
     detail = entry.verdict.reason if entry.outcome == "rejected" else ""
     return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, detail)
 
@@ -392,7 +393,7 @@ def _timed(mean: MeanTime, num_uploads: int) -> Iterator[None]:
 def _take(
     source: "queue.SimpleQueue[Submission | None]", most: int, timeout: float | None = None
 ) -> tuple[list[Submission], bool]:
-    """Take all uploads that wait, at most `most`; False: the queue has ended. Wait up to `timeout` for the first."""
+    """Take at most `most` waiting uploads; wait up to `timeout` for the first. The flag is False at the end."""
     taken: list[Submission] = []
     with suppress(queue.Empty):
         while len(taken) < most:

@@ -8,7 +8,8 @@ from typing import Any
 from fastapi.sse import ServerSentEvent
 
 from cdfl.server.engine import RETRY_SECONDS
-from cdfl.server.records import Entry, StoreUnavailable
+from cdfl.server.errors import StoreUnavailable
+from cdfl.server.records import Entry
 from cdfl.server.store import Store
 from cdfl.wire import UnavailableError
 
@@ -61,7 +62,7 @@ class StreamLimit:
     async def __call__(self) -> AsyncIterator[None]:
         """Count a stream while its response is sent; a dependency of the route, so it may refuse before that."""
         if self._open >= self.most:
-            raise UnavailableError(f"{self.most} streams are open already; come back later", RETRY_SECONDS)
+            raise UnavailableError(f"{self.most} streams are open already; try again later", RETRY_SECONDS)
         self._open += 1
         try:
             yield

@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from cdfl.server.records import StoreError, numbers
+from cdfl.server.errors import StoreError
+from cdfl.server.records import numbers
 from cdfl.server.store import Store
 from cdfl.wire import DTYPES, DType, encode_model
 
@@ -19,7 +20,7 @@ def export(
 ) -> list[Path]:
     """Write cluster-0.safetensors, ... and clusters.json, which describes them, to a new or empty folder.
 
-    `epoch` is that of a snapshot; None: the newest models.
+    `epoch` is that of a snapshot; None for the newest models.
     """
     kind = _dtype(dtype)
     for place in (folder, *folder.parents):

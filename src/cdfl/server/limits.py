@@ -16,18 +16,20 @@ MEGABYTE = 10**6
 class Limits:
     """Every limit of a server. Sizes are in bytes, times in seconds."""
 
-    body_bytes: int | None = None  # of an upload, before and after decompression; None: what the model needs, and slack
-    queue: int = 512  # uploads that wait to be evaluated and applied
-    queue_seconds: float = 30.0  # expected wait of an upload there
-    queue_bytes: int = 2048 * MEGABYTE  # of the models in that queue
-    requests_per_second: float = 20.0  # of one client, on average
-    burst: int = 40  # requests of one client that may come at once
-    clients: int = 100_000  # known clients; further newcomers are refused
-    connections: int = 4096  # open ones; beyond them the idlest is closed
-    streams: int = 64  # open event streams
-    idle_seconds: float = 30.0  # of a connection without a whole header of a request
-    stall_seconds: float = 30.0  # without one byte of a body, in either direction
-    least_rate: float = 2_000.0  # bytes a second of a body, on average, after `stall_seconds`
+    body_bytes: int | None = (
+        None  # largest upload, before and after decompression; None for what the model needs, plus slack
+    )
+    queue: int = 512  # at most this many uploads wait to be evaluated and applied
+    queue_seconds: float = 30.0  # uploads are refused if they would wait longer
+    queue_bytes: int = 2048 * MEGABYTE  # total size of the models in the queue
+    requests_per_second: float = 20.0  # average rate of one client
+    burst: int = 40  # one client may send this many requests at once
+    clients: int = 100_000  # newcomers are refused once this many clients are known
+    connections: int = 4096  # if more are open, the one that has been idle longest is closed
+    streams: int = 64  # at most this many event streams are open
+    idle_seconds: float = 30.0  # a connection without a complete request header is closed after this time
+    stall_seconds: float = 30.0  # a body may pause this long, in either direction
+    least_rate: float = 2_000.0  # least average rate of a body in bytes a second, after `stall_seconds`
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing could pass."""

@@ -9,19 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from cdfl.core import ServerState
-from cdfl.server.records import StoreError, StoreLost, StoreUnavailable
+from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 
 logger = logging.getLogger("cdfl.server")
 
-SNAPSHOT_SECONDS = 600.0  # a quiet server takes a snapshot, too: then old uploads can be deleted
-RETRY_SNAPSHOT_SECONDS = 30.0  # after a snapshot that failed
-PRUNE_SECONDS = 60.0  # between deletions of old data
-FORGET_SECONDS = 1.0  # between checks for clients to forget
+SNAPSHOT_SECONDS = 600.0  # a server with few uploads takes snapshots this often, so that old uploads can be deleted
+RETRY_SNAPSHOT_SECONDS = 30.0  # pause after a failed snapshot
+PRUNE_SECONDS = 60.0  # old data are deleted this often
+FORGET_SECONDS = 1.0  # requests to forget a client are checked this often
 
 
 class Maintenance:
-    """Called by the thread that commits; long work runs in a thread beside it."""
+    """Snapshots, deletions, forgotten clients. The thread that commits calls it; long work runs in another thread."""
 
     def __init__(self, store: Store, snapshot_every: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.snapshot_every = store, snapshot_every
@@ -33,7 +33,7 @@ class Maintenance:
         self._work: Future[None] | None = None
 
     def run_due(self, state: ServerState) -> None:
-        """Do what is due; `state` is the newest. StoreLost: another server owns the store now."""
+        """Do what is due; `state` is the newest. Raises StoreLost if another server owns the store now."""
         if self._work is None or self._work.done():
             if self._work is not None and isinstance(lost := self._work.exception(), StoreLost):
                 raise lost
@@ -51,7 +51,7 @@ class Maintenance:
         """Take the last snapshot."""
         self._worker.shutdown()
         if state.epoch > self._snapshot_epoch:
-            with suppress(StoreLost):  # the new owner takes it
+            with suppress(StoreLost):  # the new owner takes the snapshot
                 self._snapshot(state)
 
     def _is_snapshot_due(self, state: ServerState) -> bool:
@@ -61,7 +61,7 @@ class Maintenance:
         return is_time and self._clock() - self._failed_time >= RETRY_SNAPSHOT_SECONDS
 
     def _snapshot(self, state: ServerState) -> None:
-        """Take a snapshot. One that fails loses no data: the next start replays more entries."""
+        """Take a snapshot. A failed one loses no data: the next start replays more entries."""
         self._snapshot_time = self._prune_time = self._clock()
         try:
             self.store.snapshot(state)
@@ -83,7 +83,7 @@ class Maintenance:
 
 
 class Outage:
-    """Whether the store is away; logs the beginning and the end once each. May be called from any thread."""
+    """Whether the store is unavailable; logs when that begins and ends. May be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class Outage:
 
     @property
     def is_on(self) -> bool:
-        """Return whether the store is known to be away."""
+        """Return whether the store is known to be unavailable."""
         return self._since is not None
 
     def begin(self, error: StoreUnavailable) -> None:
@@ -102,7 +102,7 @@ class Outage:
             if not is_known:
                 self._since = self._clock()
         if not is_known:
-            logger.warning("the store is away: %s; clients are asked to come back until it returns", error)
+            logger.warning("the store is unavailable: %s; clients are asked to try again later", error)
 
     def end(self) -> None:
         """Note that the store can be read and written."""

@@ -1,4 +1,4 @@
-"""What the OpenAPI page says beyond what FastAPI finds in the routes: answers in JSON, refusals, headers of replies."""
+"""Additions to the OpenAPI page that FastAPI does not find in the routes: JSON answers, refusals, reply headers."""
 
 from typing import Any, get_args
 
@@ -104,7 +104,7 @@ class ClientStatus(BaseModel):
 
 
 class Health(BaseModel):
-    """A server that answers."""
+    """The answer of a running server."""
 
     status: str
 
@@ -114,14 +114,14 @@ _WHY = {
     401: "No token, or one that is unknown or revoked; in open mode, no name.",
     403: "The token of another client; or the server takes no more clients.",
     408: "The body came too slowly.",
-    409: "A base epoch that this client was never given; or, with Retry-After, an upload still in process.",
+    409: "A base epoch that this client was never sent; or, with Retry-After, an upload still in process.",
     410: "This upload was taken, but its reply is no longer kept.",
     411: "A body without a length.",
     413: "The body is too large, as it came or once decompressed.",
     415: "A content type or encoding that the server does not read.",
     422: "The tensors do not fit the model or are not finite; or the key was used with another body.",
     429: "Too many requests of this client.",
-    503: "The queue is full, too many event streams are open, the store is away, or the server shuts down.",
+    503: "The queue is full, too many event streams are open, the store is unavailable, or the server shuts down.",
 }
 _COUNT = {"type": "integer", "minimum": 0}
 _NUMBERS = {"type": "string", "pattern": r"^[0-9.e+-]+(,[0-9.e+-]+)*$"}

@@ -1,4 +1,4 @@
-"""Reading a store: by its owner or beside it, from any thread. Recovery is here, too."""
+"""Read a store, as its owner or beside it, from any thread; recover the state from it."""
 
 import mmap
 from collections.abc import Callable, Iterator
@@ -22,7 +22,8 @@ from cdfl.core import (
 from cdfl.server import tables
 from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
-from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, StoreDamaged, StoreError, tensor
+from cdfl.server.errors import StoreDamaged, StoreError
+from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, tensor
 from cdfl.wire import decode_model
 
 PAGE = 256  # entries read at a time
@@ -40,9 +41,9 @@ class Reader:
     # -- the state
 
     def recover(self, progress: Callable[[int, int], None] | None = None) -> Recovered | None:
-        """Return the newest snapshot with the journal after it replayed; None: nothing was begun.
+        """Return the newest snapshot with the journal after it replayed; None if the store is empty.
 
-        `progress` is called with the number of entries done, and of all.
+        `progress` is called with the number of replayed entries and the total.
         """
         while kept := self.snapshots():
             try:
@@ -102,7 +103,10 @@ class Reader:
     def _upload_of(
         self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, is_needed: bool
     ) -> Upload:
-        """Return the upload of an entry. One that moved nothing may be gone: any model of its shape replays it."""
+        """Return the upload of an entry.
+
+        Recovery does not need the model of an upload that moved nothing; it may be deleted, so another one replaces it.
+        """
         if not is_needed:
             return Upload(state.cluster_models[0], entry.base_epoch, entry.client_id)
         if entry.upload is None:
@@ -131,7 +135,7 @@ class Reader:
         return snapshot.restore(torch.stack([self.read_model(name, layout) for name in snapshot.models]), layout)
 
     def fault_of(self, snapshot: Snapshot) -> str | None:
-        """Return why a snapshot cannot be read; None: it can."""
+        """Return why a snapshot cannot be read; None if it can."""
         try:
             self.load_state(snapshot, self.layout())
         except StoreDamaged as error:
@@ -165,7 +169,7 @@ class Reader:
             after = page[-1].epoch
 
     def read_reply(self, entry: Entry) -> bytes | None:
-        """Return the reply to an entry, byte for byte; None: not kept."""
+        """Return the reply to an entry, byte for byte; None if it is not kept."""
         return None if entry.reply is None else self.blobs.read(entry.reply)
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
@@ -185,9 +189,10 @@ class Reader:
     # -- clients
 
     def client(self, client_id: str, epoch: int | None = None, key: str | None = None) -> ClientRecord | None:
-        """Return what is known of a client; None: nothing. `epoch` and `key` are looked up as well.
+        """Return what is known of a client, of `epoch` and of `key`; None for an unknown client.
 
-        Epochs before the journal count as not given: whether their upload was taken already is not known.
+        An epoch before the start of the journal counts as not sent: the entry that shows whether the client has
+        uploaded from it already may be deleted.
         """
         known = None if epoch is None or epoch < self.journal_start else epoch
         with self.reading() as connection:
@@ -199,7 +204,7 @@ class Reader:
             return tables.num_clients(connection)
 
     def knows(self, client_id: str) -> bool:
-        """Return whether anything is stored of a client, including a token."""
+        """Return whether anything is stored about a client, including a token."""
         with self.reading() as connection:
             return tables.knows(connection, client_id)
 
@@ -216,4 +221,4 @@ class Reader:
             yield connection
 
     def _resolve(self) -> None:
-        """Undo a doubtful commit before anything is read; only an owner has one."""
+        """Undo an uncertain commit before a read; only an owner has one."""

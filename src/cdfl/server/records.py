@@ -1,13 +1,4 @@
-"""The records that a store keeps, as plain values; no database is needed to import them.
-
-Errors:
-  StoreError
-  ├── StoreUnavailable   database or disk away, full or read-only; nothing was changed, try again later
-  ├── StoreBusy          another server owns this store
-  ├── StoreLost          another server has taken this store over: this one must stop
-  ├── StoreVersion       the tables are not those of this cdfl
-  └── StoreDamaged       a stored value is not what was written
-"""
+"""The records that a store keeps, as plain values; no database is needed to import them."""
 
 import math
 from collections.abc import Sequence
@@ -32,35 +23,7 @@ from cdfl.core import (
 )
 from cdfl.core.state import ACCEPTED
 
-Numbers = tuple[float | None, ...]  # None: not a finite number, which JSON cannot hold
-
-
-class StoreError(Exception):
-    """The store cannot do what was asked; the message says why and what to do."""
-
-
-class StoreUnavailable(StoreError):  # noqa: N818 - named for what it says to the caller
-    """Database or disk are away, full or read-only. Nothing was changed; the same call works when they are back."""
-
-
-class StoreBusy(StoreError):  # noqa: N818
-    """Another process owns the store."""
-
-
-class StoreLost(StoreError):  # noqa: N818
-    """Another server took the store over while this one could not reach it. This one must stop."""
-
-
-class StoreVersion(StoreError):  # noqa: N818
-    """The tables are not those of this cdfl."""
-
-
-class StoreDamaged(StoreError):  # noqa: N818
-    """A stored value is not what was written."""
-
-    def __init__(self, what: str, remedy: str = "restore a backup, or go back with `cdfl rollback`") -> None:
-        super().__init__(f"{what}; {remedy}")
-        self.what = what
+Numbers = tuple[float | None, ...]  # None replaces NaN and infinity, which JSON cannot hold
 
 
 @dataclass(frozen=True)
@@ -72,25 +35,25 @@ class Entry:
     """
 
     epoch: int  # t, after this upload
-    client_id: str  # "": the client was forgotten; only what the public event shows is left of the entry
+    client_id: str  # "" if the client was forgotten; then the entry holds only what the public event shows
     key: str  # the idempotency key
     digest: str  # sha256 of the uploaded safetensors, in hex
     outcome: Outcome
     received: float  # unix time
-    upload: str | None = None  # blob of the local model; None: not kept
-    base: str | None = None  # blob of the model it was trained from; None: not kept, or not needed
-    reply: str | None = None  # blob of the reply; None: not kept
+    upload: str | None = None  # blob of the local model; None if not kept
+    base: str | None = None  # blob of the model it was trained from; None if not kept or not needed
+    reply: str | None = None  # blob of the reply; None if not kept
 
     base_epoch: int = 0
     staleness: int = 0
     mixture: tuple[float, ...] = ()  # of the reply
     rates: tuple[float, ...] = ()
-    cluster_losses: Numbers = ()  # F(w_k; D_k) after this upload; None: not evaluated
-    losses: Numbers = ()  # F(v; D_k); (): not measured
+    cluster_losses: Numbers = ()  # F(w_k; D_k) after this upload; None if not evaluated
+    losses: Numbers = ()  # F(v; D_k); () if not measured
     loss_gaps: Numbers = ()
     distances: Numbers = ()
     verdict: Verdict = ACCEPTED  # of the defence
-    last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None: a newcomer
+    last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None for a newcomer
     last_defence: tuple[float, ...] = ()
 
     @classmethod
@@ -132,7 +95,7 @@ class Entry:
         return values | {"verdict": self.verdict._asdict()}
 
     def forgotten(self) -> "Entry":
-        """Return what is left when the client is forgotten: nothing about the client."""
+        """Return the entry without anything about its client."""
         return Entry(
             epoch=self.epoch,
             client_id="",
@@ -168,15 +131,15 @@ IDENTITY = ("epoch", "client_id", "key", "digest", "outcome", "received", "uploa
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """What the store knows of a client, and of one epoch and one key that were asked about."""
+    """What the store knows of a client, and of the epoch and the key that the caller asked about."""
 
     client_id: str
     since: float  # unix time of the first contact
     uploads: int
-    last: Entry | None = None  # its newest entry; None: it has not uploaded yet
-    repeated: Entry | None = None  # its entry with the key; the reply may be gone
-    was_given: bool = False  # whether it was sent a model of the epoch
-    sent: str | None = None  # blob of that model; None: not kept
+    last: Entry | None = None  # its newest entry; None if it has not uploaded yet
+    repeated: Entry | None = None  # its entry with the key; the reply may be deleted already
+    was_sent: bool = False  # whether it was sent a model of the epoch
+    sent: str | None = None  # blob of that model; None if not kept
 
     @property
     def memory(self) -> ClientMemory:
@@ -245,7 +208,7 @@ class Recovered:
 class TokenRecord:
     """A token, without its secret."""
 
-    token_id: str  # the beginning of its hash, enough to name it
+    token_id: str  # the first digits of its hash, enough to identify it
     client_id: str
     created: float  # unix time
     revoked: float | None
@@ -256,9 +219,9 @@ class Retention:
     """How long things are kept. The defaults keep what recovery needs."""
 
     keep_snapshots: int = 2
-    keep_uploads: bool = False  # True: as long as the oldest snapshot, so that `cdfl verify` reaches back to it
+    keep_uploads: bool = False  # keep them as long as the oldest snapshot, so that `cdfl verify` reaches back to it
     keep_replies: float = 7 * 24 * 3600.0  # seconds; of each client only the last model is kept
-    keep_grants: int = 16  # epochs given to a client that asked without uploading
+    keep_sent_epochs: int = 16  # epochs of models that a client was sent without uploading
     keep_entries: int = 100_000  # journal entries; the last entry of every client stays
 
 

@@ -22,12 +22,12 @@ from cdfl.userfile import SetupError
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 4.0  # of the harm test, unless the set-up sets it; see benchmarks/poison.py
+MAX_HARM = 4.0  # limit of the harm test, unless the set-up sets one; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; name pretraining_sets, and use a new --store"
 )
-LAST_SECONDS = 60  # to answer open requests when the server stops
+LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
 def open_engine(
@@ -78,14 +78,14 @@ class WebServer(uvicorn.Server):
         return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def startup(self, sockets: Any = None) -> None:
-        """Open."""
+        """Start to listen, and to watch idle connections."""
         await super().startup(sockets)
         if not self.should_exit:
             self._watch = asyncio.create_task(self.connections.watch())
             self.on_open(self.url)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Close."""
+        """End all streams, then stop as uvicorn does."""
         self.notifier.end()
         self.connections.close()
         await super().shutdown(sockets)
@@ -115,7 +115,7 @@ def make_server(engine: Engine, access: Access, tls_cert: str | None = None, tls
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """Bind the address of a server; do it first, because pre-training may take long."""
+    """Bind the address of a server. Call it before pre-training, which may take long."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

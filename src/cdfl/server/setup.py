@@ -26,7 +26,7 @@ class Setup:
     model: nn.Module  # the architecture, and the weights pre-training begins with
     loss: Loss
     proxy_sets: Sequence[tuple[Any, Any]]  # K pairs of (inputs, targets), on which uploads and clusters are evaluated
-    pretraining_sets: Sequence[tuple[Tensor, Tensor]] | None = None  # K pairs; None: all clusters start as `model`
+    pretraining_sets: Sequence[tuple[Tensor, Tensor]] | None = None  # K pairs; None to start all clusters as `model`
     settings: Settings = DEFAULT
     place: str = "the set-up"  # the file it is from
 

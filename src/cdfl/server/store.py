@@ -1,7 +1,7 @@
-"""The store: journal, snapshots, clients, grants and blobs. What `commit` has returned from survives any crash.
+"""The store: journal, snapshots, clients, sent models and blobs. Entries survive any crash once `commit` returns.
 
 One process owns a store and writes to it, from one thread at a time; reads (`Reader`) may come from any thread.
-Every method may raise StoreUnavailable; then nothing was changed, and the same call works when the store is back.
+Every method may raise StoreUnavailable; then nothing was changed, and the caller may repeat the call later.
 """
 
 import secrets
@@ -19,20 +19,21 @@ import sqlalchemy as sa
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.database import Database, InDoubt, database_url
+from cdfl.server.database import Database, UncertainCommit, database_url
+from cdfl.server.errors import StoreDamaged, StoreError, StoreUnavailable
 from cdfl.server.reader import Reader
-from cdfl.server.records import Entry, Retention, Snapshot, StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.records import Entry, Retention, Snapshot
 from cdfl.wire import body_parts
 
 NUM_WRITERS = 4  # threads that write the replies of a group
-SIGN = "store-"  # the blob of this kind names the store that the others belong to
+SIGN = "store-"  # the blob with this prefix names the store that owns the blobs beside it
 
 
-class _Doubtful(NamedTuple):
-    """A group that may be committed or not."""
+class _UncertainGroup(NamedTuple):
+    """A group whose COMMIT failed: it may be committed or not."""
 
     blobs: list[str]  # its own
-    superseded: list[tables.Sent]  # what its clients were sent before
+    superseded: list[tables.SentModel]  # what its clients were sent before
 
 
 class Store(Reader):
@@ -41,10 +42,10 @@ class Store(Reader):
     def __init__(self, database: Database, blobs: Blobs, retention: Retention) -> None:
         super().__init__(database, blobs)
         self.retention = retention
-        self.epoch: int | None = None  # of the last committed entry; None: nothing was begun
+        self.epoch: int | None = None  # of the last committed entry; None before `begin`
         self._turn = threading.RLock()  # held while `epoch` and the tables can differ
         self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
-        self._doubtful: _Doubtful | None = None
+        self._uncertain: _UncertainGroup | None = None
         self._writers = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
         self._undeleted: list[str] = []  # unreferenced blobs; used by the cleaner only
@@ -116,8 +117,8 @@ class Store(Reader):
     def snapshot(self, state: ServerState, settings: Settings | None = None) -> None:
         """Keep the clusters at `state.epoch`, then `prune`. May run in a thread while commits go on.
 
-        `settings` are those in force from this epoch on; None: as before. A server that starts with other settings
-        than `recover` returned takes a snapshot with the new ones before it accepts an upload.
+        `settings` are those in force from this epoch on; None to keep the present ones. A server that starts with
+        other settings than `recover` returned takes a snapshot with the new ones before it accepts an upload.
         """
         with self._snapshotting:
             layout, newest = self.layout(), self.snapshots()[-1]
@@ -148,17 +149,17 @@ class Store(Reader):
             return tables.count_after(connection, epoch)
 
     def rollback(self, epoch: int) -> None:
-        """Go back to a snapshot: delete everything after it. Clients given a later epoch must ask for a model.
+        """Go back to a snapshot: delete everything after it. Clients that were sent a later epoch must ask for a model.
 
-        StoreDamaged: the snapshot cannot be read, and nothing was deleted.
+        If the snapshot cannot be read, raise StoreDamaged and delete nothing.
         """
         with self._turn:
             self._check_snapshot(epoch)
             try:
                 with self.writing() as connection:
-                    names = tables.cut(connection, epoch)
-            except InDoubt:
-                self.close()  # the next process that opens it finds out
+                    names = tables.delete_after(connection, epoch)
+            except UncertainCommit:
+                self.close()  # the next process that opens the store finds out
                 raise
             self.epoch = epoch
         self._discard(names)
@@ -170,15 +171,15 @@ class Store(Reader):
         return self.blobs.spool()
 
     def keep(self, spool: Path, digest: str) -> str:
-        """Make a complete upload durable and return its blob. It is committed with its entry, or dropped."""
+        """Make a complete upload durable; return its blob. The caller commits the blob with an entry, or drops it."""
         name = new_name("upload", digest)
-        self.blobs.adopt(spool, name)
+        self.blobs.move_in(spool, name)
         return name
 
     def keep_sent(self, sent: str) -> str | None:
-        """Copy a model that was sent to a client as the base of its upload; return the blob, None: it is gone.
+        """Copy a model that was sent to a client as the base of its upload; return the blob, None if it is deleted.
 
-        Files get a second name, which takes no room. The blob is committed with an entry, or dropped.
+        A file gets a second name, which takes no room. The caller commits the blob with an entry, or drops it.
         """
         base = new_name("base", digest_in(sent))
         return base if self.blobs.copy(sent, base) else None
@@ -196,9 +197,9 @@ class Store(Reader):
     def commit(self, group: Sequence[tuple[Entry, Body]]) -> None:
         """Make a group of entries with their replies durable in one transaction: all or none.
 
-        The epochs follow on `self.epoch`. `entry.reply` is named here. The uploads and bases of entries that moved
-        nothing are deleted (but see `Retention`), and so is what these clients were sent before. If this fails,
-        nothing was changed, and the uploads are dropped.
+        The first entry has epoch `self.epoch + 1`. This method sets `entry.reply`. It deletes the uploads and bases of
+        entries that moved nothing, unless `keep_uploads` is set, and the models that these clients were sent before.
+        If it fails, nothing was changed, and the uploads of the group are dropped.
         """
         if not group:
             return
@@ -207,9 +208,9 @@ class Store(Reader):
         names = [*came, *(entry.reply for entry in entries if entry.reply is not None)]
         try:
             self._write_replies(entries, [body for _, body in group])
-            self.blobs.settle()
+            self.blobs.sync_folder()
             old = self._commit(entries, names)
-        except InDoubt:
+        except UncertainCommit:
             raise
         except BaseException:
             self._discard(names)
@@ -219,24 +220,24 @@ class Store(Reader):
 
     # -- clients
 
-    def grant(self, client_id: str, epoch: int, model: Body | None = None) -> None:
-        """Record durably that this client was given a model of this epoch; `commit` does so for its replies.
+    def record_sent(self, client_id: str, epoch: int, model: Body | None = None) -> None:
+        """Record durably that a client was sent a model of this epoch; `commit` does so for its replies.
 
-        The model itself is kept if it is passed, until the client is sent another one. Clients share equal models.
+        If `model` is passed, it is kept until the client is sent another one. Clients with equal models share a blob.
         """
         digest = None if model is None else digest_of(model)
         with self.writing() as connection:
-            shared = None if digest is None else tables.given_model(connection, epoch, digest)
+            shared = None if digest is None else tables.sent_blob(connection, epoch, digest)
             is_complete = model is None or shared is not None
-            old = self._add_grant(connection, client_id, epoch, shared) if is_complete else []
+            old = self._add_sent(connection, client_id, epoch, shared) if is_complete else []
         if model is not None and digest is not None and shared is None:
-            name = new_name("given", digest)
+            name = new_name("sent", digest)
             try:
                 self.blobs.write(name, model)
-                self.blobs.settle()
+                self.blobs.sync_folder()
                 with self.writing() as connection:
-                    old = self._add_grant(connection, client_id, epoch, name)
-            except InDoubt:
+                    old = self._add_sent(connection, client_id, epoch, name)
+            except UncertainCommit:
                 raise  # the blob may be referenced; if not, the next start deletes it
             except BaseException:
                 self._discard([name])
@@ -246,7 +247,7 @@ class Store(Reader):
     def forget(self, client_id: str, state: ServerState | None) -> bool:
         """Delete everything of a client; return whether there was anything.
 
-        `state` is the newest one; None: nothing was begun. A snapshot of it is taken first if recovery would need the
+        `state` is the newest one; None before `begin`. A snapshot of it is taken first if recovery would need the
         client's entries. Call it from the thread that commits.
         """
         record = self.client(client_id)
@@ -256,11 +257,11 @@ class Store(Reader):
                 came = "there is none" if state is None else f"it is at epoch {state.epoch}"
                 raise ValueError(f"the state must be the newest, of epoch {self.epoch}; {came}")
             self.snapshot(state)
-        with self._turn:  # no client may begin to share a blob that is about to be deleted
+        with self._turn:  # no client may start to share a blob that is about to be deleted
             with self.reading() as connection:
                 names = tables.blobs_of_client(connection, client_id)
             self.blobs.delete(names)  # before their names are lost
-            self.blobs.settle()
+            self.blobs.sync_folder()
             with self.writing() as connection:
                 found = tables.erase(connection, client_id)
         self.database.clean()
@@ -279,7 +280,7 @@ class Store(Reader):
             with self.database.write() as connection:
                 yield connection
 
-    # -- snapshots and grants
+    # -- snapshots and sent models
 
     def _add_snapshot(self, state: ServerState, layout: Layout, settings: Settings) -> None:
         names: list[str] = []
@@ -288,11 +289,11 @@ class Store(Reader):
                 body = body_parts(model, layout)
                 names.append(new_name("snapshot", digest_of(body)))
                 self.blobs.write(names[-1], body)
-            self.blobs.settle()
+            self.blobs.sync_folder()
             with self.writing() as connection:
                 tables.add_snapshot(connection, Snapshot.of(state, settings, names, time.time()))
                 tables.put_layout(connection, layout)
-        except InDoubt:
+        except UncertainCommit:
             raise  # the blobs may be referenced; if not, the next start deletes them
         except BaseException:
             self._discard(names)
@@ -310,9 +311,9 @@ class Store(Reader):
             f"restore it from a backup, {instead}",
         )
 
-    def _add_grant(self, connection: sa.Connection, client_id: str, epoch: int, model: str | None) -> list[str]:
-        keep = self.retention.keep_grants
-        return tables.add_grant(connection, client_id, epoch, model, keep=keep, now=time.time())
+    def _add_sent(self, connection: sa.Connection, client_id: str, epoch: int, model: str | None) -> list[str]:
+        keep = self.retention.keep_sent_epochs
+        return tables.add_sent(connection, client_id, epoch, model, keep=keep, now=time.time())
 
     # -- committing
 
@@ -340,12 +341,12 @@ class Store(Reader):
         with self._turn:
             self._resolve()
             self._check_order(entries)
-            superseded: list[tables.Sent] = []
+            superseded: list[tables.SentModel] = []
             try:
                 with self.database.write() as connection:
                     superseded = tables.add_entries(connection, entries)
-            except InDoubt:
-                self._doubtful = _Doubtful(names, superseded)
+            except UncertainCommit:
+                self._uncertain = _UncertainGroup(names, superseded)
                 raise
             self.epoch = entries[-1].epoch
             return sorted({sent.blob for sent in superseded if not sent.is_shared})
@@ -358,16 +359,16 @@ class Store(Reader):
             raise ValueError(f"the epochs of the group are {epochs}; expected them to follow on {self.epoch}")
 
     def _resolve(self) -> None:
-        """Take back a doubtful group: its clients got an error."""
-        if self._doubtful is None:
+        """Undo a group whose COMMIT failed: its clients got an error."""
+        if self._uncertain is None:
             return
         with self._turn:
-            if self._doubtful is None or self.epoch is None:
+            if self._uncertain is None or self.epoch is None:
                 return
             with self.database.write() as connection:
-                names = tables.cut(connection, self.epoch)
-                tables.restore(connection, self._doubtful.superseded)
-            names, self._doubtful = names + self._doubtful.blobs, None
+                names = tables.delete_after(connection, self.epoch)
+                tables.restore(connection, self._uncertain.superseded)
+            names, self._uncertain = names + self._uncertain.blobs, None
             self._discard(names)
 
     # -- blobs
@@ -406,7 +407,7 @@ class Store(Reader):
         if any(other.startswith(SIGN) for other in self.blobs.names()):
             raise StoreError("the place for the blobs holds those of another store; give every store its own place")
         self.blobs.write(name, b"The blobs here belong to the store that knows this name.\n")
-        self.blobs.settle()
+        self.blobs.sync_folder()
 
     def _sweep_blobs(self) -> None:
         """Delete what a crash has left: spooled files and unreferenced blobs."""

@@ -1,8 +1,8 @@
 """The tables of a store, and the statements on them. Each function runs inside a transaction of its caller.
 
 The journal is the one truth about a client's uploads: its last mixture, key and reply are those of its newest entry.
-So `cut`, which takes entries back, restores everything. Types are those that SQLite and PostgreSQL spell alike; JSON
-keeps every bit of a float.
+So `delete_after` also restores the earlier state of every client. Column types are those that SQLite and PostgreSQL
+spell alike. JSON keeps every bit of a float.
 """
 
 import json
@@ -17,10 +17,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeDecorator
 
 from cdfl.core import Layout, Settings
-from cdfl.server.records import ClientRecord, Entry, Retention, Snapshot, StoreVersion
+from cdfl.server.errors import StoreVersion
+from cdfl.server.records import ClientRecord, Entry, Retention, Snapshot
 
-SCHEMA = "cdfl 1"  # what `meta` says of the tables below
-MAX_NAMES = 1000  # in one statement
+SCHEMA = "cdfl 1"  # the version of the tables below, stored in `meta`
+MAX_NAMES = 1000  # names in one statement
 
 
 class Json(TypeDecorator[Any]):
@@ -53,7 +54,7 @@ journal = Table(
     "journal",
     TABLES,
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
-    Column("client_id", Text),  # NULL: forgotten
+    Column("client_id", Text),  # NULL if forgotten
     Column("key", Text, nullable=False),
     Column("digest", Text, nullable=False),
     Column("outcome", Text, nullable=False),
@@ -70,13 +71,13 @@ clients = Table(
     Column("since", Double, nullable=False),
     Column("uploads", BigInteger, nullable=False),
 )
-grants = Table(
-    "grants",
+sent_models = Table(
+    "sent_models",
     TABLES,
     Column("client_id", Text, primary_key=True),
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
-    Column("model", Text),  # a blob, which several clients may share; NULL: not kept
-    Column("given", Double, nullable=False),  # unix time
+    Column("model", Text),  # a blob, which several clients may share; NULL if not kept
+    Column("sent", Double, nullable=False),  # unix time
 )
 tokens = Table(
     "tokens",
@@ -98,21 +99,21 @@ Index("journal_client", journal.c.client_id, journal.c.epoch)
 _partial_index("journal_upload", journal.c.epoch, journal.c.upload)
 _partial_index("journal_base", journal.c.epoch, journal.c.base)
 _partial_index("journal_reply", journal.c.client_id, journal.c.reply)
-_partial_index("grants_given", grants.c.epoch, grants.c.model)
-_partial_index("grants_model", grants.c.model, grants.c.model)
+_partial_index("sent_models_epoch", sent_models.c.epoch, sent_models.c.model)
+_partial_index("sent_models_model", sent_models.c.model, sent_models.c.model)
 
 
 # -- the store as a whole
 
 
 def exist(connection: sa.Connection) -> bool:
-    """Are the tables there? StoreVersion: there are others, which this cdfl cannot use."""
+    """Return whether the tables exist; raise StoreVersion if this cdfl cannot use them."""
     present = set(sa.inspect(connection).get_table_names()) & set(TABLES.tables)
     if not present:
         return False
     found = get(connection, "schema") if "meta" in present else None
     if found != SCHEMA:
-        what = "tables that are not of this cdfl" if found is None else f"the tables of {found!r}"
+        what = "tables of an unknown version" if found is None else f"the tables of {found!r}"
         raise StoreVersion(
             f"the database holds {what}; expected those of {SCHEMA!r}: use the cdfl that made them, or a new --store"
         )
@@ -120,7 +121,7 @@ def exist(connection: sa.Connection) -> bool:
 
 
 def create(connection: sa.Connection) -> None:
-    """Create the tables unless they are there."""
+    """Create the tables unless they exist."""
     if not exist(connection):
         TABLES.create_all(connection, checkfirst=False)
         put(connection, "schema", SCHEMA)
@@ -143,7 +144,7 @@ def _insert(connection: sa.Connection, table: Table) -> Any:
 
 
 def layout(connection: sa.Connection) -> Layout | None:
-    """Return the layout of the stored model; None: nothing was begun."""
+    """Return the layout of the stored model; None if the store is empty."""
     text = get(connection, "layout")
     if text is None:
         return None
@@ -163,7 +164,7 @@ def put_layout(connection: sa.Connection, layout: Layout) -> None:
 
 
 def last_epoch(connection: sa.Connection) -> int | None:
-    """Return the epoch of the newest entry or snapshot; None: nothing was begun."""
+    """Return the epoch of the newest entry or snapshot; None if the store is empty."""
     newest = select(func.max(journal.c.epoch)).union_all(select(func.max(snapshots.c.epoch)))
     return max((epoch for epoch in connection.execute(newest).scalars() if epoch is not None), default=None)
 
@@ -175,23 +176,23 @@ def entries(connection: sa.Connection, after: int, limit: int) -> list[Entry]:
 
 
 def complete_since(connection: sa.Connection) -> int:
-    """Return the epoch after which no entry is missing, forgotten or, if applied, without its upload."""
+    """Return the last epoch whose entry cannot be replayed: deleted, forgotten, or applied without its upload."""
     not_kept = sa.and_(journal.c.outcome == "applied", journal.c.upload.is_(None))
     broken = select(func.max(journal.c.epoch)).where(sa.or_(not_kept, journal.c.client_id.is_(None)))
     return max(connection.execute(broken).scalar() or 0, journal_start(connection) - 1)
 
 
-class Sent(NamedTuple):
-    """A model that a client was sent."""
+class SentModel(NamedTuple):
+    """A model that a client was sent before, and that a new reply replaces."""
 
     client_id: str
     epoch: int
     blob: str
-    is_reply: int  # to an upload; 0: the client asked for it
-    is_shared: int  # with clients outside the group
+    is_reply: int  # 1 if it answered an upload, 0 if the client asked for it
+    is_shared: int  # 1 if clients outside the group were sent the same blob
 
 
-def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[Sent]:
+def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[SentModel]:
     """Append to the journal; clear and return the models that these clients were sent before."""
     uploads = Counter(entry.client_id for entry in added)
     since = {entry.client_id: entry.received for entry in reversed(added)}
@@ -204,42 +205,44 @@ def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[Sent]
     return superseded
 
 
-def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[Sent]:
+def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[SentModel]:
     replies = sa.and_(journal.c.client_id.in_(client_ids), journal.c.reply.is_not(None))
-    given = sa.and_(grants.c.client_id.in_(client_ids), grants.c.model.is_not(None))
-    others = grants.alias()
-    shared = sa.exists().where(others.c.model == grants.c.model, others.c.client_id.not_in(client_ids))
+    sent = sa.and_(sent_models.c.client_id.in_(client_ids), sent_models.c.model.is_not(None))
+    others = sent_models.alias()
+    shared = sa.exists().where(others.c.model == sent_models.c.model, others.c.client_id.not_in(client_ids))
     yes: sa.ColumnElement[int] = sa.literal_column("1")
     no: sa.ColumnElement[int] = sa.literal_column("0")
     found = select(journal.c.client_id, journal.c.epoch, journal.c.reply, yes, no).where(replies)
-    found_given = select(grants.c.client_id, grants.c.epoch, grants.c.model, no, sa.case((shared, yes), else_=no))
-    superseded = [Sent(*row) for row in connection.execute(found.union_all(found_given.where(given)))]
-    if any(sent.is_reply for sent in superseded):
+    found_sent = select(
+        sent_models.c.client_id, sent_models.c.epoch, sent_models.c.model, no, sa.case((shared, yes), else_=no)
+    )
+    superseded = [SentModel(*row) for row in connection.execute(found.union_all(found_sent.where(sent)))]
+    if any(model.is_reply for model in superseded):
         connection.execute(sa.update(journal).where(replies).values(reply=None))
-    if not all(sent.is_reply for sent in superseded):
-        connection.execute(sa.update(grants).where(given).values(model=None))
+    if not all(model.is_reply for model in superseded):
+        connection.execute(sa.update(sent_models).where(sent).values(model=None))
     return superseded
 
 
-def restore(connection: sa.Connection, superseded: Iterable[Sent]) -> None:
+def restore(connection: sa.Connection, superseded: Iterable[SentModel]) -> None:
     """Undo what `add_entries` cleared."""
     for sent in superseded:
-        table, column = (journal, journal.c.reply) if sent.is_reply else (grants, grants.c.model)
+        table, column = (journal, journal.c.reply) if sent.is_reply else (sent_models, sent_models.c.model)
         row = sa.and_(table.c.client_id == sent.client_id, table.c.epoch == sent.epoch)
         connection.execute(sa.update(table).where(row).values({column: sent.blob}))
 
 
-def cut(connection: sa.Connection, epoch: int) -> list[str]:
+def delete_after(connection: sa.Connection, epoch: int) -> list[str]:
     """Delete everything after an epoch; return blobs that are no longer referenced."""
     later = journal.c.epoch > epoch
     names = blobs_of(connection, later)
     for models in connection.execute(select(snapshots.c.models).where(snapshots.c.epoch > epoch)).scalars():
         names += models
-    names += _clear_grants(connection, grants.c.epoch > epoch)
+    names += _clear_sent(connection, sent_models.c.epoch > epoch)
     taken_back = select(func.count()).where(later, journal.c.client_id == clients.c.client_id).scalar_subquery()
     concerned = clients.c.client_id.in_(select(journal.c.client_id).where(later))
     connection.execute(sa.update(clients).where(concerned).values(uploads=clients.c.uploads - taken_back))
-    for table in (journal, snapshots, grants):
+    for table in (journal, snapshots, sent_models):
         connection.execute(sa.delete(table).where(table.c.epoch > epoch))
     return names
 
@@ -264,24 +267,26 @@ def blobs_of(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> li
 
 def blobs_of_client(connection: sa.Connection, client_id: str) -> list[str]:
     """Return the blobs that belong to this client alone."""
-    own, others = grants.c.client_id == client_id, grants.alias()
-    shared = sa.exists().where(others.c.model == grants.c.model, others.c.client_id != client_id)
-    given = connection.execute(select(grants.c.model).where(own, grants.c.model.is_not(None), ~shared).distinct())
-    return [*blobs_of(connection, journal.c.client_id == client_id), *given.scalars()]
+    own, others = sent_models.c.client_id == client_id, sent_models.alias()
+    shared = sa.exists().where(others.c.model == sent_models.c.model, others.c.client_id != client_id)
+    sent = connection.execute(
+        select(sent_models.c.model).where(own, sent_models.c.model.is_not(None), ~shared).distinct()
+    )
+    return [*blobs_of(connection, journal.c.client_id == client_id), *sent.scalars()]
 
 
 def all_blobs(connection: sa.Connection) -> set[str]:
     """Return all blobs that are referenced."""
     models = connection.execute(select(snapshots.c.models)).scalars()
-    given = connection.execute(select(grants.c.model).where(grants.c.model.is_not(None)).distinct()).scalars()
-    return {*blobs_of(connection, sa.true()), *given, *(name for names in models for name in names)}
+    sent = connection.execute(select(sent_models.c.model).where(sent_models.c.model.is_not(None)).distinct()).scalars()
+    return {*blobs_of(connection, sa.true()), *sent, *(name for names in models for name in names)}
 
 
 def unreferenced(connection: sa.Connection, names: Sequence[str]) -> list[str]:
-    """Return those of some blobs that no grant references; other blobs have one reference each."""
+    """Return the blobs among `names` that `sent_models` does not reference; no other table shares blobs."""
     needed: set[str | None] = set()
     for begin in range(0, len(names), MAX_NAMES):
-        asked = select(grants.c.model).where(grants.c.model.in_(names[begin : begin + MAX_NAMES]))
+        asked = select(sent_models.c.model).where(sent_models.c.model.in_(names[begin : begin + MAX_NAMES]))
         needed.update(connection.execute(asked.distinct()).scalars())
     return [name for name in names if name not in needed]
 
@@ -302,7 +307,7 @@ def expire(connection: sa.Connection, retention: Retention, now: float) -> list[
     names += _clear(connection, journal.c.upload, recoverable)
     names += _clear(connection, journal.c.base, recoverable)
     names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
-    names += _clear_grants(connection, grants.c.given < now - retention.keep_replies)
+    names += _clear_sent(connection, sent_models.c.sent < now - retention.keep_replies)
     return names
 
 
@@ -315,18 +320,18 @@ def _clear(connection: sa.Connection, column: Column[Any], condition: sa.ColumnE
     return names
 
 
-def _clear_grants(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
-    """Clear the models of some grants; return blobs that are no longer referenced."""
-    return unreferenced(connection, _clear(connection, grants.c.model, condition))
+def _clear_sent(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Clear some sent models; return blobs that are no longer referenced."""
+    return unreferenced(connection, _clear(connection, sent_models.c.model, condition))
 
 
 def journal_start(connection: sa.Connection) -> int:
-    """Return the epoch before which entries may be deleted already."""
+    """Return the epoch before which entries may have been deleted."""
     return int(get(connection, "journal_start") or 0)
 
 
 def journal_needed(connection: sa.Connection, retention: Retention, epoch: int) -> int:
-    """Return the epoch from which on entries must stay: `keep_entries`, and all after the oldest snapshot."""
+    """Return the first epoch whose entry must stay: the newest `keep_entries`, and all after the oldest snapshot."""
     oldest = connection.execute(select(func.min(snapshots.c.epoch))).scalar() or 0
     return min(epoch - retention.keep_entries + 1, oldest + 1)
 
@@ -337,8 +342,8 @@ def shorten_journal(connection: sa.Connection, start: int) -> list[str]:
     superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.epoch > journal.c.epoch)
     gone = sa.or_(journal.c.client_id.is_(None), superseded)
     connection.execute(sa.delete(journal).where(journal.c.epoch < start, gone))
-    names = _clear_grants(connection, grants.c.epoch < start)
-    connection.execute(sa.delete(grants).where(grants.c.epoch < start))
+    names = _clear_sent(connection, sent_models.c.epoch < start)
+    connection.execute(sa.delete(sent_models).where(sent_models.c.epoch < start))
     put(connection, "journal_start", str(start))
     return names
 
@@ -349,16 +354,18 @@ def shorten_journal(connection: sa.Connection, start: int) -> list[str]:
 def client(
     connection: sa.Connection, client_id: str, epoch: int | None = None, key: str | None = None
 ) -> ClientRecord | None:
-    """Return what is known of a client, of an epoch it may have been given and of a key: one statement."""
+    """Return what is known of a client, and whether it was sent `epoch` and has used `key`: one statement."""
     newer = journal.alias()
     newest = select(func.max(newer.c.epoch)).where(newer.c.client_id == client_id).scalar_subquery()
     wanted = sa.or_(journal.c.epoch == newest, journal.c.epoch == epoch, journal.c.key == key)
     rows = connection.execute(
-        select(clients.c.since, clients.c.uploads, grants.c.epoch.label("granted"), grants.c.model, journal)
+        select(
+            clients.c.since, clients.c.uploads, sent_models.c.epoch.label("sent_epoch"), sent_models.c.model, journal
+        )
         .select_from(
-            clients.outerjoin(grants, sa.and_(grants.c.client_id == client_id, grants.c.epoch == epoch)).outerjoin(
-                journal, sa.and_(journal.c.client_id == client_id, wanted)
-            )
+            clients.outerjoin(
+                sent_models, sa.and_(sent_models.c.client_id == client_id, sent_models.c.epoch == epoch)
+            ).outerjoin(journal, sa.and_(journal.c.client_id == client_id, wanted))
         )
         .where(clients.c.client_id == client_id)
         .order_by(journal.c.epoch)
@@ -374,7 +381,7 @@ def client(
         rows[0].uploads,
         last=found[-1] if found else None,
         repeated=next((entry for entry in found if entry.key == key), None),
-        was_given=rows[0].granted is not None or at_epoch is not None,
+        was_sent=rows[0].sent_epoch is not None or at_epoch is not None,
         sent=(at_epoch and at_epoch.reply) or rows[0].model,
     )
 
@@ -384,37 +391,37 @@ def num_clients(connection: sa.Connection) -> int:
     return connection.execute(select(func.count()).select_from(clients)).scalar_one()
 
 
-def add_grant(
+def add_sent(
     connection: sa.Connection, client_id: str, epoch: int, model: str | None, *, keep: int, now: float
 ) -> list[str]:
-    """Record that a client was given an epoch, and the blob; return blobs that are no longer referenced.
+    """Record that a client was sent a model of an epoch; return blobs that are no longer referenced.
 
-    Of epochs the newest `keep` stay, of blobs the newest.
+    `model` is its blob; None if it is not kept. The newest `keep` epochs of the client stay, and its newest blob.
     """
     known = _insert(connection, clients).values(client_id=client_id, since=now, uploads=0)
     connection.execute(known.on_conflict_do_nothing())
-    own = grants.c.client_id == client_id
-    old = [] if model is None else _clear(connection, grants.c.model, own)
-    new = _insert(connection, grants).values(client_id=client_id, epoch=epoch, model=model, given=now)
+    own = sent_models.c.client_id == client_id
+    old = [] if model is None else _clear(connection, sent_models.c.model, own)
+    new = _insert(connection, sent_models).values(client_id=client_id, epoch=epoch, model=model, sent=now)
     if model is None:
         connection.execute(new.on_conflict_do_nothing())
     else:
-        given = {"model": new.excluded.model, "given": new.excluded.given}
-        connection.execute(new.on_conflict_do_update(index_elements=["client_id", "epoch"], set_=given))
-    newest = select(grants.c.epoch).where(own).order_by(grants.c.epoch.desc()).limit(keep)
-    connection.execute(sa.delete(grants).where(own, grants.c.epoch.not_in(newest.scalar_subquery())))
+        changed = {"model": new.excluded.model, "sent": new.excluded.sent}
+        connection.execute(new.on_conflict_do_update(index_elements=["client_id", "epoch"], set_=changed))
+    newest = select(sent_models.c.epoch).where(own).order_by(sent_models.c.epoch.desc()).limit(keep)
+    connection.execute(sa.delete(sent_models).where(own, sent_models.c.epoch.not_in(newest.scalar_subquery())))
     return unreferenced(connection, old)
 
 
-def given_model(connection: sa.Connection, epoch: int, digest: str) -> str | None:
-    """Return a blob with this sha256 that any client was given at this epoch: newcomers all get the same model."""
-    alike = grants.c.model.like(f"%-{digest}")
-    return connection.execute(select(grants.c.model).where(grants.c.epoch == epoch, alike).limit(1)).scalar()
+def sent_blob(connection: sa.Connection, epoch: int, digest: str) -> str | None:
+    """Return a blob with this sha256 that any client was sent at this epoch: all newcomers get the same model."""
+    alike = sent_models.c.model.like(f"%-{digest}")
+    return connection.execute(select(sent_models.c.model).where(sent_models.c.epoch == epoch, alike).limit(1)).scalar()
 
 
 def knows(connection: sa.Connection, client_id: str) -> bool:
-    """Return whether anything is stored of a client."""
-    found = [sa.exists().where(table.c.client_id == client_id) for table in (clients, journal, grants, tokens)]
+    """Return whether anything is stored about a client."""
+    found = [sa.exists().where(table.c.client_id == client_id) for table in (clients, journal, sent_models, tokens)]
     return bool(connection.execute(select(sa.or_(*found))).scalar())
 
 
@@ -431,7 +438,7 @@ def erase(connection: sa.Connection, client_id: str) -> bool:
             [{"at": entry.epoch, "left": entry.forgotten().decision} for entry in left],
         )
     found = len(rows)
-    for table in (clients, grants, tokens):
+    for table in (clients, sent_models, tokens):
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
     return found > 0

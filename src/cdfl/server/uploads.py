@@ -1,4 +1,4 @@
-"""Receiving uploads: from the headers of a request to a place in the engine's queue."""
+"""Receive uploads: check, store and decode them, then put them into the engine's queue."""
 
 import asyncio
 import hashlib
@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, head_of, use_torch_threads
+from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
+from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
-from cdfl.server.records import ClientRecord, Entry, StoreUnavailable
+from cdfl.server.records import ClientRecord, Entry
 from cdfl.wire import (
     BASE_EPOCH,
     CONTENT_TYPES,
@@ -35,8 +36,8 @@ from cdfl.wire import (
 )
 
 T = TypeVar("T")
-SLACK = 2**20  # bytes that a body may be longer than ours: other headers, metadata
-NUM_THREADS = 8  # that decode uploads and query the store
+SLACK = 2**20  # a body may be this many bytes longer than ours, for other headers and metadata
+NUM_THREADS = 8  # threads that decode uploads and query the store
 PIECE = 2**20  # bytes that are collected before they are written
 
 
@@ -52,12 +53,12 @@ class Uploads:
         )
 
     async def receive(self, request: Request, client_id: str, key: str, base_epoch: int, coding: str) -> Answer:
-        """Take one upload; answer it when it is durable."""
+        """Receive one upload; return the answer once the upload is durable."""
         body = Body(request, self.limits)
         coding = coding.strip().lower()
         _check_head(request.headers, coding, self.body_limit)
         async with self._place(client_id, key, body) as place:
-            # No other upload of this client can come in between, so what is found here stays true.
+            # This client has no other upload in process, so the record stays true.
             record = await self.in_thread(self._check, client_id, key, base_epoch)
             spool = self.store.spool()
             try:
@@ -107,9 +108,9 @@ class Uploads:
         record = self.store.client(client_id, base_epoch, key)
         if record is not None and record.repeated is not None:
             return record
-        if record is None or not record.was_given:
+        if record is None or not record.was_sent:
             raise ConflictError(
-                f"{BASE_EPOCH} is {base_epoch}, which this client was never given; train from GET /v1/model"
+                f"{BASE_EPOCH} is {base_epoch}, which this client was never sent; train from GET /v1/model"
             )
         self.engine.check_room()
         return record
@@ -148,11 +149,11 @@ class Uploads:
         if body is None:
             raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
         self.engine.metrics.repeated.inc()
-        return Answer(head_of(known), (body,))
+        return Answer(reply_head(known), (body,))
 
 
 class Body:
-    """The body of one request, streamed to a file. It may neither stall nor trickle."""
+    """The body of one request, streamed to a file. A body that stalls or trickles is refused."""
 
     def __init__(self, request: Request, limits: Limits) -> None:
         self.received = 0
@@ -174,7 +175,7 @@ class Body:
                     await asyncio.to_thread(file.write, held)
                     held = bytearray()
             await asyncio.to_thread(file.write, held)
-        if self._reason is not None:  # it was given up after the last piece
+        if self._reason is not None:  # `give_up` was called after the last piece
             raise self._reason
 
     def give_up(self, reason: WireError) -> None:
@@ -212,7 +213,7 @@ class _Place:
     """The one upload of a client that is under way."""
 
     key: str
-    body: Body | None  # None: it has arrived
+    body: Body | None  # None once it has arrived
 
 
 def _check_head(headers: Mapping[str, str], coding: str, limit: int) -> None:

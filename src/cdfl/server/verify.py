@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cdfl.core import NotFiniteError, Reply, ServerState, Settings, Upload
 from cdfl.server import tables
-from cdfl.server.records import Entry, Snapshot, StoreDamaged, StoreError
+from cdfl.server.errors import StoreDamaged, StoreError
+from cdfl.server.records import Entry, Snapshot
 from cdfl.server.store import Store
 from cdfl.wire import DTYPES, UnfitError, encode_model
 
@@ -26,7 +27,7 @@ class Verified:
     snapshots: int = 0  # of these, how many were compared with the replay
     entries: int = 0
     replies: int = 0
-    findings: list[str] = field(default_factory=list)  # one sentence each; empty: nothing is wrong
+    findings: list[str] = field(default_factory=list)  # one sentence each; empty if nothing is wrong
 
 
 class _Overtaken(Exception):  # noqa: N818
@@ -36,19 +37,19 @@ class _Overtaken(Exception):  # noqa: N818
 def verify(store: Store, progress: Callable[[int, int], None] | None = None, tolerance: float = 0.0) -> Verified:
     """Replay from the oldest snapshot with a complete journal; compare every snapshot, entry and reply on the way.
 
-    Snapshots before that are read as well: `cdfl rollback` offers them. `tolerance`, absolute and relative, is for a
-    store whose server ran on other hardware: by so much may recorded numbers differ from the replayed ones.
+    Older snapshots are read as well, because `cdfl rollback` offers them. Recorded numbers may
+    differ from replayed ones by `tolerance`, absolute or relative: use it if the server ran on other hardware.
     """
     for _ in range(NUM_TRIES):
         try:
-            return _Walk(store, tolerance).run(progress or (lambda done, total: None))
+            return _Replayer(store, tolerance).run(progress or (lambda done, total: None))
         except _Overtaken:
             pass
     raise StoreError("the server takes snapshots faster than they can be verified; try again, or stop the server")
 
 
-class _Walk:
-    """One pass over the journal."""
+class _Replayer:
+    """Replays the journal once and compares it with what is stored."""
 
     def __init__(self, store: Store, tolerance: float) -> None:
         self.store = store
@@ -66,7 +67,7 @@ class _Walk:
         result = self.result
         self._load_all(
             epoch for epoch in self.snapshots if epoch < result.first
-        )  # first: a running server deletes them first
+        )  # before the replay, because a running server deletes old snapshots
         state = self._load(self.snapshots[result.first])
         settings = self.snapshots[result.first].settings
         for entry in self._entries():
@@ -80,7 +81,7 @@ class _Walk:
 
     def _entries(self) -> Iterator[Entry]:
         for entry in self.store.all_entries(self.result.first):
-            if entry.epoch > self.result.last:  # a running server goes on meanwhile
+            if entry.epoch > self.result.last:  # a running server adds entries meanwhile
                 return
             yield entry
 
@@ -102,7 +103,7 @@ class _Walk:
         upload = Upload(reply.personal_model, entry.base_epoch, entry.client_id)
         again = Entry.of(after, upload, entry.client_before, reply, key="", digest="", received=0.0)
         was, now = entry.decision | {"outcome": entry.outcome}, again.decision | {"outcome": reply.outcome}
-        if entry.upload is None:  # the measures and the verdict are not made again
+        if entry.upload is None:  # the measures and the verdict are not computed again
             was, now = (
                 {name: each[name] for name in ("mixture", "rates", "staleness", "outcome")} for each in (was, now)
             )
@@ -157,8 +158,12 @@ class _Walk:
         try:
             state = self.store.load_state(snapshot, self.layout)
         except StoreDamaged as error:
-            is_newest = snapshot.epoch == max(self.snapshots)  # the server runs without the others
-            words = error if is_newest else f"{error.what}; restore it from a backup, or there is no way back to it"
+            is_newest = snapshot.epoch == max(self.snapshots)  # the server does not need the others
+            words = (
+                error
+                if is_newest
+                else f"{error.what}; restore it from a backup; without it, `cdfl rollback` cannot go back to this epoch"
+            )
             self._unreadable(f"snapshot {snapshot.epoch}: {words}")
             return None
         self.result.read += 1

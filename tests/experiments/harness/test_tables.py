@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.harness import Cell
-from experiments.harness.rows import EVERY_ROW, Figure
+from experiments.harness import RunKey
+from experiments.harness.table1_rows import EVERY_ROW, Figure
 from experiments.harness.tables import NOT_RUN, counts_table, distance, earlier, provenance, spread, stand_ins
 from tests.experiments.small import HEADER, empty, keep, table
 
@@ -16,15 +16,15 @@ def test_distances_are_in_published_deviations():
 
 def test_provenance_has_a_row_for_each_machine_and_precision(tmp_path):
     results = empty(tmp_path)
-    keep(results, Cell("fashion-mnist-4", "default"))
-    keep(results, Cell("fashion-mnist-4", "default", seed=1))
+    keep(results, RunKey("fashion-mnist-4", "default"))
+    keep(results, RunKey("fashion-mnist-4", "default", seed=1))
     gpu = HEADER | {
         "device": "cuda", "precision": "tf32", "machine": HEADER["machine"] | {"gpu": "H200"}, "commit": "def",
         "seconds": 20.0, "together": 1, "processes": 4,
     }  # fmt: skip
-    keep(results, Cell("fashion-mnist-2", "default"), gpu)
+    keep(results, RunKey("fashion-mnist-2", "default"), gpu)
     _, cpu, other = table(provenance(results))
-    assert cpu == ["2 cores of c", "2", "float32", "2", "d", "abc", "8", "fashion-mnist-4"]  # two cells in 8 s
+    assert cpu == ["2 cores of c", "2", "float32", "2", "d", "abc", "8", "fashion-mnist-4"]  # two runs in 8 s
     assert other == ["H200", "1", "tf32", "2", "d", "def", "5", "fashion-mnist-2"]  # 20 s on a quarter of the GPU
     one = results.trials("fashion-mnist-4", "default")[:1]
     assert table(provenance(one * 2))[1][1] == "1"
@@ -47,8 +47,8 @@ def test_counts_leave_out_what_was_not_compared():
 
 def test_results_of_earlier_settings_are_listed(tmp_path):
     results = empty(tmp_path)
-    keep(results, Cell("fashion-mnist-4", "default", "fedsoft"))
-    keep(results, Cell("fashion-mnist-4", "default", "local"))
+    keep(results, RunKey("fashion-mnist-4", "default", "fedsoft"))
+    keep(results, RunKey("fashion-mnist-4", "default", "local"))
     assert earlier(results) == []
     for kept in results:
         kept.record["config"]["settings"]["rates"]["staleness_grace"] = 7.0

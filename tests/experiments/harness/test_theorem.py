@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from cdfl.core import paper
 from cdfl.scenarios import load_scenario
-from experiments.harness.regression import Regression
+from experiments.harness.softmax_problem import SoftmaxProblem
 from experiments.harness.theorem import Constants, Measured, Steps, bound, needed_rho, trace_run
 
 
 @pytest.fixture(scope="module")
-def problem() -> Regression:
-    return Regression(load_scenario("digits-4").federation(seed=0), penalty=0.1)
+def problem() -> SoftmaxProblem:
+    return SoftmaxProblem(load_scenario("digits-4").federation(seed=0), penalty=0.1)
 
 
 def test_gradients_are_those_of_the_loss(problem):

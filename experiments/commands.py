@@ -4,39 +4,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import Cell, Experiment, Results
+from experiments.harness import Experiment, Results, RunKey
 from experiments.harness.experiment import Tell
-from experiments.harness.failures import UnfinishedError
-from experiments.harness.runner import How, run_missing
+from experiments.harness.runner import RunOptions, UnfinishedError, run_missing
 from experiments.pages import write_readme, write_report
 from experiments.registry import EXPERIMENTS, find_experiment
 
 SMOKE_TRIALS = 1
 FOLDER, SMOKE_FOLDER = Path("runs/paper"), Path("runs/paper-smoke")
-KINDS = {"--rows": "scenario", "--presets": "preset", "--algorithms": "algorithm"}  # option -> field of a cell
+KINDS = {"--rows": "scenario", "--presets": "preset", "--algorithms": "algorithm"}  # option -> field of a `RunKey`
 
 
 @dataclass(frozen=True)
-class Only:
-    """Which cells of an experiment to run; empty means all."""
+class RunFilter:
+    """Selects some runs of an experiment; an empty field selects all."""
 
     rows: Sequence[str] = ()  # scenarios
     presets: Sequence[str] = ()
     algorithms: Sequence[str] = ()
 
-    def of(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the chosen cells; refuse a name that none of them has."""
+    def of(self, keys: Sequence[RunKey]) -> list[RunKey]:
+        """Return the chosen runs; refuse a name that none of them has."""
         where = "in this experiment"
         for option, names in self.options.items():
             kind = KINDS[option]
-            known = list(dict.fromkeys(getattr(cell, kind) for cell in cells))
+            known = list(dict.fromkeys(getattr(key, kind) for key in keys))
             for name in names:
                 if name not in known:
                     raise ValueError(f"there is no {kind} {name!r} {where}; there are {', '.join(known)}")
             if names:
-                cells = [cell for cell in cells if getattr(cell, kind) in names]
+                keys = [key for key in keys if getattr(key, kind) in names]
                 where += f" with {option} {','.join(names)}"
-        return list(cells)
+        return list(keys)
 
     @property
     def options(self) -> dict[str, Sequence[str]]:
@@ -44,17 +43,27 @@ class Only:
         return {"--rows": self.rows, "--presets": self.presets, "--algorithms": self.algorithms}
 
 
-EVERYTHING = Only()
+EVERYTHING = RunFilter()
 
 
 def execute(
-    name: str, how: How, out: Path | None, trials: int | None, only: Only, add: Sequence[Path], tell: Tell = print
+    name: str,
+    options: RunOptions,
+    out: Path | None,
+    trials: int | None,
+    only: RunFilter,
+    add: Sequence[Path],
+    tell: Tell = print,
 ) -> None:
     """Run a command; refuse options that it does not use.
 
     `--data-dir` may come from the environment, so it is never refused.
     """
-    unused = _choices(how, trials, only) | {"--out": out, "--smoke": how.smoke, "--device": how.device != "auto"}
+    unused = _choices(options, trials, only) | {
+        "--out": out,
+        "--smoke": options.smoke,
+        "--device": options.device != "auto",
+    }
     if name == "list":
         _refuse("list shows every experiment with all its rows", unused | {"--add": add})
         tell(overview())
@@ -63,29 +72,29 @@ def execute(
         write_readme(tell, add)
     else:
         _refuse("only readme copies results", {"--add": add})
-        run_experiment(name, how, out, trials, only, tell)
+        run_experiment(name, options, out, trials, only, tell)
 
 
 def run_experiment(
     name: str,
-    how: How,
+    options: RunOptions,
     out: Path | None = None,
     trials: int | None = None,
-    only: Only = EVERYTHING,
+    only: RunFilter = EVERYTHING,
     tell: Tell = print,
 ) -> Path:
     """Run what is missing of an experiment, write its results, tables and pictures; return the folder."""
     experiment = find_experiment(name)
-    folder = out or (SMOKE_FOLDER if how.smoke else FOLDER)
+    folder = out or (SMOKE_FOLDER if options.smoke else FOLDER)
     results = Results(folder)
-    results.expect(smoke=how.smoke)
+    results.expect(smoke=options.smoke)
     try:
         if experiment.measure is not None:
             why = f"{name} is one computation on the CPU, without rows, presets, algorithms or trials to choose from"
-            _refuse(why, _choices(how, trials, only) | {"--device": how.device not in ("auto", "cpu")})
-            experiment.measure(results, how.smoke, tell)
+            _refuse(why, _choices(options, trials, only) | {"--device": options.device not in ("auto", "cpu")})
+            experiment.measure(results, options.smoke, tell)
         else:
-            run_missing(cells_of(experiment, how, trials, only), results, how, tell)
+            run_missing(keys_of(experiment, options, trials, only), results, options, tell)
     except (KeyboardInterrupt, UnfinishedError) as error:
         if isinstance(error, KeyboardInterrupt):
             tell("repeat the command to run what is missing")
@@ -95,26 +104,26 @@ def run_experiment(
     return folder
 
 
-def cells_of(experiment: Experiment, how: How, trials: int | None, only: Only) -> list[Cell]:
-    """Return the cells of an experiment that a command asks for."""
+def keys_of(experiment: Experiment, options: RunOptions, trials: int | None, only: RunFilter) -> list[RunKey]:
+    """Return the runs of an experiment that a command asks for."""
     if trials is None:
-        trials = SMOKE_TRIALS if how.smoke else experiment.trials
-    cells = list(experiment.cells(trials))
-    if how.smoke and not only.rows:
-        cells = Only(rows=experiment.smoke_rows).of(cells)
+        trials = SMOKE_TRIALS if options.smoke else experiment.trials
+    keys = list(experiment.run_keys(trials))
+    if options.smoke and not only.rows:
+        keys = RunFilter(rows=experiment.smoke_rows).of(keys)
     elif not only.rows:
-        cells = [cell for cell in cells if cell.scenario not in experiment.on_request]
-    return only.of(cells)
+        keys = [key for key in keys if key.scenario not in experiment.on_request]
+    return only.of(keys)
 
 
-def _choices(how: How, trials: int | None, only: Only) -> dict[str, object]:
-    """Return the options that only runs of cells use; a value is true if the option was given."""
+def _choices(options: RunOptions, trials: int | None, only: RunFilter) -> dict[str, object]:
+    """Return the options that experiments without run keys do not use; a value is true if the option was given."""
     return {
         **only.options,
         "--trials": trials,
-        "--together": how.together,
-        "--processes": how.processes != 1,
-        "--precision": how.precision != "auto",
+        "--together": options.together,
+        "--processes": options.processes != 1,
+        "--precision": options.precision != "auto",
     }
 
 
@@ -128,10 +137,10 @@ def overview() -> str:
     """Return all experiments, with the rows of each."""
     lines = []
     for experiment in EXPERIMENTS.values():
-        every = dict.fromkeys(cell.scenario for cell in experiment.cells(1))
-        lines.append(f"{experiment.name:12} {experiment.title}")
+        every = dict.fromkeys(key.scenario for key in experiment.run_keys(1))
+        lines.append(f"{experiment.name:14} {experiment.title}")
         rows = [row for row in every if row not in experiment.on_request]
-        lines += [f"{'':12} --rows {','.join(rows)}"] if rows else []
+        lines += [f"{'':14} --rows {','.join(rows)}"] if rows else []
         more = ",".join(row for row in every if row in experiment.on_request)
-        lines += [f"{'':12} on request: --rows {more}"] if more else []
+        lines += [f"{'':14} on request: --rows {more}"] if more else []
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness.cells import Cell
+from experiments.harness.run_keys import RunKey
 
 FOLDER = Path(__file__).resolve().parent.parent  # experiments/
 COLUMNS = ("before", "after", "cluster")
@@ -57,10 +57,10 @@ EVERY_ROW: tuple[Row, ...] = tuple(_rows())
 FULL_ROWS = tuple(Row(row.printed, row.key, row.key) for row in EVERY_ROW if row.key != row.scenario)
 
 
-def row_cells(algorithms: Mapping[str, Sequence[str]], trials: int, rows: Iterable[Row] = EVERY_ROW) -> list[Cell]:
-    """Return the cells of rows: the algorithms of each preset, with a seed for each trial."""
+def row_keys(algorithms: Mapping[str, Sequence[str]], trials: int, rows: Iterable[Row] = EVERY_ROW) -> list[RunKey]:
+    """Return the runs of rows: the algorithms of each preset, with a seed for each trial."""
     return [
-        Cell(row.scenario, preset, algorithm, seed)
+        RunKey(row.scenario, preset, algorithm, seed)
         for row in rows
         for preset, names in algorithms.items()
         for algorithm in names

@@ -1,4 +1,4 @@
-"""A cell: one run of the study by its names, and the settings that they stand for."""
+"""Identify a run of the study by names, and resolve them to its settings."""
 
 import json
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunKey:
     """One scenario, preset, algorithm and seed; `changes` holds what else differs, by name.
 
     A change is a setting, `num_clients`, `num_uploads`, `proxy` (images of each proxy set), `drift` or `time_model`.
     A drift or time model is a name, or a table with a `kind` and its settings.
 
-    >>> cell = Cell("fashion-mnist-4", "paper", changes={"time_model": {"kind": "few-active", "active": 8}})
-    >>> resolve(cell).time_model
+    >>> key = RunKey("fashion-mnist-4", "paper", changes={"time_model": {"kind": "few-active", "active": 8}})
+    >>> resolve(key).time_model
     FewActive(active=8, turns_each=5)
     """
 
@@ -34,32 +34,32 @@ class Cell:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def question(self) -> str:
-        """What the cell shares with its other trials."""
+    def without_seed(self) -> str:
+        """The key without the seed: the same for all trials."""
         return json.dumps([self.scenario, self.preset, self.algorithm, self.changes], sort_keys=True)
 
     @property
-    def key(self) -> str:
-        """What identifies the cell."""
-        return f"{self.question} {self.seed}"
+    def name(self) -> str:
+        """The key as a string."""
+        return f"{self.without_seed} {self.seed}"
 
 
 def resolve(
-    cell: Cell, device: str = "auto", precision: Precision | Literal["auto"] = "auto", *, smoke: bool = False
+    key: RunKey, device: str = "auto", precision: Precision | Literal["auto"] = "auto", *, smoke: bool = False
 ) -> RunConfig:
-    """Return the settings of a cell; `smoke` shrinks them to seconds on 8x8 digits."""
-    changes = dict(cell.changes)
-    scenario = load_scenario(cell.scenario)
+    """Return the settings of a run; `smoke` shrinks them to seconds on 8x8 digits."""
+    changes = dict(key.changes)
+    scenario = load_scenario(key.scenario)
     if "proxy" in changes:
         scenario = replace(scenario, sizes=replace(scenario.sizes, proxy=changes.pop("proxy")))
     if "drift" in changes:
         scenario = replace(scenario, drift=_drift(changes.pop("drift")))
     config = configure(
         scenario,
-        algorithm=cell.algorithm,
-        preset=cell.preset,
+        algorithm=key.algorithm,
+        preset=key.preset,
         time_model=_time_model(changes.pop("time_model", None)),
-        seed=cell.seed,
+        seed=key.seed,
         device=device,
         precision=precision,
         **changes,

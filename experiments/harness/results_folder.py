@@ -1,4 +1,4 @@
-"""A folder of results: a JSON file for each scenario, and one for each experiment without cells."""
+"""A folder of results: a JSON file for each scenario, and one for each experiment without run keys."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,34 +10,34 @@ from typing import Any
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Settings
 from cdfl.sim.runner import RunConfig
-from experiments.harness.cells import Cell, resolve
 from experiments.harness.result_files import locked, read_file, write_measured, write_runs
+from experiments.harness.run_keys import RunKey, resolve
 
 KINDS = {True: "smoke runs", False: "results of full runs"}
 NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # stored elsewhere, or without influence
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A cell that was run: its digest (see `experiments.harness.digest`), and what it was run with."""
+class StoredRun:
+    """A stored run: its summary (see `experiments.harness.run_summary`) and the settings it ran with."""
 
-    cell: Cell
-    digest: Mapping[str, Any]
+    key: RunKey
+    summary: Mapping[str, Any]
     record: Mapping[str, Any]  # preset, changes, config, machine, commit, seconds, together, smoke
 
     @property
     def end(self) -> Mapping[str, Any]:
         """The final numbers of the run."""
-        end: Mapping[str, Any] = self.digest["end"]
+        end: Mapping[str, Any] = self.summary["end"]
         return end
 
     def is_of(self, config: RunConfig) -> bool:
-        """Return whether the cell was run with these settings."""
+        """Return whether the run had these settings."""
         return not self._differences(config)
 
     def changes_since(self) -> list[tuple[str, Any, Any]]:
-        """Return the settings that differ from those of the cell today: (name, then, now)."""
-        return self._differences(resolve(self.cell, "cpu", smoke=self.record["smoke"]))
+        """Return the settings that differ from those that its key has today: (name, then, now)."""
+        return self._differences(resolve(self.key, "cpu", smoke=self.record["smoke"]))
 
     def _differences(self, config: RunConfig) -> list[tuple[str, Any, Any]]:
         then, now = (_relevant(values, config.algorithm) for values in (self.record["config"], stored(config)))
@@ -51,19 +51,19 @@ class Results:
         self.folder = folder
         self._read()
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[StoredRun]:
         return iter(self._kept.values())
 
-    def find(self, cell: Cell) -> Kept | None:
-        """Return what is known of a cell."""
-        return self._kept.get(cell.key)
+    def find(self, key: RunKey) -> StoredRun | None:
+        """Return the stored run, if there is one."""
+        return self._kept.get(key.name)
 
     def trials(
         self, scenario: str, preset: str, algorithm: str = "cdfl", changes: Mapping[str, Any] | None = None
-    ) -> list[Kept]:
-        """Return all seeds of a cell, in order."""
-        asked = Cell(scenario, preset, algorithm, changes=changes or {})
-        return sorted(self._trials.get(asked.question, []), key=lambda kept: kept.cell.seed)
+    ) -> list[StoredRun]:
+        """Return the trials of a run, in order of their seeds."""
+        asked = RunKey(scenario, preset, algorithm, changes=changes or {})
+        return sorted(self._trials.get(asked.without_seed, []), key=lambda kept: kept.key.seed)
 
     def values(
         self,
@@ -78,7 +78,7 @@ class Results:
         return [value for value in found if value is not None]
 
     def measured(self, experiment: str) -> Mapping[str, Any] | None:
-        """Return what an experiment without cells measured."""
+        """Return what an experiment without run keys measured."""
         return self._measured.get(experiment)
 
     @property
@@ -94,19 +94,19 @@ class Results:
             there = f"{self.folder} holds {KINDS[not smoke]} ({shown})"
             raise ValueError(f"{there}; {KINDS[smoke]} need another folder: name one with --out")
 
-    def add(self, cells: Sequence[tuple[Cell, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
-        """Store cells that were run together, with the header they share; they replace older ones of the same name."""
+    def add(self, runs: Sequence[tuple[RunKey, RunConfig, Mapping[str, Any]]], header: Mapping[str, Any]) -> None:
+        """Store runs of one group, with the header they share; they replace older ones of the same name."""
         with self._changed(smoke=header["smoke"]):
-            self._drop([cell for cell, _, _ in cells])
-            for cell, config, kept in cells:
-                described = {"preset": cell.preset, "changes": dict(cell.changes), "config": stored(config), **header}
-                runs = self._files[cell.scenario]
-                same = [run for run in runs if {**run, "cells": None} == {**described, "cells": None}]
+            self._drop([key for key, _, _ in runs])
+            for key, config, summary in runs:
+                described = {"preset": key.preset, "changes": dict(key.changes), "config": stored(config), **header}
+                stored_runs = self._files[key.scenario]
+                same = [run for run in stored_runs if {**run, "cells": None} == {**described, "cells": None}]
                 if not same:
-                    runs.append({**described, "cells": []})
-                    same = runs[-1:]
-                same[0]["cells"].append({"algorithm": cell.algorithm, "seed": cell.seed, **kept})
-            for scenario in {cell.scenario for cell, _, _ in cells}:
+                    stored_runs.append({**described, "cells": []})
+                    same = stored_runs[-1:]
+                same[0]["cells"].append({"algorithm": key.algorithm, "seed": key.seed, **summary})
+            for scenario in {key.scenario for key, _, _ in runs}:
                 self._write(scenario)
 
     def add_measured(self, experiment: str, settings: Mapping[str, Any], **parts: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Results:
     def take(self, other: "Results") -> None:
         """Copy everything from another folder; it replaces what has the same name here."""
         with self._changed(smoke=other.smoke):
-            self._drop([kept.cell for kept in other])
+            self._drop([kept.key for kept in other])
             for scenario, runs in other._files.items():
                 self._files.setdefault(scenario, []).extend(runs)
                 self._write(scenario)
@@ -141,12 +141,12 @@ class Results:
         self._measured[name] = content
         write_measured(self.folder / f"{name}.json", content)
 
-    def _drop(self, cells: Sequence[Cell]) -> None:
-        names = {cell.key for cell in cells}
-        for scenario in {cell.scenario for cell in cells}:
+    def _drop(self, keys: Sequence[RunKey]) -> None:
+        names = {key.name for key in keys}
+        for scenario in {key.scenario for key in keys}:
             runs = self._files.setdefault(scenario, [])
             for run in runs:
-                run["cells"] = [kept for kept in run["cells"] if _cell(scenario, run, kept).key not in names]
+                run["cells"] = [kept for kept in run["cells"] if _run_key(scenario, run, kept).name not in names]
             runs[:] = [run for run in runs if run["cells"]]
 
     def _write(self, scenario: str) -> None:
@@ -170,18 +170,18 @@ class Results:
         return [f"{name}.json" for name in (*runs, *others)]
 
     def _index(self) -> None:
-        self._kept: dict[str, Kept] = {}
-        self._trials: dict[str, list[Kept]] = {}
+        self._kept: dict[str, StoredRun] = {}
+        self._trials: dict[str, list[StoredRun]] = {}
         for scenario, runs in self._files.items():
             for run in runs:
                 for kept in run["cells"]:
-                    cell = _cell(scenario, run, kept)
-                    self._kept[cell.key] = Kept(cell, kept, run)
-                    self._trials.setdefault(cell.question, []).append(self._kept[cell.key])
+                    key = _run_key(scenario, run, kept)
+                    self._kept[key.name] = StoredRun(key, kept, run)
+                    self._trials.setdefault(key.without_seed, []).append(self._kept[key.name])
 
 
 def stored(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide the result of a run, as JSON values, without what a cell names."""
+    """Return the settings that decide the result of a run, as JSON values, without what its key names."""
     values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
     scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "settings")}
     return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
@@ -201,5 +201,5 @@ def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "settings"} | used
 
 
-def _cell(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> Cell:
-    return Cell(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])
+def _run_key(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> RunKey:
+    return RunKey(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])

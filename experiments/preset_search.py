@@ -1,18 +1,18 @@
-"""The search for `paper-reading`: which reading of what is not printed gives the figures of FashionMNIST (4).
+"""The search for `paper-reading` on FashionMNIST (4).
 
-Claim: the printed values do not give the printed figures under any time model tried; a few named changes do.
-Settings: `paper` with one of the changes below, on `fashion-mnist-4` only; CDFL only.
-Machine: one H200. Cost: 2,000 uploads for each line and trial; about five minutes with eight processes.
+Claim: with the printed values no time model that we tried gives the printed figures; a few named changes do.
+Settings: CDFL, `paper` with one of the changes below.
+Machine: one H200. Cost: about five minutes with eight processes.
 
-    cdfl paper reading
+    cdfl paper preset-search
 """
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import EVERY_ROW, Cell, Experiment, Kept, Results
+from experiments.harness import EVERY_ROW, Experiment, Results, RunKey, StoredRun
 from experiments.harness.figures import COLORS, MARKERS, PAGE, PALE, figure, legend
-from experiments.harness.rows import COLUMNS
+from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import NOTHING, distance, printed, provenance, signed, spread, table
 
 ROW = next(row for row in EVERY_ROW if row.scenario == "fashion-mnist-4")
@@ -55,15 +55,17 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 # near, and changes only the learning rate among the printed values.
 TAKEN = "few active, Adam .001, loss summed over 16 batches"
 NOTE = (
-    "BASE is the line of that name; a line that begins with BASE differs from it only as it says. Δ: distance from the "
-    "paper's mean in its deviations. Sorted by the worst Δ.\n"
+    "Δ: distance from the paper's mean in its deviations. Sorted by the worst Δ. Lines that begin with BASE change the "
+    "line of that name.\n"
 )
 
 
-def cells(trials: int) -> list[Cell]:
+def run_keys(trials: int) -> list[RunKey]:
     """Return every candidate with every seed."""
     return [
-        Cell(ROW.scenario, "paper", "cdfl", seed, changes) for changes in CANDIDATES.values() for seed in range(trials)
+        RunKey(ROW.scenario, "paper", "cdfl", seed, changes)
+        for changes in CANDIDATES.values()
+        for seed in range(trials)
     ]
 
 
@@ -72,7 +74,7 @@ class Tried(NamedTuple):
 
     worst: float  # the largest of its distances
     name: str
-    trials: list[Kept]
+    trials: list[StoredRun]
     distances: list[float]  # of before, after and cluster, in the paper's deviations
 
 
@@ -111,7 +113,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     found = tried(results)
     if not found:
         return []
-    with figure(folder, "reading", PAGE, 0.19 * len(found) + 1.2, smoke=results.smoke) as axes:
+    with figure(folder, "preset-search", PAGE, 0.19 * len(found) + 1.2, smoke=results.smoke) as axes:
         for place, column in enumerate(COLUMNS):
             away = [one.distances[place] for one in found]
             axes.plot(away, range(len(found)), ls="", color=COLORS["cdfl"], label=column, **MARKERS[column])
@@ -122,7 +124,7 @@ def draw(results: Results, folder: Path) -> list[str]:
         axes.set_ylim(len(found) - 0.4, -0.6)
         set_distance_axis(axes, [far for one in found for far in one.distances])
         legend(axes, ncols=4)
-    return ["reading"]
+    return ["preset-search"]
 
 
 def set_distance_axis(axes: Any, distances: list[float]) -> None:
@@ -137,4 +139,4 @@ def set_distance_axis(axes: Any, distances: list[float]) -> None:
     )
 
 
-EXPERIMENT = Experiment("reading", __doc__, report, draw, cells)
+EXPERIMENT = Experiment("preset-search", __doc__, report, draw, run_keys)

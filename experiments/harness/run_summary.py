@@ -15,7 +15,7 @@ MOST_POINTS = 60
 MIXTURES_KEPT = 60  # uploads
 
 
-def digest(
+def summarize_run(
     events: Sequence[Event], num_clients: int, *, updates: bool = False, mixtures: bool = False
 ) -> dict[str, Any]:
     """Return the numbers of one run.

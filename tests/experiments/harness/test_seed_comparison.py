@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.harness import Cell, Results
-from experiments.harness.compare import compare, outcome
+from experiments.harness import Results, RunKey
+from experiments.harness.seed_comparison import compare, outcome
 from tests.experiments.small import empty, keep
 
 
@@ -32,10 +32,10 @@ def test_a_difference_counts_beyond_its_confidence_interval(differences, expecte
 def test_trials_are_compared_with_those_of_the_same_seed(tmp_path):
     results: Results = empty(tmp_path)
     for seed, (ours, theirs) in enumerate(((0.5, 0.49), (0.8, 0.79), (0.6, 0.59))):
-        keep(results, Cell("fashion-mnist-4", "default", seed=seed), after=ours)
-        keep(results, Cell("fashion-mnist-4", "default", "fedbuff", 2 - seed), after=theirs)
-        keep(results, Cell("fashion-mnist-4", "default", "fedsoft", seed), after=theirs)
-    keep(results, Cell("fashion-mnist-4", "default", "fedsoft", 3), after=0.9)  # no partner
+        keep(results, RunKey("fashion-mnist-4", "default", seed=seed), after=ours)
+        keep(results, RunKey("fashion-mnist-4", "default", "fedbuff", 2 - seed), after=theirs)
+        keep(results, RunKey("fashion-mnist-4", "default", "fedsoft", seed), after=theirs)
+    keep(results, RunKey("fashion-mnist-4", "default", "fedsoft", 3), after=0.9)  # no partner
     ours, paired, crossed = (results.trials("fashion-mnist-4", "default", n) for n in ("cdfl", "fedsoft", "fedbuff"))
     assert compare(ours, paired, lambda kept: kept.end["after"]) == "above"  # .01 in each, though seeds are .3 apart
     assert compare(ours, crossed, lambda kept: kept.end["after"]) == "level"

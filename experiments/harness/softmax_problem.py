@@ -21,7 +21,7 @@ class Sample:
     labels: Tensor
 
 
-class Regression:
+class SoftmaxProblem:
     """The losses of a federation's clusters and clients, their gradients and constants."""
 
     def __init__(self, federation: Federation, penalty: float) -> None:

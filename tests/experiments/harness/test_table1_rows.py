@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cdfl.scenarios import load_scenario
-from experiments.harness.rows import COLUMNS, EVERY_ROW, Figure, row_cells
+from experiments.harness.table1_rows import COLUMNS, EVERY_ROW, Figure, row_keys
 
 # Table 1 as printed: CDFL before, after, cluster | FedSoft-Async before, after, cluster | Local
 TABLE = """
@@ -55,8 +55,8 @@ def test_what_is_run_takes_the_printed_values_of_its_row(row):
         assert "CIFAR-100" not in row.title
 
 
-def test_cells_of_rows():
-    cells = row_cells({"paper": ["cdfl"], "default": ["cdfl", "local"]}, 2, EVERY_ROW[:1])
-    found = [(cell.preset, cell.algorithm, cell.seed) for cell in cells]
+def test_runs_of_rows():
+    keys = row_keys({"paper": ["cdfl"], "default": ["cdfl", "local"]}, 2, EVERY_ROW[:1])
+    found = [(key.preset, key.algorithm, key.seed) for key in keys]
     assert found == [("paper", "cdfl", 0), ("paper", "cdfl", 1), ("default", "cdfl", 0), ("default", "cdfl", 1),
                      ("default", "local", 0), ("default", "local", 1)]  # fmt: skip

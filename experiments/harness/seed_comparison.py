@@ -6,24 +6,28 @@ from statistics import fmean, stdev
 
 from scipy.stats import t as student
 
-from experiments.harness.results import Kept
+from experiments.harness.results_folder import StoredRun
 
 OUTCOMES = ("above", "level", "below", "higher in one trial", "lower in one trial")
 RULE = (
     "*Above*, *below*: the 95% confidence interval of the mean difference over seeds (Student's t) excludes zero. "
-    "*Level*: it includes zero. One trial has no interval and counts separately.\n"
+    "*Level*: it does not. A single trial has no interval and counts separately.\n"
 )
 
 
-def compare(ours: Iterable[Kept], theirs: Iterable[Kept], value: Callable[[Kept], float | None]) -> str | None:
+def compare(
+    ours: Iterable[StoredRun], theirs: Iterable[StoredRun], value: Callable[[StoredRun], float | None]
+) -> str | None:
     """Return the outcome for a value of runs with the same seeds; None without such runs."""
     return outcome(differences(ours, theirs, value))
 
 
-def differences(ours: Iterable[Kept], theirs: Iterable[Kept], value: Callable[[Kept], float | None]) -> list[float]:
+def differences(
+    ours: Iterable[StoredRun], theirs: Iterable[StoredRun], value: Callable[[StoredRun], float | None]
+) -> list[float]:
     """Return how much larger a value is in our run than in theirs, for each seed that both have."""
-    other = {kept.cell.seed: value(kept) for kept in theirs}
-    pairs = [(value(kept), other.get(kept.cell.seed)) for kept in ours]
+    other = {kept.key.seed: value(kept) for kept in theirs}
+    pairs = [(value(kept), other.get(kept.key.seed)) for kept in ours]
     return [mine - yours for mine, yours in pairs if mine is not None and yours is not None]
 
 

@@ -1,0 +1,37 @@
+"""The errors of a store.
+
+StoreError
+├── StoreUnavailable   database or disk unreachable, full or read-only; nothing was changed, try again later
+├── StoreBusy          another server owns this store
+├── StoreLost          another server has taken over this store; this one must stop
+├── StoreVersion       another version of cdfl made the tables
+└── StoreDamaged       a stored value is not what was written
+"""
+
+
+class StoreError(Exception):
+    """The store cannot do what was asked; the message says why and what to do."""
+
+
+class StoreUnavailable(StoreError):  # noqa: N818 - named for what it says to the caller
+    """Database or disk are unreachable, full or read-only. Nothing was changed; repeat the call later."""
+
+
+class StoreBusy(StoreError):  # noqa: N818
+    """Another process owns the store."""
+
+
+class StoreLost(StoreError):  # noqa: N818
+    """Another server took over the store while this one could not reach it. This one must stop."""
+
+
+class StoreVersion(StoreError):  # noqa: N818
+    """Another version of cdfl, or another program, made the tables."""
+
+
+class StoreDamaged(StoreError):  # noqa: N818
+    """A stored value is not what was written."""
+
+    def __init__(self, what: str, remedy: str = "restore a backup, or go back with `cdfl rollback`") -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
