@@ -9,13 +9,13 @@ READY  := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
 
-# A process for each core, four at most; the tests of a file share servers and databases, so they stay together.
+# Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 # What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
 test-fast: $(READY)
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)
