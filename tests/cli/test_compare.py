@@ -13,6 +13,8 @@ from cdfl.sim.stack import Stack
 
 from .small import call, scenario_file
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from experiments.harness.runner import RunOptions, UnfinishedError
 from experiments.registry import EXPERIMENTS, find_experiment
 from tests.experiments.small import HEADER, empty, keep
 
+pytestmark = pytest.mark.slow
+
 SMOKE = RunOptions(device="cpu", smoke=True, commit="abc")
 
 

@@ -19,6 +19,8 @@ from cdfl.sim.time_models import TICKS_TRIED, Devices, FewActive, Sessions, Span
 
 from .world import SETTINGS, make_scenario, normed
 
+pytestmark = pytest.mark.slow
+
 SMALL = make_scenario(settings=SETTINGS.leaves(), num_uploads=12, num_clients=5)
 
 
