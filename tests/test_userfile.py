@@ -5,6 +5,8 @@ import pytest
 
 from cdfl.userfile import SetupError, load_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):

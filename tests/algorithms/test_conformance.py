@@ -9,6 +9,8 @@ from cdfl.algorithms import ALGORITHMS, CDFL, Assignment, FedAsync, FedBuff, Loc
 from cdfl.core import Settings
 from cdfl.core.harm_test import HarmTest
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     Settings(),
     Settings(max_staleness=3, staleness_slope=1.0, reply_clusters="moved"),

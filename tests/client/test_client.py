@@ -17,6 +17,8 @@ from cdfl.policy import ALWAYS
 from .faults import BadNetwork
 from .toy import ToyServer, make_data, make_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_join_and_update(server):
     net = make_model()

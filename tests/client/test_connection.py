@@ -17,6 +17,8 @@ from ..certificate import make_certificate
 from .site import Site
 from .toy import ToyServer, make_data, make_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def site(server):

@@ -12,6 +12,8 @@ from cdfl.core import GIVEN, ClientMemory, Settings, Upload, initial_state, join
 
 from .toy import Proxy, bits, forbidden, fresh_losses
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def servers(draw):

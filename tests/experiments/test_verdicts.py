@@ -13,6 +13,8 @@ from experiments.harness.seed_comparison import count, grouped
 from experiments.harness.table1_rows import FOLDER
 from experiments.harness.tables import number
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Results(FOLDER / "results")
 FASHION, CIFAR = "fashion-mnist-4-ablation", "cifar-10-4"
 LITTLE = 0.01

@@ -16,6 +16,8 @@ from cdfl.userfile import SetupError
 from .live import data, tiny_setup
 from .toy import same_state
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 import torch
 from torch import nn
