@@ -1,12 +1,12 @@
 """The router: from which cluster does an input come? Not in the paper.
 
-The server trains it on samples it already has, with the number of their cluster as the label. A client needs no labels
-to use it: `mixture_of_inputs` reads its mixture off unlabelled inputs, `expert_weights` says how far to trust each
-cluster model on each input, and `combine` merges their predictions.
+The server trains it on samples it already has, with the number of their cluster as the label. It goes to clients, who
+need no labels to use it: its answers about their inputs are evidence of their mixture (`cdfl.core.experts`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,23 @@ from torch.nn import functional as F
 
 from cdfl.core.batches import batch_plan
 from cdfl.core.client import client_update
+from cdfl.core.familiarity import Known, describe
 from cdfl.core.flat import Layout, flatten
 from cdfl.core.proxy import outputs
 from cdfl.core.settings import TrainingSettings
+
+PARTS = 4  # the samples are split into so many parts; a router is tested on a part that it was not trained on
+MANY = 4000  # samples; with more of them one part is enough for the test
+
+# How a router is trained unless told otherwise.
+ROUTER_TRAINING = TrainingSettings(learning_rate=2e-3, weight_decay=1e-4, batch_size=64, local_epochs=30)
+
+
+class View(NamedTuple):
+    """What a router sees in N inputs."""
+
+    evidence: Tensor  # (N, K) log p(input | cluster), up to a constant for each input; float64, calibrated
+    is_strange: Tensor  # (N,) True for inputs that fit no cluster
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +38,12 @@ class Router:
     """A trained router, and what it can tell. Every number is about samples that it was not trained on."""
 
     model: Tensor  # (P,) the weights of a module that maps inputs to K numbers
-    temperature: float  # the calibrated outputs are numbers / temperature + bias
+    temperature: float  # the calibrated answers are numbers / temperature + bias
     bias: Tensor  # (K,) float64, mean 0
     confusion: Tensor  # (K, K) float64: row j is the mean probability of each cluster for samples of cluster j
+    accuracy: float  # share of samples whose likeliest cluster is the right one; clusters count alike
+    known_inputs: Known | None  # describes the samples' inputs; None if they are not real numbers (tokens)
+    known_features: Known  # describes what the module computes from them
 
     @property
     def num_clusters(self) -> int:
@@ -45,41 +62,45 @@ class Router:
         gain = torch.special.xlogy(self.confusion, self.confusion / marginal.clamp_min(1e-300)).sum(dim=1).mean()
         return float(gain / torch.log(torch.tensor(self.num_clusters, dtype=torch.float64)))
 
-    def log_likelihoods(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """Return log p(input | cluster), up to a constant for each input (N, K); float64, calibrated."""
-        answers = outputs(module, Layout.of(module), self.model, inputs).double().cpu()
-        return F.log_softmax(answers / self.temperature + self.bias, dim=1)
+    def look_at(self, module: nn.Module, inputs: Any) -> View:
+        """Return what it sees in some inputs. `module` gives its architecture."""
+        features, answers = _features(module, self.model.to(_device(module)), inputs)
+        evidence = F.log_softmax(answers.double() / self.temperature + self.bias.to(answers.device), dim=-1)
+        is_strange = self.known_features.is_strange(features)
+        if self.known_inputs is not None:
+            is_strange |= self.known_inputs.is_strange(inputs)
+        return View(evidence, is_strange)
 
 
 def train_router(
     module: nn.Module,
     inputs: Sequence[Tensor],
-    settings: TrainingSettings,
     generator: torch.Generator,
-    held_out: float = 0.25,
+    settings: TrainingSettings = ROUTER_TRAINING,
+    progress: Callable[[str], Any] = lambda message: None,
 ) -> Router:
     """Train `module`, which maps inputs to K numbers, on the inputs of K clusters for `settings.local_epochs` passes.
 
-    A share `held_out` of each cluster's inputs is kept out of the training; the router is calibrated on it. Clusters
-    count alike, however many samples they have.
+    The samples are split into parts. A router that is trained without a part is tested on it; the tests calibrate the
+    router that is trained on all samples. Clusters count alike, however many samples they have.
     """
-    _check_outputs(module, inputs)
-    parts = [_split(number, each, held_out, generator) for number, each in enumerate(inputs)]
-    train, clusters = _labelled([part[0] for part in parts])
-    weight = 1 / torch.bincount(clusters).to(train.device, torch.float32)
-
-    def loss(answers: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(answers, targets, weight=weight)
-
-    plan = batch_plan(len(clusters), settings.batch_size, settings.local_epochs, generator)
-    batches = ((train[batch], clusters[batch].to(train.device)) for batch in plan)
-    model = client_update(module, flatten(module), batches, loss, replace(settings, proximal_strength=0.0))
-    held, clusters = _labelled([part[1] for part in parts])
-    answers = outputs(module, Layout.of(module), model, held).double().cpu()
-    temperature, bias = calibrate(answers, clusters)
-    shares = F.softmax(answers / temperature + bias, dim=1)
-    confusion = torch.stack([shares[clusters == cluster].mean(dim=0) for cluster in range(len(inputs))])
-    return Router(model, temperature, bias, confusion)
+    _check(module, inputs)
+    samples, clusters = torch.cat(list(inputs)), _numbers(inputs)
+    parts = torch.cat([_spread(len(each), generator) for each in inputs])  # (N,) the part of each sample
+    tested = range(PARTS if len(samples) <= MANY else 1)
+    answers, truth = [], []
+    for part in tested:
+        progress(f"testing the router, part {part + 1} of {len(tested)}")
+        is_kept, is_out = parts != part, parts == part
+        model = _trained(module, samples[is_kept.to(samples.device)], clusters[is_kept], settings, generator)
+        held = samples[is_out.to(samples.device)]
+        answers.append(outputs(module, Layout.of(module), model, held).double().cpu())
+        truth.append(clusters[is_out])
+    progress("training the router")
+    model = _trained(module, samples, clusters, settings, generator)
+    known_inputs = describe(samples, clusters, generator) if samples.is_floating_point() else None
+    known_features = describe(_features(module, model, samples)[0], clusters, generator)
+    return _calibrated(model, torch.cat(answers), torch.cat(truth), known_inputs, known_features)
 
 
 def calibrate(answers: Tensor, clusters: Tensor) -> tuple[float, Tensor]:
@@ -89,7 +110,7 @@ def calibrate(answers: Tensor, clusters: Tensor) -> tuple[float, Tensor]:
     router makes no mistake.
     """
     num_clusters = answers.shape[1]
-    weight = 1 / torch.bincount(clusters, minlength=num_clusters).clamp_min(1).double()
+    weight = _weights(clusters, num_clusters)
     log_scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(num_clusters, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_scale, bias], max_iter=200, line_search_fn="strong_wolfe")
@@ -106,68 +127,86 @@ def calibrate(answers: Tensor, clusters: Tensor) -> tuple[float, Tensor]:
     return float((-log_scale.detach()).exp()), bias - bias.mean()
 
 
-def mixture_of_inputs(
-    log_likelihoods: Tensor, prior: Tensor | None = None, strength: float = 1.0, iterations: int = 200
+def _calibrated(
+    model: Tensor, answers: Tensor, clusters: Tensor, known_inputs: Known | None, known_features: Known
+) -> Router:
+    """Return the router, calibrated on answers (N, K) of tests."""
+    num_clusters = answers.shape[1]
+    temperature, bias = calibrate(answers, clusters)
+    shares = F.softmax(answers / temperature + bias, dim=1)
+    is_right = (shares.argmax(dim=1) == clusters).double()
+    each = [clusters == cluster for cluster in range(num_clusters)]
+    return Router(
+        model,
+        temperature,
+        bias,
+        confusion=torch.stack([shares[own].mean(dim=0) for own in each]),
+        accuracy=float(torch.stack([is_right[own].mean() for own in each]).mean()),
+        known_inputs=known_inputs,
+        known_features=known_features,
+    )
+
+
+def _trained(
+    module: nn.Module, samples: Tensor, clusters: Tensor, settings: TrainingSettings, generator: torch.Generator
 ) -> Tensor:
-    """Return the mixture (K,) under which the router's answers (N, K) are likeliest.
+    """Train on samples (N, ...) of known clusters (N,); return the weights (P,)."""
+    weight = _weights(clusters, int(clusters.max()) + 1).float().to(samples.device)
 
-    Expectation maximisation over the mixture (Saerens et al. 2002) with a Dirichlet prior: as if `strength` more inputs
-    had been seen whose clusters are spread as `prior` says (None: equally). So no inputs at all give the prior.
+    def loss(answers: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(answers, targets, weight=weight)
 
-    >>> one, other = torch.tensor([[0.0, -20.0]]), torch.tensor([[-20.0, 0.0]])
-    >>> mixture_of_inputs(torch.cat([one, one, one, other]), strength=0.0)
-    tensor([0.7500, 0.2500], dtype=torch.float64)
-    """
-    likelihoods = log_likelihoods.double()
-    num_clusters = likelihoods.shape[1]
-    uniform = torch.full((num_clusters,), 1 / num_clusters, dtype=torch.float64)
-    counted = strength * (uniform if prior is None else prior.double())
-    mixture = uniform
-    if len(likelihoods) + strength == 0:
-        return uniform
-    for _ in range(iterations):
-        belongs = expert_weights(likelihoods, mixture)  # E: to which cluster does each input belong?
-        mixture = (belongs.sum(dim=0) + counted) / (len(likelihoods) + strength)  # M: the mixture of those
-    return mixture
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        targets = clusters.to(samples.device)
+        for batch in batch_plan(len(clusters), settings.batch_size, settings.local_epochs, generator).to(
+            samples.device
+        ):
+            yield samples[batch], targets[batch]
+
+    return client_update(module, flatten(module), batches(), loss, replace(settings, proximal_strength=0.0))
 
 
-def expert_weights(log_likelihoods: Tensor, mixture: Tensor) -> Tensor:
-    """p(cluster | input) of each input (N, K) for a client with this mixture (K,); rows sum to one."""
-    return F.softmax(log_likelihoods.double() + mixture.double().log(), dim=1)
+@torch.no_grad()
+def _features(module: nn.Module, model: Tensor, inputs: Any) -> tuple[Tensor, Tensor]:
+    """Return the inputs of the module's last linear layer (N, ...), or its answers if it has none, and its answers."""
+    seen: list[Tensor] = []
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    hook = linear[-1].register_forward_pre_hook(lambda _, given: seen.append(given[0])) if linear else None
+    try:
+        answers: Tensor = outputs(module, Layout.of(module), model, inputs)
+    finally:
+        if hook is not None:
+            hook.remove()
+    return (seen[-1] if seen else answers), answers
 
 
-def combine(predictions: Tensor, weights: Tensor, is_soft: bool = True) -> Tensor:
-    """Merge the predictions of K experts (K, N, ...) with the weights (N, K) of each input.
-
-    Soft: the weighted mean, so pass probabilities for a classification. Otherwise each input gets the prediction of
-    its likeliest expert alone.
-    """
-    if not is_soft:
-        weights = F.one_hot(weights.argmax(dim=1), weights.shape[1])
-    return torch.einsum("kn...,nk->n...", predictions, weights.to(predictions))
-
-
-def _check_outputs(module: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Refuse a module that does not give one number a cluster."""
+def _check(module: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Refuse a module that does not give one number a cluster, and clusters with too few samples."""
     few = inputs[0][:2]
     shape = tuple(outputs(module, Layout.of(module), flatten(module), few).shape)
     if shape != (len(few), len(inputs)):
         raise ValueError(f"the router's module maps {len(few)} inputs to {shape}; expected {(len(few), len(inputs))}")
+    for cluster, each in enumerate(inputs):
+        if len(each) < PARTS:
+            raise ValueError(
+                f"cluster {cluster} has {len(each)} samples for the router; expected {PARTS} or more: give more samples"
+            )
 
 
-def _split(cluster: int, inputs: Tensor, held_out: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    count = round(held_out * len(inputs))
-    if not 0 < count < len(inputs):
-        raise ValueError(
-            f"cluster {cluster} has {len(inputs)} samples for the router, of which {count} would be held out; "
-            "expected at least one to train on and one to hold out: give more samples"
-        )
-    order = torch.randperm(len(inputs), generator=generator)
-    return inputs[order[count:]], inputs[order[:count]]
+def _numbers(inputs: Sequence[Tensor]) -> Tensor:
+    """Return the number of the cluster of each sample (N,)."""
+    return torch.arange(len(inputs)).repeat_interleave(torch.tensor([len(each) for each in inputs]))
 
 
-def _labelled(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """All inputs, and the number of the cluster of each."""
-    return torch.cat(list(inputs)), torch.arange(len(inputs)).repeat_interleave(
-        torch.tensor([len(each) for each in inputs])
-    )
+def _spread(count: int, generator: torch.Generator) -> Tensor:
+    """Return a random part for each of some samples (count,); the parts are as large as each other."""
+    return (torch.arange(count) % PARTS)[torch.randperm(count, generator=generator)]
+
+
+def _weights(clusters: Tensor, num_clusters: int) -> Tensor:
+    """Return the weight of a sample of each cluster (K,): clusters then count alike."""
+    return 1 / torch.bincount(clusters, minlength=num_clusters).clamp_min(1).double()
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

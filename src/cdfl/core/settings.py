@@ -85,6 +85,7 @@ class RateSettings(_Checked):
     base_rate: float = 0.15  # beta_0: the furthest that a cluster moves to one upload
     cluster_step: Literal["towards", "along"] = "along"  # towards the upload v, or along v - u
     rate_floor: Floor = 0.05  # beta_1bar: clusters with a smaller share do not move; a number or the mean share
+    shared_step: float = 0.0  # share of a step that all clusters take, whatever the mixture. The paper: 0
     staleness_slope: float = 1 / 20  # a
     staleness_grace: float = 20.0  # b
     max_staleness: int | None = None  # tau_0: an older upload moves nothing. Deviation: None, no limit
@@ -96,6 +97,7 @@ class RateSettings(_Checked):
         super().__post_init__()
         base_rate = "a number from 0 to 1 (how far a cluster may move to one upload)"
         _check(self, "base_rate", _is_share(self.base_rate), base_rate)
+        _check(self, "shared_step", _is_share(self.shared_step), "a number from 0 to 1 (1: all clusters move alike)")
         is_floor = self.rate_floor == "mean" or _is_share(self.rate_floor)
         _check(self, "rate_floor", is_floor, "a number from 0 to 1, or 'mean'")
         is_age = self.max_staleness is None or _is_count(self.max_staleness, 0)

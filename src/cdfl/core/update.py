@@ -14,7 +14,9 @@ def update_rates(
 ) -> tuple[Tensor, Tensor]:
     """Return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
 
-    Deviation: with `cluster_epochs_set="after"`, the staleness test uses e_k from before this upload.
+    Deviations: with `cluster_epochs_set="after"`, the staleness test uses e_k from before this upload. With
+    `shared_step` s, every cluster takes the share s of the step, and the mixture decides about the rest: what one
+    cluster learns mostly helps the others, too.
 
     >>> fresh = RateSettings(base_rate=0.5, rate_floor="mean")
     >>> update_rates(torch.tensor([0.6, 0.4]), 1, 0, torch.tensor([0, 0]), fresh)
@@ -23,6 +25,9 @@ def update_rates(
     mixture = mixture.double()
     moves = reaches_floor(mixture, settings)
     shares = torch.where(moves, mixture / mixture.max(), 0.0)  # beta_1k
+    if settings.shared_step > 0:
+        shares = settings.shared_step + (1 - settings.shared_step) * shares
+        moves = torch.ones_like(moves)
     moved_epochs = torch.where(moves, epoch, cluster_epochs)
     tested = moved_epochs if settings.cluster_epochs_set == "before" else cluster_epochs
     fading = staleness_factor(tested - base_epoch, settings)  # beta_2k

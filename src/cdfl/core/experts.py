@@ -1,0 +1,202 @@
+"""Cluster models as experts: which mixture do inputs come from, and what do the experts together predict?
+
+Not in the paper, which answers with one model, the average of the clusters. An average loses most of what single
+clusters know; experts that are weighted for each input do not.
+
+Evidence about a client's samples is a table of log-likelihoods (N, K): log p(sample | cluster), up to a constant for
+each sample. The router gives one from the inputs (`Router.log_likelihoods`), the experts' losses give one from the
+targets (`-scale * losses`), and tables add up.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdfl.core.flat import Layout
+
+# Merges the outputs of K experts (K, N, ...) with weights (N, K) into outputs (N, ...).
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+LEVELS = 127  # of int8, on both sides of 0
+
+
+def mixture_of(
+    evidence: Tensor,
+    prior: Tensor | None = None,
+    strength: float = 1.0,
+    counts: Tensor | None = None,
+    iterations: int = 200,
+) -> Tensor:
+    """Return the mixture (K,) under which the evidence (N, K) is likeliest.
+
+    Expectation maximisation over the mixture (Saerens et al. 2002) with a Dirichlet prior: as if `strength` more
+    samples had been seen whose clusters are spread as `prior` says (None: equally). So no samples give the prior, and
+    evidence that is the same for all clusters gives it, too.
+
+    Many clients at once: evidence (B, N, K), priors (B, K), and the `counts` (B,) of rows that are samples; the rows
+    after them do not count. No branch depends on the value of a tensor.
+
+    >>> one, other = torch.tensor([[0.0, -20.0]]), torch.tensor([[-20.0, 0.0]])
+    >>> mixture_of(torch.cat([one, one, one, other]), strength=0.0)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    evidence = evidence.double()
+    num_samples, num_clusters = evidence.shape[-2:]
+    uniform = evidence.new_full((*evidence.shape[:-2], num_clusters), 1 / num_clusters)
+    prior = uniform if prior is None else prior.to(uniform).expand_as(uniform)
+    if num_samples == 0:
+        return prior.clone()
+    # log-likelihoods relative to the sample's best cluster; none below e^-60, so that no share reaches exactly 0
+    likelihoods = (evidence - evidence.amax(dim=-1, keepdim=True)).clamp_min(-60.0).exp()
+    if counts is None:
+        total = torch.full_like(uniform[..., :1], float(num_samples))
+    else:
+        is_sample = torch.arange(num_samples, device=evidence.device) < counts[..., None]
+        likelihoods = likelihoods * is_sample[..., None]
+        total = counts[..., None].to(uniform)
+    mixture = 0.99 * prior + 0.01 * uniform  # a cluster with a share of 0 could never get another one
+    for _ in range(iterations):
+        of_samples = (likelihoods @ mixture[..., None]).squeeze(-1)  # (..., N) p(sample) under this mixture
+        # E: p(cluster | sample) = mixture * likelihood / p(sample). M: the mean over samples.
+        belongs = mixture * (likelihoods.transpose(-1, -2) @ _inverse(of_samples)[..., None]).squeeze(-1)
+        mixture = (belongs + strength * prior) / (total + strength).clamp_min(1e-12)
+        mixture = mixture / mixture.sum(dim=-1, keepdim=True)
+    return mixture
+
+
+def expert_weights(evidence: Tensor, mixture: Tensor) -> Tensor:
+    """Return p(cluster | sample) (N, K) for a client with this mixture (K,), from evidence (N, K); rows sum to one."""
+    return F.softmax(evidence.double() + mixture.double().clamp_min(1e-12).log(), dim=-1)
+
+
+def likeliest(weights: Tensor) -> Tensor:
+    """Return weights (N, K) that give each sample to its likeliest expert alone: a prediction then costs one model.
+
+    >>> likeliest(torch.tensor([[0.2, 0.8], [0.6, 0.4]]))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    return F.one_hot(weights.argmax(dim=-1), weights.shape[-1]).to(weights)
+
+
+def mix_values(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of the experts' outputs (K, N, ...): for regressions.
+
+    >>> mix_values(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[0.75, 0.25]]))
+    tensor([[1.5000]])
+    """
+    return torch.einsum("kn...,nk->n...", outputs, weights.to(outputs))
+
+
+def mix_logits(outputs: Tensor, weights: Tensor, dim: int = 1) -> Tensor:
+    """Return log sum_k weight_k softmax(outputs_k): the weighted mean of the experts' probabilities, as logits.
+
+    `dim` is the dimension of the classes in the outputs of one expert (N, C, ...). A loss or a metric of logits takes
+    the result as it takes the outputs of one model.
+
+    >>> both = mix_logits(torch.tensor([[[9.0, 0.0]], [[0.0, 9.0]]]), torch.tensor([[0.75, 0.25]]))
+    >>> both.softmax(dim=1).round(decimals=2)
+    tensor([[0.7500, 0.2500]])
+    """
+    dim = dim % (outputs.ndim - 1) + 1  # in the stack (K, N, C, ...)
+    shape = [weights.shape[1], weights.shape[0]] + [1] * (outputs.ndim - 2)
+    shares = weights.T.reshape(shape).to(outputs).clamp_min(torch.finfo(outputs.dtype).tiny).log()
+    return torch.logsumexp(F.log_softmax(outputs, dim=dim) + shares, dim=0)
+
+
+def loss_scale(losses: Tensor, clusters: Tensor) -> float:
+    """Return the factor that turns experts' losses (N, K) into evidence, from samples whose clusters (N,) are known.
+
+    The evidence is `-factor * losses`. The factor makes the known clusters likeliest; it is 0 if the losses say
+    nothing. For a cross-entropy, whose losses are log-likelihoods already, it is 1 if the experts are calibrated, and less if
+    they are too sure.
+    """
+    weight = 1 / torch.bincount(clusters, minlength=losses.shape[1]).clamp_min(1).double()
+    relative = (losses - losses.mean(dim=1, keepdim=True)).double()
+    size = relative.abs().mean().clamp_min(1e-30)
+
+    def worse(factor: float) -> float:
+        return float(F.cross_entropy(-factor * relative / size, clusters, weight=weight))
+
+    low, high = 0.0, 50.0  # the objective is convex: golden-section search
+    ratio = (5**0.5 - 1) / 2
+    for _ in range(40):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if worse(left) <= worse(right) else (left, high)
+    best = (low + high) / 2
+    return best / float(size) if worse(best) < worse(0.0) else 0.0
+
+
+class PackedModels(NamedTuple):
+    """Models (K, P) with their matrices in int8; everything else (vectors, statistics) stays as it is."""
+
+    levels: Tensor  # (K, M) int8: the entries of tensors with two or more dimensions, in the layout's order
+    scales: Tensor  # (K, R) one for each row of those tensors
+    rest: Tensor  # (K, S) the other entries
+
+
+def pack(models: Tensor, layout: Layout) -> PackedModels:
+    """Round the matrices of models (K, P) to int8, one scale for each row. K = 4 are then as many bytes as one model.
+
+    >>> from torch import nn
+    >>> layout = Layout.of(nn.Linear(2, 1))
+    >>> packed = pack(torch.tensor([[1.0, -0.5, 7.7]]), layout)
+    >>> packed.levels, unpack(packed, layout)
+    (tensor([[127, -64]], dtype=torch.int8), tensor([[ 1.0000, -0.5039,  7.7000]]))
+    """
+    levels, scales, rest = [], [], []
+    for tensor, is_matrix in _tensors(models, layout):
+        if not is_matrix:
+            rest.append(tensor.flatten(1))
+            continue
+        rows = tensor.flatten(2)  # (K, rows, entries)
+        scale = rows.abs().amax(dim=2) / LEVELS
+        levels.append((rows / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8).flatten(1))
+        scales.append(scale)
+    return PackedModels(_joined(levels, models, torch.int8), _joined(scales, models), _joined(rest, models))
+
+
+def unpack(packed: PackedModels, layout: Layout) -> Tensor:
+    """Return the models (K, P) that `pack` rounded."""
+    models = packed.rest.new_empty(len(packed.rest), layout.size)
+    taken = [0, 0, 0]
+
+    def take(part: int, count: int) -> Tensor:
+        begin, taken[part] = taken[part], taken[part] + count
+        return packed[part][:, begin : taken[part]]
+
+    for tensor, is_matrix in _tensors(models, layout):
+        if is_matrix:
+            rows = tensor.flatten(2)
+            scale = take(1, rows.shape[1])
+            levels = take(0, rows.shape[1] * rows.shape[2]).view(rows.shape)
+            tensor.copy_((levels * scale[..., None]).view(tensor.shape))
+        else:
+            tensor.copy_(take(2, tensor[0].numel()).view(tensor.shape))
+    return models
+
+
+def rounded(models: Tensor, layout: Layout) -> Tensor:
+    """Return models (K, P) as a client unpacks them."""
+    return unpack(pack(models, layout), layout)
+
+
+def _tensors(models: Tensor, layout: Layout) -> list[tuple[Tensor, bool]]:
+    """Return the tensors of models (K, P) as views (K, ...), and whether each is rounded: trained, and a matrix."""
+    views, found, begin = layout.views(models), [], 0
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        found.append((views[name], len(shape) >= 2 and begin < layout.num_parameters))
+        begin += shape.numel()
+    return found
+
+
+def _joined(parts: list[Tensor], models: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.cat(parts, dim=1) if parts else models.new_empty(len(models), 0, dtype=dtype or models.dtype)
+
+
+def _inverse(values: Tensor) -> Tensor:
+    """Return 1 / values, and 0 where a value is 0: rows that are no samples."""
+    return torch.where(values > 0, 1 / values.clamp_min(1e-300), 0.0)
