@@ -139,11 +139,13 @@ def test_a_part_is_tested_by_a_router_that_was_not_trained_on_it():
     assert torch.equal(seen.argmax(dim=1), torch.arange(2).repeat_interleave(20))
 
 
-def test_many_samples_are_tested_once():
+def test_many_samples_are_trained_on_once():
     steps = []
     module = nn.Linear(2, 2)
     train_router(module, blobs([3000, 3000]), seeded(), TrainingSettings(local_epochs=1), steps.append)
-    assert steps == ["testing the router, part 1 of 1", "training the router"]
+    assert steps == ["training the router"]
+    train_router(module, blobs([30, 30]), seeded(), TrainingSettings(local_epochs=1), steps.append)
+    assert steps[1:] == [f"training the router, part {part} of 5" for part in range(1, 6)]
 
 
 def test_one_cluster_needs_no_router_but_does_not_break_it():

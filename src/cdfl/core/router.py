@@ -20,10 +20,8 @@ from cdfl.core.proxy import outputs
 from cdfl.core.settings import TrainingSettings
 
 PARTS = 4  # the samples are split into so many parts; a router is tested on a part that it was not trained on
-MANY = 4000  # samples; with more of them one part is enough for the test
-
-# How a router is trained unless told otherwise.
-ROUTER_TRAINING = TrainingSettings(learning_rate=2e-3, weight_decay=1e-4, batch_size=64, local_epochs=30)
+MANY = 4000  # samples: with more of them, the router need not be trained on the part that it is tested on
+SAMPLES_SEEN = 480_000  # in a training, unless that are fewer than 20 or more than 80 passes
 
 
 class View(NamedTuple):
@@ -76,31 +74,40 @@ def train_router(
     module: nn.Module,
     inputs: Sequence[Tensor],
     generator: torch.Generator,
-    settings: TrainingSettings = ROUTER_TRAINING,
+    settings: TrainingSettings | None = None,
     progress: Callable[[str], Any] = lambda message: None,
 ) -> Router:
     """Train `module`, which maps inputs to K numbers, on the inputs of K clusters for `settings.local_epochs` passes.
 
-    The samples are split into parts. A router that is trained without a part is tested on it; the tests calibrate the
-    router that is trained on all samples. Clusters count alike, however many samples they have.
+    The samples are split into parts. A router that is trained without a part is tested on it, and calibrated by the
+    test. Few samples are too precious for that: then each part is tested by a router of its own, and the tests calibrate
+    one that is trained on all samples. Clusters count alike, however many samples they have.
     """
     _check(module, inputs)
     samples, clusters = torch.cat(list(inputs)), _numbers(inputs)
+    settings = router_training(len(samples)) if settings is None else settings
     parts = torch.cat([_spread(len(each), generator) for each in inputs])  # (N,) the part of each sample
-    tested = range(PARTS if len(samples) <= MANY else 1)
+    has_few = len(samples) <= MANY
     answers, truth = [], []
-    for part in tested:
-        progress(f"testing the router, part {part + 1} of {len(tested)}")
+    for part in range(PARTS if has_few else 1):
+        progress(f"training the router, part {part + 1} of {PARTS + 1}" if has_few else "training the router")
         is_kept, is_out = parts != part, parts == part
         model = _trained(module, samples[is_kept.to(samples.device)], clusters[is_kept], settings, generator)
         held = samples[is_out.to(samples.device)]
         answers.append(outputs(module, Layout.of(module), model, held).double().cpu())
         truth.append(clusters[is_out])
-    progress("training the router")
-    model = _trained(module, samples, clusters, settings, generator)
+    if has_few:
+        progress(f"training the router, part {PARTS + 1} of {PARTS + 1}")
+        model = _trained(module, samples, clusters, settings, generator)
     known_inputs = describe(samples, clusters, generator) if samples.is_floating_point() else None
     known_features = describe(_features(module, model, samples)[0], clusters, generator)
     return _calibrated(model, torch.cat(answers), torch.cat(truth), known_inputs, known_features)
+
+
+def router_training(num_samples: int) -> TrainingSettings:
+    """Return how a router is trained on so many samples unless told otherwise."""
+    passes = round(max(20, min(80, SAMPLES_SEEN / num_samples)))
+    return TrainingSettings(learning_rate=2e-3, weight_decay=1e-3, batch_size=64, local_epochs=passes)
 
 
 def calibrate(answers: Tensor, clusters: Tensor) -> tuple[float, Tensor]:
