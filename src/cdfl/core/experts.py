@@ -111,8 +111,8 @@ def loss_scale(losses: Tensor, clusters: Tensor) -> float:
     """Return the factor that turns experts' losses (N, K) into evidence, from samples whose clusters (N,) are known.
 
     The evidence is `-factor * losses`. The factor makes the known clusters likeliest; it is 0 if the losses say
-    nothing. For a cross-entropy, whose losses are log-likelihoods already, it is 1 if the experts are calibrated, and less if
-    they are too sure.
+    nothing. A cross-entropy is a log-likelihood already: the factor is then 1 if the experts are calibrated, and less
+    if they are too sure.
     """
     weight = 1 / torch.bincount(clusters, minlength=losses.shape[1]).clamp_min(1).double()
     relative = (losses - losses.mean(dim=1, keepdim=True)).double()

@@ -80,8 +80,8 @@ def train_router(
     """Train `module`, which maps inputs to K numbers, on the inputs of K clusters for `settings.local_epochs` passes.
 
     The samples are split into parts. A router that is trained without a part is tested on it, and calibrated by the
-    test. Few samples are too precious for that: then each part is tested by a router of its own, and the tests calibrate
-    one that is trained on all samples. Clusters count alike, however many samples they have.
+    test. If samples are few, each part is tested by a router of its own, and the tests calibrate one that is trained on
+    all samples. Clusters count alike, however many samples they have.
     """
     _check(module, inputs)
     samples, clusters = torch.cat(list(inputs)), _numbers(inputs)
