@@ -46,7 +46,9 @@ class Uploaded:
     outcome: str  # applied | deprecated | rejected
     held: float  # score of the model before training, on held-out data of the same mixture
     before: float  # score of the uploaded model on the same data
-    after: float  # score of the reply on the same data
+    after: float  # score of the reply, as one model, on the same data
+    served: float  # score of what the client predicts with after the reply: that model, or the experts
+    served_held: float  # score of what it predicted with before training
     true_mixture: list[float]
     mixture: list[float] | None  # the estimate; None if the algorithm makes none
     divergence: float | None  # KL of the estimate from the truth
@@ -56,7 +58,19 @@ class Uploaded:
     client_flops: int  # training and, if the client does it, estimating
     server_flops: int  # passes over the proxy sets
     trained: int  # samples in local training, all passes together
-    more: dict[str, dict[str, float]] = field(default_factory=dict)  # other metric -> held, before, after
+    more: dict[str, dict[str, float]] = field(default_factory=dict)  # other metric -> held, before, after, served...
+    routed: dict[str, float] = field(default_factory=dict)  # cluster models behind the router: see `Routed`
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What a router makes of an upload's client: the values of `Uploaded.routed`, if the run has a router."""
+
+    soft: float  # score of the cluster models, weighted for each input
+    one: float  # score of the likeliest cluster model for each input
+    divergence: float  # KL of the client's own estimate of its mixture from the truth
+    main_share: float  # the client's own estimate of the share of its largest cluster
+    strange: float  # share of its inputs that fit no cluster
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,11 @@ class Finished:
     """The run is finished. Client scores are means over the last upload of every client; None without uploads."""
 
     uploads: int
+    held: float | None
     before: float | None
     after: float | None
+    served: float | None
+    served_held: float | None
     cluster: float
     divergence: float | None
     deprecated_share: float  # of all uploads
@@ -95,7 +112,8 @@ class Finished:
     server_flops: int
     trained: int  # samples, of all uploads
     shortfall: str = ""  # why there are fewer uploads than requested; omitted from the file if empty
-    more: dict[str, dict[str, float | None]] = field(default_factory=dict)  # other metric -> before, after, cluster
+    more: dict[str, dict[str, float | None]] = field(default_factory=dict)  # other metric -> held, before, ..., cluster
+    routed: dict[str, float | None] = field(default_factory=dict)  # means of `Uploaded.routed`
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished

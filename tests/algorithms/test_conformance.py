@@ -234,7 +234,7 @@ class SendsTwo(CDFL):
         (OverstepsInReplies, "the reply's personal_model has statistics .* expected"),
         (Nameless, "name is ''; expected a word of letters"),
         (Slashed, "name is 'e x/ü'; expected a word of letters, digits, '.', '_' and '-'"),
-        (SendsTwo, "models_down is 'two'; expected 'one', 'clusters' or 'none'"),
+        (SendsTwo, "models_down is 'two'; expected one of 'one', 'clusters', 'experts', 'none'"),
         (changed_reply(personal_model=lambda reply: reply.personal_model * torch.nan), "expected finite numbers"),
         (changed_reply(personal_model=lambda reply: reply.personal_model[:3]), r"has shape \(3,\); expected \(6,\)"),
         (changed_reply(personal_model=lambda reply: reply.personal_model.double()), "is torch.float64; expected torch"),

@@ -15,6 +15,7 @@ from cdfl.core.experts import (
     mix_values,
     mixture_of,
     pack,
+    packed_sizes,
     rounded,
     unpack,
 )
@@ -173,6 +174,22 @@ def test_four_packed_models_are_about_as_many_bytes_as_one():
     packed = pack(flatten(network).repeat(4, 1), Layout.of(network))
     num_bytes = sum(part.numel() * part.element_size() for part in packed)
     assert num_bytes < 1.02 * 4 * Layout.of(network).size
+
+
+def test_float16_and_float32_experts():
+    network = build("small-cnn", (1, 8, 8), 10)
+    layout, models = Layout.of(network), flatten(network).repeat(2, 1) * 3
+    assert rounded(models, layout, "float32") is models
+    assert torch.allclose(rounded(models, layout, "float16"), models, rtol=1e-3, atol=1e-4)
+    huge = torch.full((1, layout.size), 1e6)
+    assert bool(rounded(huge, layout, "float16").isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32"])
+def test_the_sizes_of_packed_models_are_known(dtype):
+    layout = Layout.of(build("resnet18", (3, 16, 16), 10))
+    packed = pack(torch.randn(2, layout.size, generator=seeded()), layout, dtype)
+    assert tuple(part.shape[1] for part in packed) == packed_sizes(layout, dtype)
 
 
 def test_zeros_and_models_without_matrices_are_packed_too():

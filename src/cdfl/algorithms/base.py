@@ -28,6 +28,8 @@ class ClientView:
 
     losses: Callable[[Tensor], Tensor]  # models (K, P) -> their losses on each of its samples (n, K)
     true_mixture: Tensor  # (K,) for the oracle only
+    experts: Tensor | None = None  # (K, P) the cluster models of its last reply, as they came; None: one model came
+    mixture: Callable[[], Tensor] | None = None  # its own estimate (K,), by the router; None: it has no router
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +51,9 @@ class Algorithm(Protocol):
     """
 
     name: ClassVar[str]
-    uses_proxy: ClassVar[bool] = True  # the server evaluates uploads and clusters on its proxy sets
-    estimates: ClassVar[bool] = True  # replies carry an estimate of the client's mixture
-    models_down: ClassVar[str] = "one"  # how many models a reply carries: "one", "clusters" or "none"
+    uses_proxy: bool = True  # the server evaluates uploads and clusters on its proxy sets
+    estimates: bool = True  # replies carry an estimate of the client's mixture
+    models_down: str = "one"  # what a reply carries: "one" model, all "clusters", "experts" (rounded) or "none"
     settings: Settings
 
     def __init__(self, settings: Settings) -> None:
@@ -87,7 +89,7 @@ class Algorithm(Protocol):
 class MixtureFromClient(Algorithm):
     """Clients send their mixture; the server moves clusters as CDFL does, but estimates and evaluates nothing."""
 
-    uses_proxy: ClassVar[bool] = False
+    uses_proxy = False
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> ServerState:
         """Begin without evaluating the clusters."""

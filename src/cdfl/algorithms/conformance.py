@@ -44,7 +44,8 @@ def check_algorithm(algorithm: Algorithm, *, uploads: int = 12) -> None:
     """
     name, down = getattr(algorithm, "name", None), algorithm.models_down
     _expect(is_name(name), f"name is {name!r}; expected {A_NAME}")
-    _expect(down in ("one", "clusters", "none"), f"models_down is {down!r}; expected 'one', 'clusters' or 'none'")
+    kinds = ("one", "clusters", "experts", "none")
+    _expect(down in kinds, f"models_down is {down!r}; expected one of {', '.join(map(repr, kinds))}")
     for num_clusters in (1, 3):
         _Check(algorithm, num_clusters).run(uploads)
     own = type(algorithm)

@@ -16,7 +16,7 @@ class FedAsync(MixtureFromClient):
     """
 
     name: ClassVar[str] = "fedasync"
-    estimates: ClassVar[bool] = False
+    estimates = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings.replace(cluster_step="towards")

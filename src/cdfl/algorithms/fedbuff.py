@@ -1,5 +1,6 @@
 """FedBuff: one model for all, moved when a buffer of changes is full (Nguyen et al., 2022)."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cdfl.algorithms.base import Algorithm, Assignment
-from cdfl.core import Evaluate, Outcome, Reply, Settings, Upload, is_too_stale, staleness_factor
+from cdfl.core import Evaluate, Outcome, Reply, Settings, Upload, is_too_stale
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,8 @@ class FedBuff(Algorithm):
     """
 
     name: ClassVar[str] = "fedbuff"
-    uses_proxy: ClassVar[bool] = False
-    estimates: ClassVar[bool] = False
+    uses_proxy = False
+    estimates = False
 
     def __init__(self, settings: Settings, buffer_size: int = 10) -> None:
         self.settings = settings
@@ -62,7 +63,9 @@ class FedBuff(Algorithm):
         if is_too_stale(staleness, self.settings.rates):
             state = replace(state, epoch=epoch)
             return state, self._reply(state, upload.base_epoch, moved=False, outcome="deprecated")
-        weight = float(staleness_factor(torch.tensor(staleness), self.settings.rates))
+        # Its authors' rule; staleness counts the versions of the model, and a version takes a buffer of uploads.
+        versions = state.epoch // self.buffer_size - upload.base_epoch // self.buffer_size
+        weight = 1 / math.sqrt(1 + versions)
         trained = state.num_parameters
         # The model does not move while the buffer fills, so statistics stay between the model's and the uploads'.
         base = torch.cat([assignment.personal_model[:trained], state.model[trained:]])

@@ -15,7 +15,7 @@ class IFCA(MixtureFromClient):
     """
 
     name: ClassVar[str] = "ifca"
-    models_down: ClassVar[str] = "clusters"
+    models_down = "clusters"
 
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Choose the cluster whose model has the smallest mean loss on the new data."""

@@ -23,9 +23,9 @@ class LocalKeep(Algorithm):
     """Every client keeps training its own model, from the same start as in CDFL."""
 
     name: ClassVar[str] = "local-keep"
-    uses_proxy: ClassVar[bool] = False
-    estimates: ClassVar[bool] = False
-    models_down: ClassVar[str] = "none"
+    uses_proxy = False
+    estimates = False
+    models_down = "none"
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Alone:
         """Begin with the average of the pre-trained models, as the other algorithms do."""

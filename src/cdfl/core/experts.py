@@ -9,10 +9,11 @@ targets (`-scale * losses`), and tables add up.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdfl.core.flat import Layout
@@ -20,7 +21,9 @@ from cdfl.core.flat import Layout
 # Merges the outputs of K experts (K, N, ...) with weights (N, K) into outputs (N, ...).
 Combine = Callable[[Tensor, Tensor], Tensor]
 
+ExpertType = Literal["int8", "float16", "float32"]
 LEVELS = 127  # of int8, on both sides of 0
+HALF = 65504.0  # the largest number of float16
 
 
 def mixture_of(
@@ -107,6 +110,24 @@ def mix_logits(outputs: Tensor, weights: Tensor, dim: int = 1) -> Tensor:
     return torch.logsumexp(F.log_softmax(outputs, dim=dim) + shares, dim=0)
 
 
+def mix_binary_logits(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of the experts' probabilities of yes, as logits: for one yes or no an output."""
+    return torch.logit(mix_values(torch.sigmoid(outputs), weights), eps=torch.finfo(outputs.dtype).eps)
+
+
+def combine_for(loss: Callable[..., Tensor]) -> Combine:
+    """Return how experts that are trained with this loss are merged: by probabilities, or by values.
+
+    >>> combine_for(F.cross_entropy).__name__, combine_for(F.mse_loss).__name__
+    ('mix_logits', 'mix_values')
+    """
+    if loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
+        return mix_logits
+    if loss is F.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss):
+        return mix_binary_logits
+    return mix_values
+
+
 def loss_scale(losses: Tensor, clusters: Tensor) -> float:
     """Return the factor that turns experts' losses (N, K) into evidence, from samples whose clusters (N,) are known.
 
@@ -131,35 +152,41 @@ def loss_scale(losses: Tensor, clusters: Tensor) -> float:
 
 
 class PackedModels(NamedTuple):
-    """Models (K, P) with their matrices in int8; everything else (vectors, statistics) stays as it is."""
+    """Models (K, P) with rounded matrices; everything else (vectors, statistics) stays as it is."""
 
-    levels: Tensor  # (K, M) int8: the entries of tensors with two or more dimensions, in the layout's order
-    scales: Tensor  # (K, R) one for each row of those tensors
+    matrices: (
+        Tensor  # (K, M) int8 or float16: the entries of tensors with two or more dimensions, in the layout's order
+    )
+    scales: Tensor  # (K, R) one for each row of those tensors, if they are int8
     rest: Tensor  # (K, S) the other entries
 
 
-def pack(models: Tensor, layout: Layout) -> PackedModels:
-    """Round the matrices of models (K, P) to int8, one scale for each row. K = 4 are then as many bytes as one model.
+def pack(models: Tensor, layout: Layout, dtype: ExpertType = "int8") -> PackedModels:
+    """Round the matrices of models (K, P); in int8 with one scale for each row. "float32" rounds nothing.
 
-    >>> from torch import nn
+    In int8, four models are as many bytes as one in float32.
+
     >>> layout = Layout.of(nn.Linear(2, 1))
     >>> packed = pack(torch.tensor([[1.0, -0.5, 7.7]]), layout)
-    >>> packed.levels, unpack(packed, layout)
+    >>> packed.matrices, unpack(packed, layout)
     (tensor([[127, -64]], dtype=torch.int8), tensor([[ 1.0000, -0.5039,  7.7000]]))
     """
-    levels, scales, rest = [], [], []
-    for tensor, is_matrix in _tensors(models, layout):
+    matrices, scales, rest = [], [], []
+    for tensor, is_matrix in _tensors(models, layout, dtype):
         if not is_matrix:
             rest.append(tensor.flatten(1))
-            continue
-        rows = tensor.flatten(2)  # (K, rows, entries)
-        scale = rows.abs().amax(dim=2) / LEVELS
-        levels.append((rows / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8).flatten(1))
-        scales.append(scale)
-    return PackedModels(_joined(levels, models, torch.int8), _joined(scales, models), _joined(rest, models))
+        elif dtype == "float16":
+            matrices.append(tensor.flatten(1).clamp(-HALF, HALF).half())
+        else:
+            rows = tensor.flatten(2)  # (K, rows, entries)
+            scale = rows.abs().amax(dim=2) / LEVELS
+            matrices.append((rows / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8).flatten(1))
+            scales.append(scale)
+    rounded_type = torch.float16 if dtype == "float16" else torch.int8
+    return PackedModels(_joined(matrices, models, rounded_type), _joined(scales, models), _joined(rest, models))
 
 
-def unpack(packed: PackedModels, layout: Layout) -> Tensor:
+def unpack(packed: PackedModels, layout: Layout, dtype: ExpertType = "int8") -> Tensor:
     """Return the models (K, P) that `pack` rounded."""
     models = packed.rest.new_empty(len(packed.rest), layout.size)
     taken = [0, 0, 0]
@@ -168,29 +195,42 @@ def unpack(packed: PackedModels, layout: Layout) -> Tensor:
         begin, taken[part] = taken[part], taken[part] + count
         return packed[part][:, begin : taken[part]]
 
-    for tensor, is_matrix in _tensors(models, layout):
-        if is_matrix:
-            rows = tensor.flatten(2)
-            scale = take(1, rows.shape[1])
-            levels = take(0, rows.shape[1] * rows.shape[2]).view(rows.shape)
-            tensor.copy_((levels * scale[..., None]).view(tensor.shape))
+    for tensor, is_matrix in _tensors(models, layout, dtype):
+        entries = take(0 if is_matrix else 2, tensor[0].numel()).view(tensor.shape)
+        if is_matrix and dtype == "int8":
+            scale = take(1, tensor.shape[1])
+            tensor.copy_(entries * scale.view(scale.shape + (1,) * (tensor.ndim - 2)))
         else:
-            tensor.copy_(take(2, tensor[0].numel()).view(tensor.shape))
+            tensor.copy_(entries)
     return models
 
 
-def rounded(models: Tensor, layout: Layout) -> Tensor:
+def rounded(models: Tensor, layout: Layout, dtype: ExpertType = "int8") -> Tensor:
     """Return models (K, P) as a client unpacks them."""
-    return unpack(pack(models, layout), layout)
+    return models if dtype == "float32" else unpack(pack(models, layout, dtype), layout, dtype)
 
 
-def _tensors(models: Tensor, layout: Layout) -> list[tuple[Tensor, bool]]:
-    """Return the tensors of models (K, P) as views (K, ...), and whether each is rounded: trained, and a matrix."""
-    views, found, begin = layout.views(models), [], 0
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        found.append((views[name], len(shape) >= 2 and begin < layout.num_parameters))
-        begin += shape.numel()
-    return found
+def packed_sizes(layout: Layout, dtype: ExpertType = "int8") -> tuple[int, int, int]:
+    """Return the numbers M, R and S of one packed model."""
+    matrices = [
+        shape for shape, is_matrix in zip(layout.shapes, _are_matrices(layout, dtype), strict=True) if is_matrix
+    ]
+    size = sum(shape.numel() for shape in matrices)
+    return size, sum(shape[0] for shape in matrices) if dtype == "int8" else 0, layout.size - size
+
+
+def _tensors(models: Tensor, layout: Layout, dtype: ExpertType) -> list[tuple[Tensor, bool]]:
+    """Return the tensors of models (K, P) as views (K, ...), and whether each is rounded."""
+    return list(zip(layout.views(models).values(), _are_matrices(layout, dtype), strict=True))
+
+
+def _are_matrices(layout: Layout, dtype: ExpertType) -> list[bool]:
+    """Return whether each tensor is rounded: those with two or more dimensions that are trained."""
+    begins = accumulate((shape.numel() for shape in layout.shapes), initial=0)
+    return [
+        dtype != "float32" and len(shape) >= 2 and begin < layout.num_parameters
+        for shape, begin in zip(layout.shapes, begins, strict=False)
+    ]
 
 
 def _joined(parts: list[Tensor], models: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -58,4 +58,5 @@ def project(values: Tensor, num_projections: int) -> Tensor:
     flat = values.flatten(1).double()
     seeded = torch.Generator().manual_seed(flat.shape[1])
     directions = torch.randn(flat.shape[1], num_projections, generator=seeded, dtype=torch.float64)
-    return flat @ (directions / flat.shape[1] ** 0.5).to(flat.device)
+    points: Tensor = flat @ (directions / flat.shape[1] ** 0.5).to(flat.device)
+    return points

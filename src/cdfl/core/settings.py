@@ -1,4 +1,4 @@
-"""The settings of CDFL in four groups, each value with its symbol in the paper."""
+"""The settings of CDFL in five groups, each value with its symbol in the paper."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -108,6 +108,25 @@ class RateSettings(_Checked):
 
 
 @dataclass(frozen=True)
+class ReplySettings(_Checked):
+    """What a reply carries. The paper: one model, the average of the clusters weighted by the mixture.
+
+    Deviation: `reply="experts"` sends all cluster models, rounded, and a router that says which of them to trust on
+    which input (`cdfl.core.experts`).
+    """
+
+    reply: Literal["model", "experts"] = "model"
+    expert_dtype: Literal["int8", "float16", "float32"] = "int8"  # of matrices; nothing else is rounded
+    send_mixture: bool = (
+        True  # whether clients send the mixture that their router sees; if not, the server estimates it
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self, "send_mixture", isinstance(self.send_mixture, bool), "True or False")
+
+
+@dataclass(frozen=True)
 class TrainingSettings(_Checked):
     """Training on the client (equation 4).
 
@@ -164,6 +183,7 @@ class Settings:
 
     estimate: EstimateSettings = dataclass_field(default_factory=EstimateSettings)
     rates: RateSettings = dataclass_field(default_factory=RateSettings)
+    replies: ReplySettings = dataclass_field(default_factory=ReplySettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
     max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; every upload counts if None
@@ -207,6 +227,7 @@ class Settings:
 GROUPS: dict[str, type[Any]] = {
     "estimate": EstimateSettings,
     "rates": RateSettings,
+    "replies": ReplySettings,
     "training": TrainingSettings,
     "pretraining": PretrainingSettings,
 }

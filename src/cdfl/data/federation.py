@@ -29,6 +29,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.cluster)
 
+    def at(self, places: np.ndarray) -> Samples:
+        """Return some of these samples."""
+        return Samples(self.split, self.cluster[places], self.index[places])
+
 
 @dataclass(frozen=True, eq=False)
 class Draw:

@@ -48,7 +48,8 @@ class PairCounts(nn.Module):
         """Return one number a cluster (N, K). A token that the server has never seen counts as another one."""
         tokens = tokens.flatten(1).clamp(0, self.num_tokens - 1)
         pairs = (tokens[:, :-1] * 31_337 + tokens[:, 1:] * 7_919) % BUCKETS if tokens.shape[1] > 1 else tokens * 0
-        return self.answers(torch.relu(self.singles(tokens) + self.pairs(pairs)))
+        answers: Tensor = self.answers(torch.relu(self.singles(tokens) + self.pairs(pairs)))
+        return answers
 
 
 def _for_pictures(pictures: Tensor, num_clusters: int, width: int) -> nn.Sequential:

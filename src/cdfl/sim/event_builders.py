@@ -1,26 +1,43 @@
 """Turn a run's results into events: started, each upload, and the summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from math import log
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
-from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
+from cdfl.record import Clusters, Diverged, Event, Finished, Routed, Started, Uploaded, only
 from cdfl.sim.workload import TURNS_PER_UPLOAD, Workload
+from cdfl.wire.experts import experts_size
 
 SMOOTHING = 1e-4
 
 
 class Scores(NamedTuple):
-    """Scores on a client's held-out data: of the model it held, the one it uploaded, and the reply."""
+    """Scores on a client's held-out data: of the model it held, the one it uploaded, and the reply.
+
+    With a router, also of the cluster models behind it.
+    """
 
     held: float
     before: float
     after: float
+    routed: float | None = None  # after the reply
+    one_expert: float | None = None  # the same, with the likeliest expert of each input alone
+    routed_held: float | None = None  # before training
+
+
+class OwnEstimate(NamedTuple):
+    """What the router tells a client about its data."""
+
+    mixture: Tensor  # (K,)
+    strange: float  # share of inputs that fit no cluster
 
 
 class UploadInfo(NamedTuple):
@@ -63,14 +80,21 @@ def started_event(workload: Workload, algorithm: Algorithm) -> Started:
 
 
 def uploaded_event(
-    workload: Workload, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Sequence[Scores]
+    workload: Workload,
+    algorithm: Algorithm,
+    info: UploadInfo,
+    draw: Draw,
+    reply: Reply,
+    scores: Sequence[Scores],
+    own: OwnEstimate | None = None,
 ) -> Uploaded:
     """Return the event of one upload, with its costs; `scores` has one entry for each metric."""
     main, *others = scores
     num_clusters = workload.federation.num_clusters
-    down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
+    down = bytes_down(workload, algorithm, is_first=info.update == 0)
     # A client that receives all cluster models evaluates each on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
+    asked = len(draw.train) * workload.routing.flops if algorithm.models_down == "experts" and own else 0
     server_passes = 0
     if algorithm.uses_proxy and reply.outcome != "deprecated":
         sizes = [len(targets) for _, targets in workload.proxy_sets]
@@ -89,17 +113,46 @@ def uploaded_event(
         held=main.held,
         before=main.before,
         after=main.after,
+        **_served(algorithm, main),
         true_mixture=true_mixture,
         mixture=mixture,
         divergence=None if mixture is None else divergence(true_mixture, mixture),
         rates=reply.rates.tolist(),
-        bytes_up=workload.model_bytes if down else 0,
-        bytes_down=down * workload.model_bytes,
-        client_flops=info.trained * workload.flops.training + tried * workload.flops.forward,
+        bytes_up=0 if algorithm.models_down == "none" else workload.model_bytes,
+        bytes_down=down,
+        client_flops=info.trained * workload.flops.training + tried * workload.flops.forward + asked,
         server_flops=server_passes * workload.flops.forward,
         trained=info.trained,
-        more={metric.name: own._asdict() for metric, own in zip(workload.metrics[1:], others, strict=True)},
+        more={
+            metric.name: {"held": each.held, "before": each.before, "after": each.after, **_served(algorithm, each)}
+            for metric, each in zip(workload.metrics[1:], others, strict=True)
+        },
+        routed={} if own is None else asdict(_routed(main, own, true_mixture)),
     )
+
+
+def bytes_down(workload: Workload, algorithm: Algorithm, *, is_first: bool) -> int:
+    """Return the bytes of a reply's body. The router comes once, with the first reply to a client."""
+    num_clusters = workload.federation.num_clusters
+    if algorithm.models_down == "experts":
+        replies = algorithm.settings.replies
+        experts = experts_size(workload.layout, num_clusters, replies.expert_dtype)
+        return experts + (workload.routing.num_bytes if is_first else 0)
+    return {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down] * workload.model_bytes
+
+
+def _served(algorithm: Algorithm, scores: Scores) -> dict[str, float]:
+    """Return the scores of what a client predicts with, after the reply and before training."""
+    if algorithm.models_down == "experts" and scores.routed is not None and scores.routed_held is not None:
+        return {"served": scores.routed, "served_held": scores.routed_held}
+    return {"served": scores.after, "served_held": scores.held}
+
+
+def _routed(scores: Scores, own: OwnEstimate, true_mixture: list[float]) -> Routed:
+    assert scores.routed is not None and scores.one_expert is not None  # noqa: S101, PT018  there is a router
+    mixture = own.mixture.tolist()
+    main = max(range(len(true_mixture)), key=true_mixture.__getitem__)
+    return Routed(scores.routed, scores.one_expert, divergence(true_mixture, mixture), mixture[main], own.strange)
 
 
 def clusters_event(workload: Workload, epoch: int, scores: Sequence[Sequence[float]]) -> Clusters:
@@ -140,8 +193,7 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
     divergences = [event.divergence for event in last if event.divergence is not None]
     return Finished(
         uploads=len(uploads),
-        before=_mean(event.before for event in last),
-        after=_mean(event.after for event in last),
+        **_means(vars(event) for event in last),
         cluster=fmean(clusters[-1].scores) if clusters else 0.0,
         divergence=_mean(divergences),
         deprecated_share=_mean(float(event.outcome == "deprecated") for event in uploads) or 0.0,
@@ -156,12 +208,12 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
         shortfall=shortfall,
         more={
             name: {
-                "before": _mean(event.more[name]["before"] for event in last),
-                "after": _mean(event.more[name]["after"] for event in last),
+                **_means(event.more[name] for event in last),
                 "cluster": fmean(scores),
             }
             for name, scores in (clusters[-1].more if clusters else {}).items()
         },
+        routed={name: _mean(event.routed[name] for event in last) for name in (last[0].routed if last else {})},
     )
 
 
@@ -173,6 +225,11 @@ def staleness_histogram(staleness: Iterable[int], width: int) -> dict[str, int]:
     """
     bins = Counter(value // width for value in staleness)
     return {f"{number * width}-{number * width + width - 1}": bins[number] for number in sorted(bins)}
+
+
+def _means(scores: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    scores = list(scores)
+    return {name: _mean(each[name] for each in scores) for name in ("held", "before", "after", "served", "served_held")}
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -5,16 +5,21 @@ Nothing is batched, cached or overlapped here. Read it beside the paper.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cdfl.algorithms import Algorithm
-from cdfl.core import NotFiniteError, Reply, Upload, client_update
+from cdfl.core import NotFiniteError, Reply, Upload, client_update, personalize, reply_weights
+from cdfl.core.experts import expert_weights, likeliest, rounded
+from cdfl.data import Draw
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Diverged, Event
 from cdfl.sim.event_builders import (
+    OwnEstimate,
     Scores,
     UploadInfo,
     clusters_event,
@@ -23,6 +28,7 @@ from cdfl.sim.event_builders import (
     summarize,
     uploaded_event,
 )
+from cdfl.sim.routing import TurnEvidence, has_router
 from cdfl.sim.time_models import TimeModel
 from cdfl.sim.workload import Workload
 
@@ -36,6 +42,7 @@ class Client:
     turns: int = 0  # how often fresh data arrived; selects its data
     updates: int = 0  # how often it has uploaded
     memory: Memory = ()  # of its policy
+    experts: Tensor | None = None  # (K, P) the cluster models of its last reply, if experts are sent
 
 
 def simulate(
@@ -48,6 +55,13 @@ def simulate(
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
     state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+
+    is_routed = has_router(algorithm, state)
+
+    def sent_experts() -> Tensor | None:
+        replies = algorithm.settings.replies
+        models = algorithm.cluster_models(state)
+        return rounded(models, workload.layout, replies.expert_dtype) if algorithm.models_down == "experts" else None
 
     def scored() -> Event:
         return clusters_event(workload, state.epoch, workload.cluster_scores(algorithm.cluster_models(state)))
@@ -62,7 +76,7 @@ def simulate(
             break
         ticks[kind] += 1
         if kind == "join":
-            clients[client] = Client(algorithm.join(state), state)
+            clients[client] = Client(algorithm.join(state), state, experts=sent_experts())
             continue
         if kind == "leave":
             del clients[client]
@@ -72,7 +86,12 @@ def simulate(
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
-        assignment = algorithm.assign(mine.state, mine.reply, workload.view(draw))
+        view, evidence = workload.view(draw), None
+        if is_routed:
+            [evidence] = workload.routing.of([workload.turn_data(client, turn)])
+            mixture = _own_mixture(workload, algorithm, mine, draw, evidence)
+            view = replace(view, experts=mine.experts, mixture=partial(Tensor.clone, mixture))
+        assignment = algorithm.assign(mine.state, mine.reply, view)
         mine.memory, upload_now = decide_upload(
             policy, mine.memory, workload.observe(assignment.personal_model, draw, client, turn)
         )
@@ -106,19 +125,49 @@ def simulate(
             yield events[-1]
             continue
 
+        experts, own = sent_experts(), None
+        if experts is not None:  # the client mixes them itself
+            weights = reply_weights(reply.mixture, algorithm.settings.rates)
+            reply = reply.replace(personal_model=personalize(experts, weights))
         models = mine.reply.personal_model, local_model, reply.personal_model
-        scores = [Scores(*own) for own in zip(*(workload.scores(model, draw.test) for model in models), strict=True)]
+        columns = [workload.scores(model, draw.test) for model in models]
+        if evidence is not None:
+            own = OwnEstimate(mixture, evidence.strange)
+            current = algorithm.cluster_models(state) if experts is None else experts
+            weights = expert_weights(evidence.test, mixture)
+            columns += [_served(workload, current, draw, each) for each in (weights, likeliest(weights))]
+            columns += [] if mine.experts is None else [_served(workload, mine.experts, draw, weights)]
+        scores = [Scores(*each) for each in zip(*columns, strict=True)]
         info = UploadInfo(time, client, mine.updates, trained=plan.numel())
-        events.append(uploaded_event(workload, algorithm, info, draw, reply, scores))
+        events.append(uploaded_event(workload, algorithm, info, draw, reply, scores, own))
         yield events[-1]
         if reply.epoch % scenario.num_clients == 0:
             events.append(scored())
             yield events[-1]
 
         # Client: take the reply.
-        mine.reply, mine.state, mine.updates = reply, state, mine.updates + 1
+        mine.reply, mine.state, mine.experts, mine.updates = reply, state, experts, mine.updates + 1
 
     if state.epoch % scenario.num_clients != 0:
         events.append(scored())
         yield events[-1]
     yield summarize(events, scenario.num_clients, shortfall(workload, events, ticks))
+
+
+def _own_mixture(
+    workload: Workload, algorithm: Algorithm, client: Client, draw: Draw, evidence: TurnEvidence
+) -> Tensor:
+    """Return a client's own estimate of its mixture (K,) on fresh data."""
+    models = algorithm.cluster_models(client.state) if client.experts is None else client.experts
+    return workload.routing.own_mixture(
+        evidence,
+        client.reply.mixture,
+        lambda places: workload.sample_losses(models, draw.train.at(places.numpy())),
+    )
+
+
+def _served(workload: Workload, experts: Tensor, draw: Draw, weights: Tensor) -> list[float]:
+    """Return the score, by each metric, of experts (K, P) that are weighted for each held-out sample (n, K)."""
+    inputs, targets = workload.inputs(draw.test)
+    outputs = torch.stack([workload.outputs(vector, inputs) for vector in experts])
+    return [float(metric(workload.combine(outputs, weights), targets)) for metric in workload.metrics]

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm, Assignment, ClientView
-from cdfl.core import NotFiniteError, Reply, Upload, flatten
+from cdfl.core import NotFiniteError, Reply, Upload, flatten, personalize, reply_weights
 from cdfl.core.batches import batch_plan
+from cdfl.core.experts import rounded
 from cdfl.core.losses import each_loss, row_losses
 from cdfl.data import Draw, Samples
 from cdfl.metrics import ACCURACY, Metric
@@ -24,6 +25,7 @@ from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Diverged, Event
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
 from cdfl.sim.event_builders import (
+    OwnEstimate,
     Scores,
     UploadInfo,
     clusters_event,
@@ -32,10 +34,12 @@ from cdfl.sim.event_builders import (
     summarize,
     uploaded_event,
 )
+from cdfl.sim.routing import TurnEvidence, has_router, served
 from cdfl.sim.time_models import Tick, TimeModel
 from cdfl.sim.workload import TurnData, Workload
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
+WAITING_BYTES = 2**33  # of cluster models that wait with them
 NUMBERS = 2**26  # at most this many outputs are in memory at once, where networks have many
 
 
@@ -53,6 +57,8 @@ class Client:
     uploads: bool = False  # its policy's decision at the next turn
     trained: "Trained | None" = None
     ahead: TurnData | None = None  # of the turn after that
+    experts: Tensor | None = None  # (K, P) the cluster models of its last reply, as they came
+    own_mixture: Tensor | None = None  # (K,) its own estimate for its next turn, by the router
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +79,17 @@ class _Unscored:
     held: Tensor  # (P,) what its client had before training
     local_model: Tensor
     reply: Reply
+    behind: "_BehindRouter | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class _BehindRouter:
+    """What is scored of an upload if there is a router."""
+
+    evidence: TurnEvidence
+    mixture: Tensor  # (K,) the client's own estimate
+    held: Tensor | None  # (K, P) the experts before training, if experts are sent
+    experts: Tensor  # (K, P) after the reply
 
 
 class Request(NamedTuple):
@@ -117,6 +134,8 @@ class Simulation:
         self.state: Any = None
         self.clients: dict[int, Client] = {}
         self._waiting: list[_Unscored | Diverged | tuple[int, Tensor]] = []
+        self.has_router = False  # known when the run starts
+        self._most_waiting = MOST_WAITING
 
     def resume(self, bookmark: Bookmark, events: Sequence[Event]) -> None:
         """Continue from a bookmark, given the run's events; events after the bookmark are emitted again."""
@@ -142,6 +161,10 @@ class Simulation:
             yield from self._begin()
         place = self.bookmark = self.bookmark or self._mark(ticks=0, attempts=0)
         self.state, self.clients = place.state, {number: replace(held) for number, held in place.clients.items()}
+        self.has_router = has_router(self.algorithm, self.state)
+        if self.has_router:  # every waiting upload holds up to 2 K models
+            held = 2 * self.workload.federation.num_clusters * self.workload.model_bytes
+            self._most_waiting = max(1, min(MOST_WAITING, WAITING_BYTES // held))
 
         ticks = self.workload.ticks(self.time_model)
         left: Counter[int] | None = None
@@ -169,7 +192,7 @@ class Simulation:
                 self._prepare(number)
                 continue
             if client.trained is None:
-                if not 0 < len(self._waiting) < self.engines.scores_together:
+                if not 0 < len(self._waiting) < min(self.engines.scores_together, self._most_waiting):
                     yield from self._emit()
                     self.bookmark = self._mark(taken, attempts)
                 ready = [
@@ -187,7 +210,7 @@ class Simulation:
                 client.state = None
             if left is not None:
                 left[number] -= 1
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= self._most_waiting:
                 yield from self._emit()
         if self.state.epoch % scenario.num_clients != 0:
             self._score_clusters()
@@ -216,20 +239,24 @@ class Simulation:
         reply = self.algorithm.join(self.state)
         assignment = Assignment(reply.personal_model, reply.epoch)
         drawn = self.workload.turn_data(number, 0)
-        self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
+        self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn, experts=self._sent_experts())
         self._prepare(number)
 
     def _prepare(self, number: int) -> None:
         """Give a client its reply and its next data, and let its policy decide."""
         client, workload = self.clients[number], self.workload
         client.turn_data = client.ahead or workload.turn_data(number, client.turns)
-        client.ahead, client.trained = None, None
+        client.ahead, client.trained, client.own_mixture = None, None, None
         draw = client.turn_data.draw
         view = ClientView(
             losses=lambda models: self._sample_losses(models, draw.train),
             true_mixture=torch.from_numpy(draw.true_mixture),
+            experts=client.experts,
+            mixture=(lambda: self._own_mixture(client)) if self.has_router else None,
         )
         client.assignment = self.algorithm.assign(client.state, client.reply, view)
+        if self.has_router:
+            self._own_mixture(client)  # while it has its cluster models
         if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
@@ -238,13 +265,16 @@ class Simulation:
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]
-        draw, plan, noise_seed = client.turn_data
-        return Training(self.workload.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
+        turn = client.turn_data
+        start = client.assignment.personal_model
+        return Training(self.workload.federation, turn.draw.train, start, turn.plan, turn.noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Store trained models with their losses until their uploads are due."""
         for number in numbers:  # draw the next data while the GPU is still training
             self.clients[number].ahead = self.workload.turn_data(number, self.clients[number].turns + 1)
+        if self.has_router:
+            self.workload.routing.of([ahead for number in numbers if (ahead := self.clients[number].ahead)])
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
@@ -278,10 +308,38 @@ class Simulation:
             self._waiting.append(Diverged(time, number))
             return
         info = UploadInfo(time, number, client.updates, turn_data.plan.numel())
-        self._waiting.append(_Unscored(info, turn_data.draw, client.reply.personal_model, trained.local_model, reply))
+        experts, behind = self._sent_experts(), None
+        if experts is not None:  # the client mixes them itself
+            weights = reply_weights(reply.mixture, self.algorithm.settings.rates)
+            reply = reply.replace(personal_model=personalize(experts, weights))
+        models = self.algorithm.cluster_models(self.state) if experts is None else experts
+        if self.has_router and len(models) > 1 and client.own_mixture is not None:
+            evidence = self.workload.routing.of([turn_data])[0]
+            behind = _BehindRouter(evidence, client.own_mixture, client.experts, models)
+        held = client.reply.personal_model
+        self._waiting.append(_Unscored(info, turn_data.draw, held, trained.local_model, reply, behind))
+        client.experts = experts
         if reply.epoch % self.workload.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
+
+    def _sent_experts(self) -> Tensor | None:
+        """Return the cluster models (K, P) of a reply, as a client unpacks them; None if a reply is one model."""
+        if self.algorithm.models_down != "experts":
+            return None
+        models = self.algorithm.cluster_models(self.state)
+        return rounded(models, self.workload.layout, self.algorithm.settings.replies.expert_dtype)
+
+    def _own_mixture(self, client: Client) -> Tensor:
+        """Return a client's own estimate of its mixture (K,) at its next turn."""
+        if client.own_mixture is None:
+            evidence = self.workload.routing.of([client.turn_data])[0]
+            models = self.algorithm.cluster_models(client.state) if client.experts is None else client.experts
+            train = client.turn_data.draw.train
+            client.own_mixture = self.workload.routing.own_mixture(
+                evidence, client.reply.mixture, lambda places: self._sample_losses(models, train.at(places.numpy()))
+            )
+        return client.own_mixture
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
@@ -328,7 +386,11 @@ class Simulation:
         for item in waiting:
             event: Event
             if isinstance(item, _Unscored):
-                event = uploaded_event(self.workload, self.algorithm, item.info, item.draw, next(replies), next(scores))
+                behind = item.behind
+                own = None if behind is None else OwnEstimate(behind.mixture, behind.evidence.strange)
+                event = uploaded_event(
+                    self.workload, self.algorithm, item.info, item.draw, next(replies), next(scores), own
+                )
             elif isinstance(item, Diverged):
                 event = item
             else:
@@ -338,7 +400,8 @@ class Simulation:
 
     def _scores(self, answered: Sequence[_Unscored]) -> list[list[Scores]]:
         """Return the scores of each client on its held-out samples, by each metric."""
-        together = max(1, NUMBERS // (3 * len(answered[0].draw.test) * self.workload.output_size))
+        per_upload = 3 + (2 * self.workload.federation.num_clusters if self.has_router else 0)
+        together = max(1, NUMBERS // (per_upload * len(answered[0].draw.test) * self.workload.output_size))
         return [
             scores
             for first in range(0, len(answered), together)
@@ -350,9 +413,27 @@ class Simulation:
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
         outputs = self.engines.evaluator.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
-        targets, count = [targets for _, targets in ready] * 3, len(answered)
+        count = len(answered)
+        if answered[0].behind is not None:
+            outputs = outputs + self._served(answered, [inputs for inputs, _ in ready])
+        targets = [targets for _, targets in ready] * (len(outputs) // count)
         found = [_score(metric, outputs, targets) for metric in self.workload.metrics]
         return [[Scores(*own[place::count]) for own in found] for place in range(count)]
+
+    def _served(self, answered: Sequence[_Unscored], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what clients predict with cluster models behind the router: after, by one expert, before training."""
+        behind = [item.behind for item in answered if item.behind is not None]
+        evidence, mixtures = [each.evidence.test for each in behind], [each.mixture for each in behind]
+
+        def outputs(models: Sequence[Tensor]) -> list[Tensor]:
+            copies = [own for own, experts in zip(inputs, models, strict=True) for _ in experts]
+            return self.engines.evaluator.outputs(torch.cat(list(models)), copies)
+
+        after = outputs([each.experts for each in behind])
+        found = served(self.workload.combine, after, evidence, mixtures)
+        found += served(self.workload.combine, after, evidence, mixtures, one_expert=True)
+        held = [each.held for each in behind if each.held is not None]
+        return found + (served(self.workload.combine, outputs(held), evidence, mixtures) if held else [])
 
     def _cluster_scores(self, models: Tensor) -> list[list[float]]:
         """Return the score of each cluster's model on its test set, by each metric."""

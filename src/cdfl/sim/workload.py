@@ -3,9 +3,10 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from cdfl.algorithms import ClientView
 from cdfl.core import Layout, Loss, Settings, flatten, pretrain
 from cdfl.core.batches import batch_plan
+from cdfl.core.experts import combine_for
 from cdfl.core.losses import each_loss
 from cdfl.core.proxy import ProxySets, outputs
 from cdfl.data import Draw, Federation, Samples
@@ -23,13 +25,17 @@ from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 
+if TYPE_CHECKING:
+    from cdfl.sim.routing import Routing
+
 # A run ends after this many turns for each planned upload, even if its policy rarely uploads.
 TURNS_PER_UPLOAD = 50
 # It caches the data of this many turns: runs of one seed share it and need the same data at about the same time.
 DRAWS_KEPT = 256
 
 
-class TurnData(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TurnData:
     """A client's data at a turn, and the random choices of its training."""
 
     draw: Draw
@@ -55,20 +61,22 @@ class Workload:
         self.seed = federation.seed
         self.loss: Loss = scenario.loss
         self.metrics = scenario.metrics
+        self.combine = combine_for(self.loss)  # merges the outputs of experts
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._torch_seed("weights"))
+            torch.manual_seed(self.torch_seed("weights"))
             self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_outputs)
         self.model.to(self.device, dtype)
         self.layout = Layout.of(self.model)
         self.start: Tensor | None = None  # (K, P) the clusters after pre-training
-        self.proxy_sets = self._sets("proxy")
-        self.test_sets = self._sets("test")
+        self.proxy_sets = self.sets("proxy")
+        self.test_sets = self.sets("test")
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
     def with_federation(self, federation: Federation) -> "Workload":
         """Return the same learning problem with other client data."""
         other = copy.copy(self)
         other.federation = federation
+        other.__dict__.pop("routing", None)
         other.turn_data = lru_cache(maxsize=DRAWS_KEPT)(other._turn_data)
         return other
 
@@ -84,7 +92,7 @@ class Workload:
 
     def pretrain(self) -> Tensor:
         """Return the cluster models (K, P) at epoch 0."""
-        sets = self._sets("pretraining")
+        sets = self.sets("pretraining")
         with torch.random.fork_rng(devices=self.gpus):
             # Called before each training: like a client, each starts from the same random state (dropout).
             begin = lambda message: torch.manual_seed(self.pretraining_noise_seed)  # noqa: E731
@@ -93,15 +101,15 @@ class Workload:
     @property
     def pretraining_noise_seed(self) -> int:
         """The seed of the random numbers of each pre-training."""
-        return self._torch_seed("pretraining noise")
+        return self.torch_seed("pretraining noise")
 
     def pretraining_shuffle(self) -> torch.Generator:
         """Return the generator of the batches of the pre-training."""
-        return torch.Generator().manual_seed(self._torch_seed("pretraining"))
+        return torch.Generator().manual_seed(self.torch_seed("pretraining"))
 
     def plan(self, draw: Draw, client: int, turn: int) -> Tensor:
         """Return the samples of each batch, (steps, batch): a pure function of (seed, client, turn)."""
-        shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, turn))
+        shuffle = torch.Generator().manual_seed(self.torch_seed("batches", client, turn))
         return batch_plan(
             len(draw.train), self.settings.training.batch_size, self.settings.training.local_epochs, shuffle
         )
@@ -118,7 +126,7 @@ class Workload:
 
     def noise_seed(self, client: int, turn: int) -> int:
         """Return the seed of the random numbers (dropout) of one training."""
-        return self._torch_seed("noise", client, turn)
+        return self.torch_seed("noise", client, turn)
 
     @contextmanager
     def noise(self, client: int, turn: int) -> Iterator[None]:
@@ -159,7 +167,10 @@ class Workload:
 
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
-        inputs, targets = self.inputs(samples)
+        return self.losses_of_each(models, *self.inputs(samples))
+
+    def losses_of_each(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of every model (K, P) on every one of some inputs, (n, K)."""
         return torch.stack([each_loss(self.loss, self.outputs(vector, inputs), targets) for vector in models], dim=1)
 
     def scores(self, vector: Tensor, samples: Samples) -> list[float]:
@@ -173,6 +184,13 @@ class Workload:
             for k, (inputs, targets) in enumerate(self.test_sets)
         ]
         return [list(own) for own in zip(*found, strict=True)]
+
+    @cached_property
+    def routing(self) -> "Routing":
+        """The router of this workload, trained when it is first needed."""
+        from cdfl.sim.routing import Routing  # that module needs this one
+
+        return Routing(self)
 
     @cached_property
     def flops(self) -> Flops:
@@ -195,7 +213,7 @@ class Workload:
         guesses = self.outputs(vector, inputs)
         return [float(metric(guesses, targets)) for metric in self.metrics]
 
-    def _sets(self, split: str) -> list[tuple[Tensor, Tensor]]:
+    def sets(self, split: str) -> list[tuple[Tensor, Tensor]]:
         """Return the samples of one split of every cluster."""
         return [self.inputs(self.federation.all_samples(split, k)) for k in range(self.federation.num_clusters)]
 
@@ -204,5 +222,6 @@ class Workload:
         """The GPUs whose random state a training uses."""
         return [self.device] if self.device.type == "cuda" else []
 
-    def _torch_seed(self, purpose: str, *key: int) -> int:
+    def torch_seed(self, purpose: str, *key: int) -> int:
+        """Return the seed of one use of random numbers."""
         return int(generator(self.seed, purpose, *key).integers(2**63))

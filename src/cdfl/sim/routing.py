@@ -1,0 +1,131 @@
+"""The router of a run: what it tells about clients' data, and what experts behind it would predict."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from cdfl.algorithms import Algorithm
+from cdfl.core.experts import expert_weights, likeliest, loss_scale, mixture_of
+from cdfl.core.flat import Layout
+from cdfl.core.router import Router, train_router
+from cdfl.data import Draw
+from cdfl.models.routers import default_router
+from cdfl.sim.engine import fetch_all
+from cdfl.sim.flops import count_flops
+from cdfl.sim.workload import TurnData, Workload
+
+# Below this `Router.information`, clients also use their targets: the losses of the experts on some samples.
+SURE = 0.6
+LABELLED = 256  # on so many; more would cost more than a twentieth of a training
+PRIOR = 2.0  # the last mixture counts like so many samples
+
+
+@dataclass(frozen=True, eq=False)
+class TurnEvidence:
+    """What the router tells about the data of one turn."""
+
+    train: Tensor  # (n, K) evidence of the samples that a client trains on
+    test: Tensor  # (n, K) of those that it is scored on
+    mixture: Tensor  # (K,) float64 on the CPU, from the training inputs alone
+    strange: float  # share of the training inputs that fit no cluster
+
+
+class Routing:
+    """The router of a workload. Its answers depend on data alone, so runs of one seed share them."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        sets = [
+            torch.cat([inputs for inputs, _ in both])
+            for both in zip(workload.sets("pretraining"), workload.proxy_sets, strict=True)
+        ]
+        with torch.random.fork_rng(devices=workload.gpus):
+            torch.manual_seed(workload.torch_seed("router"))
+            module = default_router(sets[0][:8].cpu(), len(sets), workload.layout.num_parameters)
+            self.module: nn.Module = module.to(workload.device, workload.dtype)
+            shuffle = torch.Generator().manual_seed(workload.torch_seed("router samples"))
+            self.router: Router = train_router(self.module, sets, shuffle)
+        self.flops = count_flops(self.module, sets[0][:2]).forward
+        self.num_bytes = 4 * Layout.of(self.module).size
+        self._known: WeakKeyDictionary[TurnData, TurnEvidence] = WeakKeyDictionary()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the router tells clusters apart well enough to need no targets."""
+        return self.router.information >= SURE
+
+    @cached_property
+    def loss_scale(self) -> float:
+        """The factor that makes the experts' losses evidence, from the pre-trained clusters and the proxy sets."""
+        workload = self.workload
+        if workload.start is None:
+            raise RuntimeError("the clusters are not pre-trained")
+        losses = [workload.losses_of_each(workload.start, *own).cpu() for own in workload.proxy_sets]  # K of (n, K)
+        clusters = torch.arange(len(losses)).repeat_interleave(torch.tensor([len(own) for own in losses]))
+        return loss_scale(torch.cat(losses), clusters)
+
+    def of(self, turns: Sequence[TurnData]) -> list[TurnEvidence]:
+        """Return what the router tells about some turns; those that are new are computed together."""
+        new = [turn for turn in dict.fromkeys(turns) if turn not in self._known]
+        self._known.update(zip(new, self._compute([turn.draw for turn in new]), strict=True))
+        return [self._known[turn] for turn in turns]
+
+    def own_mixture(self, evidence: TurnEvidence, prior: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a client's estimate of its mixture (K,), from all evidence that it has.
+
+        `losses` returns the losses (n, K) of the experts on some of its samples, given their places (n,). They are used
+        only if the router is not sure. Then the last mixture is the `prior`.
+        """
+        if self.is_sure:
+            return evidence.mixture
+        count = len(evidence.train)
+        some = torch.linspace(0, count - 1, min(count, LABELLED)).round().long()
+        both = evidence.train.cpu().clone()
+        both[some] -= self.loss_scale * losses(some).double().cpu()
+        return mixture_of(both, prior.cpu(), PRIOR)
+
+    def _compute(self, draws: Sequence[Draw]) -> list[TurnEvidence]:
+        if not draws:
+            return []
+        federation, dtype = self.workload.federation, self.workload.dtype
+        train = [inputs for inputs, _ in fetch_all([(federation, draw.train) for draw in draws], dtype)]
+        test = [inputs for inputs, _ in fetch_all([(federation, draw.test) for draw in draws], dtype)]
+        seen = self.router.look_at(self.module, torch.cat(train))
+        evidence = list(seen.evidence.split([len(inputs) for inputs in train]))
+        counts = torch.tensor([len(inputs) for inputs in train], device=seen.evidence.device)
+        mixtures = mixture_of(pad_sequence(evidence, batch_first=True), strength=PRIOR, counts=counts).cpu()
+        strange = [float(own.double().mean()) for own in seen.is_strange.cpu().split(counts.tolist())]
+        tested = self.router.look_at(self.module, torch.cat(test)).evidence.split([len(inputs) for inputs in test])
+        return [TurnEvidence(*each) for each in zip(evidence, tested, mixtures, strange, strict=True)]
+
+
+def has_router(algorithm: Algorithm, state: Any) -> bool:
+    """Return whether a run has a router: if replies are experts, and there are several cluster models to weight."""
+    return algorithm.settings.replies.reply == "experts" and len(algorithm.cluster_models(state)) > 1
+
+
+def served(
+    combine: Callable[[Tensor, Tensor], Tensor],
+    outputs: Sequence[Tensor],
+    evidence: Sequence[Tensor],
+    mixtures: Sequence[Tensor],
+    *,
+    one_expert: bool = False,
+) -> list[Tensor]:
+    """Return what B clients predict with K experts each: `outputs` holds B * K tensors (n, ...), K for each client."""
+    sizes = [len(own) for own in evidence]
+    num_experts = len(outputs) // len(sizes)
+    experts = torch.stack([torch.cat(list(outputs[k::num_experts])) for k in range(num_experts)])  # (K, N, ...)
+    shares = (
+        torch.stack(list(mixtures))
+        .to(evidence[0])
+        .repeat_interleave(torch.tensor(sizes, device=evidence[0].device), dim=0)
+    )
+    weights = expert_weights(torch.cat(list(evidence)), shares)
+    return list(combine(experts, likeliest(weights) if one_expert else weights).split(sizes))
