@@ -7,18 +7,19 @@ from cdfl.algorithms.cdfl import CDFL
 from cdfl.algorithms.conformance import A_NAME, check_algorithm, is_name
 from cdfl.algorithms.fedasync import FedAsync
 from cdfl.algorithms.fedbuff import FedBuff
+from cdfl.algorithms.fedem import FedEM
 from cdfl.algorithms.fedsoft import FedSoft
 from cdfl.algorithms.ifca import IFCA
-from cdfl.algorithms.local import Local, LocalKeep
+from cdfl.algorithms.local import Frozen, Local, LocalKeep
 from cdfl.algorithms.oracle import Oracle
 from cdfl.core import Settings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.name: kind for kind in (CDFL, FedSoft, FedAsync, FedBuff, IFCA, Local, LocalKeep, Oracle)
+    kind.name: kind for kind in (CDFL, FedSoft, FedEM, IFCA, FedAsync, FedBuff, Local, LocalKeep, Frozen, Oracle)
 }
 _LIBRARY = dict(ALGORITHMS)
 _A = TypeVar("_A", bound=Algorithm)
-METHODS = ("initial", "join", "assign", "server_update", "cluster_models")
+METHODS = ("network", "initial", "join", "assign", "server_update", "cluster_models")
 ATTRIBUTES = ("uses_proxy", "estimates", "models_down")  # a class that derives from `Algorithm` has defaults
 EXPECTED = f"expected a name, or a class with {', '.join(METHODS + ATTRIBUTES)} (see cdfl.algorithms.Algorithm)"
 
@@ -75,7 +76,9 @@ __all__ = [
     "ClientView",
     "FedAsync",
     "FedBuff",
+    "FedEM",
     "FedSoft",
+    "Frozen",
     "Local",
     "LocalKeep",
     "MixtureFromClient",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdfl.core import (
     GIVEN,
@@ -58,6 +58,10 @@ class Algorithm(Protocol):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    def network(self, model: nn.Module, num_clusters: int) -> nn.Module:
+        """Return the network that clients train, given that of a cluster."""
+        return model
 
     @abstractmethod
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:

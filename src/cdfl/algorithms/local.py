@@ -52,6 +52,19 @@ class LocalKeep(Algorithm):
         return Reply(model, state.epoch, none, none, state.epoch - base_epoch)
 
 
+class Frozen(LocalKeep):
+    """Nobody learns: clients are served the common start. With a router, the pre-trained models behind it."""
+
+    name: ClassVar[str] = "frozen"
+
+    def server_update(
+        self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
+    ) -> tuple[Any, Reply]:
+        """Send the common start again."""
+        state = replace(state, epoch=state.epoch + 1)
+        return state, self._reply(state, state.start, upload.base_epoch)
+
+
 class Local(LocalKeep):
     """The paper's Local: every client trains from the common start whenever its data change."""
 

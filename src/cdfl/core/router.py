@@ -21,7 +21,7 @@ from cdfl.core.settings import TrainingSettings
 
 PARTS = 4  # the samples are split into so many parts; a router is tested on a part that it was not trained on
 MANY = 4000  # samples: with more of them, the router need not be trained on the part that it is tested on
-SAMPLES_SEEN = 480_000  # in a training, unless that are fewer than 20 or more than 80 passes
+SAMPLES_SEEN = 480_000  # in a training, unless that are fewer than 20 or more than 60 passes
 
 
 class View(NamedTuple):
@@ -106,8 +106,8 @@ def train_router(
 
 def router_training(num_samples: int) -> TrainingSettings:
     """Return how a router is trained on so many samples unless told otherwise."""
-    passes = round(max(20, min(80, SAMPLES_SEEN / num_samples)))
-    return TrainingSettings(learning_rate=2e-3, weight_decay=1e-3, batch_size=64, local_epochs=passes)
+    passes = round(max(20, min(60, SAMPLES_SEEN / num_samples)))
+    return TrainingSettings(learning_rate=4e-3, weight_decay=1e-3, batch_size=128, local_epochs=passes)
 
 
 def calibrate(answers: Tensor, clusters: Tensor) -> tuple[float, Tensor]:

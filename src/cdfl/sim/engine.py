@@ -61,6 +61,7 @@ class Engines:
     pretrainer: Trainer  # without the proximal term
     evaluator: Evaluator
     scores_together: int = 1  # uploads to collect before they are scored
+    of_clusters: Evaluator | None = None  # of cluster models, if clients train another network
 
 
 def fetch_all(wanted: Sequence[tuple[Federation, Samples]], dtype: torch.dtype) -> list[DataSet]:

@@ -30,7 +30,7 @@ from cdfl.sim.event_builders import (
 )
 from cdfl.sim.routing import TurnEvidence, has_router
 from cdfl.sim.time_models import TimeModel
-from cdfl.sim.workload import Workload
+from cdfl.sim.workload import Workload, client_workload
 
 
 @dataclass
@@ -50,8 +50,9 @@ def simulate(
 ) -> Iterator[Event]:
     """Run a scenario, and yield every event as it happens."""
     scenario, federation = workload.scenario, workload.federation
+    clients_have = client_workload(workload, algorithm)  # the network that they train
     events: list[Event] = []
-    yield started_event(workload, algorithm)
+    yield started_event(clients_have, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
     state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
@@ -93,7 +94,7 @@ def simulate(
             view = replace(view, experts=mine.experts, mixture=partial(Tensor.clone, mixture))
         assignment = algorithm.assign(mine.state, mine.reply, view)
         mine.memory, upload_now = decide_upload(
-            policy, mine.memory, workload.observe(assignment.personal_model, draw, client, turn)
+            policy, mine.memory, clients_have.observe(assignment.personal_model, draw, client, turn)
         )
         if not upload_now:
             continue
@@ -104,7 +105,7 @@ def simulate(
         batches = ((inputs[batch], targets[batch]) for batch in plan)
         with workload.noise(client, turn):
             local_model = client_update(
-                workload.model, assignment.personal_model, batches, workload.loss, workload.settings.training
+                clients_have.model, assignment.personal_model, batches, workload.loss, workload.settings.training
             )
         attempts += 1
         upload = Upload(
@@ -130,7 +131,7 @@ def simulate(
             weights = reply_weights(reply.mixture, algorithm.settings.rates)
             reply = reply.replace(personal_model=personalize(experts, weights))
         models = mine.reply.personal_model, local_model, reply.personal_model
-        columns = [workload.scores(model, draw.test) for model in models]
+        columns = [clients_have.scores(model, draw.test) for model in models]
         if evidence is not None:
             own = OwnEstimate(mixture, evidence.strange)
             current = algorithm.cluster_models(state) if experts is None else experts
@@ -139,7 +140,7 @@ def simulate(
             columns += [] if mine.experts is None else [_served(workload, mine.experts, draw, weights)]
         scores = [Scores(*each) for each in zip(*columns, strict=True)]
         info = UploadInfo(time, client, mine.updates, trained=plan.numel())
-        events.append(uploaded_event(workload, algorithm, info, draw, reply, scores, own))
+        events.append(uploaded_event(clients_have, algorithm, info, draw, reply, scores, own))
         yield events[-1]
         if reply.epoch % scenario.num_clients == 0:
             events.append(scored())

@@ -18,11 +18,12 @@ from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_po
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
+from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
-from cdfl.sim.workload import Workload
+from cdfl.sim.workload import Workload, client_workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -190,9 +191,7 @@ def compare_events(
                         "compare runs with the same training settings"
                     )
     built = simulations(configs, data_dir)
-    together = max(1, _memory_budget(first.device) // _bytes_of(built[0]))
-    for start in range(0, len(built), together):
-        group = range(start, min(start + together, len(built)))
+    for group in _groups(built, _memory_budget(first.device)):
         folder_of = {which: folders[which] for which in group} if folders is not None else {}
         yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
         for which in group:
@@ -251,6 +250,7 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
     """Build the simulations of several configs; those of one seed share data and pre-training."""
     workloads: dict[int, Workload] = {}
     built: list[Simulation] = []
+    made: dict[str, Engines] = {}
     first = configs[0]
     federation = first.scenario.federation(first.seed, data_dir, validation=first.validation)  # reads the data once
     federation = federation.to(first.device)
@@ -258,15 +258,38 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
         if config.seed not in workloads:
             workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
         workload = workloads[config.seed]
-        engines = built[0].engines if built else make_engines(workload, precision=config.precision)
-        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)
-        built.append(Simulation(workload, algorithm, config.time_model, engines, config.policy))
+        algorithm = make_algorithm(config.algorithm, config.settings)
+        engines = _engines(algorithm, workload, config.precision, made)
+        built.append(
+            Simulation(workload, make_fast(algorithm, workload, engines), config.time_model, engines, config.policy)
+        )
     return built
+
+
+def _engines(algorithm: Algorithm, workload: Workload, precision: Precision, made: dict[str, Engines]) -> Engines:
+    """Return the engines of an algorithm; those with the same network share them."""
+    if "" not in made:
+        made[""] = make_engines(workload, precision=precision)
+    clients = client_workload(workload, algorithm)
+    if clients is workload:
+        return made[""]
+    if algorithm.name not in made:
+        own, usual = make_engines(clients, precision=precision), made[""]
+        made[algorithm.name] = replace(own, pretrainer=usual.pretrainer, of_clusters=usual.evaluator)
+    return made[algorithm.name]
+
+
+def _groups(built: Sequence[Simulation], budget: int) -> Iterator[list[int]]:
+    """Yield the numbers of simulations that run together: those with the same network, as far as memory goes."""
+    for engines in {id(simulation.engines): None for simulation in built}:
+        same = [which for which, simulation in enumerate(built) if id(simulation.engines) == engines]
+        together = max(1, budget // _bytes_of(built[same[0]]))
+        yield from (same[start : start + together] for start in range(0, len(same), together))
 
 
 def _bytes_of(simulation: Simulation) -> int:
     """Return the bytes of a simulation: a received, a trained and a scored model for every client, and the data."""
-    workload = simulation.workload
+    workload = simulation.client_workload
     return 3 * workload.scenario.num_clients * workload.model_bytes + workload.federation.num_bytes
 
 

@@ -36,7 +36,7 @@ from cdfl.sim.event_builders import (
 )
 from cdfl.sim.routing import TurnEvidence, has_router, served
 from cdfl.sim.time_models import Tick, TimeModel
-from cdfl.sim.workload import TurnData, Workload
+from cdfl.sim.workload import TurnData, Workload, client_workload
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
 WAITING_BYTES = 2**33  # of cluster models that wait with them
@@ -125,6 +125,7 @@ class Simulation:
         policy: Policy = ALWAYS,
     ) -> None:
         self.workload = workload
+        self.client_workload = client_workload(workload, algorithm)
         self.algorithm = algorithm
         self.engines = engines
         self.policy = policy
@@ -136,6 +137,7 @@ class Simulation:
         self._waiting: list[_Unscored | Diverged | tuple[int, Tensor]] = []
         self.has_router = False  # known when the run starts
         self._most_waiting = MOST_WAITING
+        self._of_clusters = engines.of_clusters or engines.evaluator
 
     def resume(self, bookmark: Bookmark, events: Sequence[Event]) -> None:
         """Continue from a bookmark, given the run's events; events after the bookmark are emitted again."""
@@ -220,7 +222,7 @@ class Simulation:
     def _begin(self) -> Steps:
         """Initialization: start the server from the pre-trained clusters, and score them."""
         workload = self.workload
-        self.emitted.append(started_event(workload, self.algorithm))
+        self.emitted.append(started_event(self.client_workload, self.algorithm))
         yield self.emitted[-1]
         if workload.start is None:
             raise RuntimeError("the clusters are not pre-trained; iterate over `events`, not over `steps`")
@@ -244,8 +246,8 @@ class Simulation:
 
     def _prepare(self, number: int) -> None:
         """Give a client its reply and its next data, and let its policy decide."""
-        client, workload = self.clients[number], self.workload
-        client.turn_data = client.ahead or workload.turn_data(number, client.turns)
+        client = self.clients[number]
+        client.turn_data = client.ahead or self.workload.turn_data(number, client.turns)
         client.ahead, client.trained, client.own_mixture = None, None, None
         draw = client.turn_data.draw
         view = ClientView(
@@ -260,7 +262,7 @@ class Simulation:
         if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
-        seen = workload.observe(client.assignment.personal_model, draw, number, client.turns)
+        seen = self.client_workload.observe(client.assignment.personal_model, draw, number, client.turns)
         client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
@@ -343,7 +345,7 @@ class Simulation:
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
-        return self.engines.evaluator.evaluate(models, clusters, self.workload.proxy_sets)
+        return self._of_clusters.evaluate(models, clusters, self.workload.proxy_sets)
 
     def _proxy_losses(self, models: Tensor) -> Tensor:
         """Return the losses (B, K) of many models (B, P) on all proxy sets."""
@@ -351,7 +353,7 @@ class Simulation:
         if loss is not cross_entropy or sets[0][1].ndim > 1:
             return torch.stack([self._losses_on(models, *own) for own in sets], dim=1).double().cpu()
         sizes = [len(targets) for _, targets in sets]
-        outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
+        outputs = self._of_clusters.outputs(models, torch.cat([inputs for inputs, _ in sets]))
         logits = torch.stack(outputs)  # (B, n, classes)
         targets = torch.cat([own for _, own in sets]).expand(len(logits), -1)  # (B, n)
         losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
@@ -362,14 +364,14 @@ class Simulation:
         together = max(1, NUMBERS // (len(inputs) * self.workload.output_size))
         found = []
         for some in models.split(together):
-            outputs = torch.stack(self.engines.evaluator.outputs(some, inputs))  # (B, n, ...)
+            outputs = torch.stack(self._of_clusters.outputs(some, inputs))  # (B, n, ...)
             found.append(row_losses(self.workload.loss, outputs, targets.expand(len(some), *targets.shape)))
         return torch.cat(found)
 
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
         inputs, targets = self.workload.inputs(samples)
-        outputs = self.engines.evaluator.outputs(models, inputs)
+        outputs = self._of_clusters.outputs(models, inputs)
         return torch.stack([each_loss(self.workload.loss, out, targets) for out in outputs], dim=1)
 
     # -- scores, which do not influence the run
@@ -389,7 +391,7 @@ class Simulation:
                 behind = item.behind
                 own = None if behind is None else OwnEstimate(behind.mixture, behind.evidence.strange)
                 event = uploaded_event(
-                    self.workload, self.algorithm, item.info, item.draw, next(replies), next(scores), own
+                    self.client_workload, self.algorithm, item.info, item.draw, next(replies), next(scores), own
                 )
             elif isinstance(item, Diverged):
                 event = item
@@ -427,7 +429,7 @@ class Simulation:
 
         def outputs(models: Sequence[Tensor]) -> list[Tensor]:
             copies = [own for own, experts in zip(inputs, models, strict=True) for _ in experts]
-            return self.engines.evaluator.outputs(torch.cat(list(models)), copies)
+            return self._of_clusters.outputs(torch.cat(list(models)), copies)
 
         after = outputs([each.experts for each in behind])
         found = served(self.workload.combine, after, evidence, mixtures)
@@ -438,7 +440,7 @@ class Simulation:
     def _cluster_scores(self, models: Tensor) -> list[list[float]]:
         """Return the score of each cluster's model on its test set, by each metric."""
         sets = self.workload.test_sets
-        outputs = self.engines.evaluator.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
+        outputs = self._of_clusters.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
         targets = [targets for _, targets in sets]
         return [_score(metric, outputs, targets) for metric in self.workload.metrics]
 

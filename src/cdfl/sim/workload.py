@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cdfl.algorithms import ClientView
+from cdfl.algorithms import Algorithm, ClientView
 from cdfl.core import Layout, Loss, Settings, flatten, pretrain
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import combine_for
@@ -41,6 +41,12 @@ class TurnData:
     draw: Draw
     plan: Tensor  # (steps, batch) its batches
     noise_seed: int
+
+
+def client_workload(workload: "Workload", algorithm: Algorithm) -> "Workload":
+    """Return the workload with the network that an algorithm's clients train; mostly that of a cluster."""
+    network = algorithm.network(workload.model, workload.federation.num_clusters)
+    return workload if network is workload.model else workload.with_network(network)
 
 
 class Workload:
@@ -78,6 +84,15 @@ class Workload:
         other.federation = federation
         other.__dict__.pop("routing", None)
         other.turn_data = lru_cache(maxsize=DRAWS_KEPT)(other._turn_data)
+        return other
+
+    def with_network(self, network: nn.Module) -> "Workload":
+        """Return the same data with another network."""
+        other = copy.copy(self)
+        for name in ("routing", "flops", "output_size"):
+            other.__dict__.pop(name, None)
+        other.model = network.to(self.device, self.dtype)
+        other.layout = Layout.of(other.model)
         return other
 
     def _turn_data(self, client: int, turn: int) -> TurnData:
