@@ -20,11 +20,11 @@ EVENTS = [
     Clusters(0, [0.1, 1 / 3]),
     Uploaded(
         epoch=1, time=0.1 + 0.2, client=3, update=0, samples=20, staleness=1, outcome="applied", held=0.3, before=0.5,
-        after=0.625, true_mixture=[0.25, 0.75], mixture=None, divergence=None, rates=[0.3, 0.0], bytes_up=10,
-        bytes_down=10, client_flops=10**15, server_flops=0, trained=40,
+        after=0.625, served=0.7, served_held=0.35, true_mixture=[0.25, 0.75], mixture=None, divergence=None,
+        rates=[0.3, 0.0], bytes_up=10, bytes_down=10, client_flops=10**15, server_flops=0, trained=40,
     ),
     Diverged(2.5, 7),
-    Finished(1, 0.5, 0.6, 0.7, None, 0.0, 0.0, 1, {"0-4": 1}, 10, 10, 10**15, 0, 40),
+    Finished(1, 0.4, 0.5, 0.6, 0.8, 0.3, 0.7, None, 0.0, 0.0, 1, {"0-4": 1}, 10, 10, 10**15, 0, 40),
 ]  # fmt: skip
 
 

@@ -15,14 +15,15 @@ QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epoch
 
 
 def uploaded(client: int, after: float, rejected: bool, main: int = 0) -> Uploaded:
-    nothing = dict.fromkeys(("epoch", "time", "update", "samples", "staleness", "held", "before", "divergence"), 0)
+    scores = dict.fromkeys(("held", "before", "served", "served_held"), 0)
+    nothing = dict.fromkeys(("epoch", "time", "update", "samples", "staleness", "divergence"), 0)
     costs = dict.fromkeys(("bytes_up", "bytes_down", "client_flops", "server_flops", "trained"), 0)
     mixture = [0.0, 0.0]
     mixture[main] = 1.0
     return Uploaded(
         client=client, after=after, outcome="rejected" if rejected else "applied", true_mixture=mixture, mixture=None,
         rates=[],
-        **nothing, **costs,
+        **nothing, **scores, **costs,
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
 
 def test_numbers_are_in_the_order_of_the_seeds(small):
     configs = [configure(str(small), algorithm="local-keep", seed=seed) for seed in range(3)]
-    end = Finished(1, 0.5, 0.0, 0.7, None, 0.0, 0.0, 0, {}, 0, 0, 0, 0, 0)
+    end = Finished(1, 0.4, 0.5, 0.0, 0.0, 0.4, 0.7, None, 0.0, 0.0, 0, {}, 0, 0, 0, 0, 0)
     results = {which: replace(end, after=float(which)) for which in (2, 0, 1)}
     assert _values("local-keep", "after", configs, results) == [0.0, 1.0, 2.0]
     assert _values("local-keep", "divergence", configs, results) == []

@@ -12,8 +12,8 @@ from experiments.harness.run_summary import summarize_run
 
 UPLOAD = Uploaded(
     epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, outcome="applied", held=0.3, before=0.5, after=0.6,
-    true_mixture=[0.5, 0.5], mixture=[0.4, 0.6], divergence=0.1, rates=[0.3, 0.0], bytes_up=10, bytes_down=10,
-    client_flops=300, server_flops=5, trained=50,
+    served=0.6, served_held=0.3, true_mixture=[0.5, 0.5], mixture=[0.4, 0.6], divergence=0.1, rates=[0.3, 0.0],
+    bytes_up=10, bytes_down=10, client_flops=300, server_flops=5, trained=50,
 )  # fmt: skip
 HEADER: dict[str, Any] = {
     "device": "cpu", "precision": "float32",

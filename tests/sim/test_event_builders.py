@@ -39,8 +39,8 @@ def test_staleness_in_bins():
 METRICS = [{"name": "accuracy", "higher_is_better": True}]
 UPLOAD = Uploaded(
     epoch=1, time=1.0, client=0, update=0, samples=10, staleness=1, outcome="applied", held=0.3, before=0.2,
-    after=0.4, true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1, rates=[0.3, 0.3], bytes_up=10,
-    bytes_down=20, client_flops=300, server_flops=5, trained=50,
+    after=0.4, served=0.7, served_held=0.35, true_mixture=[0.5, 0.5], mixture=[0.5, 0.5], divergence=0.1,
+    rates=[0.3, 0.3], bytes_up=10, bytes_down=20, client_flops=300, server_flops=5, trained=50,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 from cdfl.algorithms import ALGORITHMS
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
-from cdfl.sim import reference_simulation
+from cdfl.sim import reference_simulation, routing
 from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
@@ -71,7 +71,49 @@ def test_steps_towards_the_upload(name):
     assert_same(run_fast(workload, name), run_plain(workload, name))
 
 
+ROUTED = BUSY.replace(reply="experts")
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_cluster_models_behind_a_router(name):
+    workload = make_workload(ROUTED)
+    fast, plain = run_fast(workload, name), run_plain(workload, name)
+    assert_same(fast, plain)
+    uploads = only(plain.events, Uploaded)
+    assert all(bool(upload.routed) == (name not in ("fedasync", "fedbuff")) for upload in uploads)
+    if name == "cdfl":
+        assert all(upload.served == upload.routed["soft"] for upload in uploads)
+        assert {upload.served != upload.after for upload in uploads} == {True, False}
+        assert all(upload.mixture[0] == upload.mixture[0] for upload in uploads)
+    else:
+        assert all((upload.served, upload.served_held) == (upload.after, upload.held) for upload in uploads)
+
+
+def test_a_router_that_is_not_sure_asks_the_targets(monkeypatch):
+    monkeypatch.setattr(routing, "SURE", 1.1)
+    workload = make_workload(ROUTED)
+    fast = run_fast(workload)
+    assert_same(fast, run_plain(workload))
+    monkeypatch.setattr(routing, "SURE", 0.0)
+    inputs_alone = only(run_fast(workload).events, Uploaded)
+    assert [upload.mixture for upload in only(fast.events, Uploaded)] != [upload.mixture for upload in inputs_alone]
+
+
+def test_a_mixture_that_is_not_sent_serves_the_client_alone():
+    workload = make_workload(ROUTED.replace(send_mixture=False))
+    run = run_fast(workload)
+    assert_same(run, run_plain(workload))
+    sent = only(run_fast(make_workload(ROUTED)).events, Uploaded)
+    kept = only(run.events, Uploaded)
+    assert [upload.mixture for upload in kept] != [upload.mixture for upload in sent]  # the server's own estimates
+    assert kept[0].routed["divergence"] == sent[0].routed["divergence"]  # the client's
+    assert kept[0].server_flops > sent[0].server_flops == 0
+
+
+WORKERS = [name for name in ALGORITHMS if name != "fedem"]  # whose clients train another network
+
+
+@pytest.mark.parametrize("name", WORKERS)
 def test_workers(name):
     workload = busy_workload()
     assert_same(run_fast(workload, name, engines=workers(workload, 2)), plain_run(name))

@@ -143,7 +143,7 @@ def run_fast(
     engines: Engines | None = None,
 ) -> Result:
     algorithm = make_algorithm(name, workload.settings)
-    engines = engines or make_engines(workload, width=width)
+    engines = engines or make_engines(workload, algorithm, width=width)
     return Result(Simulation(workload, algorithm, time_model, engines, policy).events(), algorithm)
 
 

@@ -158,7 +158,7 @@ def _trained(
     module: nn.Module, samples: Tensor, clusters: Tensor, settings: TrainingSettings, generator: torch.Generator
 ) -> Tensor:
     """Train on samples (N, ...) of known clusters (N,); return the weights (P,)."""
-    weight = _weights(clusters, int(clusters.max()) + 1).float().to(samples.device)
+    weight = _weights(clusters, int(clusters.max()) + 1).to(flatten(module))
 
     def loss(answers: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(answers, targets, weight=weight)

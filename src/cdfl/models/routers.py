@@ -63,7 +63,7 @@ def _for_pictures(pictures: Tensor, num_clusters: int, width: int) -> nn.Sequent
         layers += [nn.MaxPool2d(2), nn.Conv2d(2 * after, 4 * after, 3, padding=1), nn.ReLU()]
     layers += [nn.AdaptiveAvgPool2d(4) if side >= 32 else nn.MaxPool2d(2), nn.Flatten()]
     with torch.no_grad():
-        flat = nn.Sequential(*layers)(torch.zeros_like(pictures, device="cpu")).shape[1]
+        flat = nn.Sequential(*layers)(torch.zeros(pictures.shape)).shape[1]
     return nn.Sequential(*layers, nn.Linear(flat, num_clusters))
 
 

@@ -44,7 +44,7 @@ class GraphServer(CDFL):
     @staticmethod
     def fits(algorithm: Algorithm) -> TypeGuard[CDFL]:
         """Return whether the graph can run this algorithm; a subclass may override anything, so it cannot."""
-        if not isinstance(algorithm, CDFL) or type(algorithm) is not CDFL:
+        if not isinstance(algorithm, CDFL) or type(algorithm) is not CDFL or not algorithm.uses_proxy:
             return False
         return type(algorithm.estimator) in (PrintedEstimator, RelativeEstimator) and algorithm.defence is NO_DEFENCE
 

@@ -17,7 +17,7 @@ from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
-from cdfl.sim.workload import Workload
+from cdfl.sim.workload import Workload, client_workload
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -32,11 +32,22 @@ BIG_BATCH_FLOPS = 20e9
 EVALUATION_FLOPS = 2e12
 
 
-def make_engines(workload: Workload, *, precision: Precision = "float32", width: int | None = None) -> Engines:
-    """Return the fastest known engines for this network and device; `width` forces stacks of at most that many clients.
+def make_engines(
+    workload: Workload,
+    algorithm: Algorithm | None = None,
+    *,
+    precision: Precision = "float32",
+    width: int | None = None,
+) -> Engines:
+    """Return the fastest known engines for a network and a device; `width` forces stacks of at most that many clients.
+
+    The network is that of the workload, or another one that the clients of `algorithm` train.
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
+    if algorithm is not None and (clients := client_workload(workload, algorithm)) is not workload:
+        own, usual = (make_engines(each, precision=precision, width=width) for each in (clients, workload))
+        return replace(own, pretrainer=usual.pretrainer, of_clusters=usual.evaluator)
     training = workload.settings.training
     free = replace(training, proximal_strength=0.0)  # pre-training has no received model to stay close to
     check_precision(precision, workload.device.type)

@@ -259,24 +259,14 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
             workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
         workload = workloads[config.seed]
         algorithm = make_algorithm(config.algorithm, config.settings)
-        engines = _engines(algorithm, workload, config.precision, made)
+        network = "" if client_workload(workload, algorithm) is workload else algorithm.name
+        if network not in made:  # algorithms with the same network share engines
+            made[network] = make_engines(workload, algorithm, precision=config.precision)
+        engines = made[network]
         built.append(
             Simulation(workload, make_fast(algorithm, workload, engines), config.time_model, engines, config.policy)
         )
     return built
-
-
-def _engines(algorithm: Algorithm, workload: Workload, precision: Precision, made: dict[str, Engines]) -> Engines:
-    """Return the engines of an algorithm; those with the same network share them."""
-    if "" not in made:
-        made[""] = make_engines(workload, precision=precision)
-    clients = client_workload(workload, algorithm)
-    if clients is workload:
-        return made[""]
-    if algorithm.name not in made:
-        own, usual = make_engines(clients, precision=precision), made[""]
-        made[algorithm.name] = replace(own, pretrainer=usual.pretrainer, of_clusters=usual.evaluator)
-    return made[algorithm.name]
 
 
 def _groups(built: Sequence[Simulation], budget: int) -> Iterator[list[int]]:
