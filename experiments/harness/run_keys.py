@@ -10,6 +10,7 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, configure
 from cdfl.sim.time_models import TIME_MODELS, TimeModel
+from experiments.harness.networks import NETWORKS
 
 # A smoke run has one client for so many of the study, and at most MOST_SMOKE_CLIENTS.
 CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12
@@ -19,8 +20,9 @@ CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12
 class RunKey:
     """One scenario, preset, algorithm and seed; `changes` holds what else differs, by name.
 
-    A change is a setting, `num_clients`, `num_uploads`, `proxy` (images of each proxy set), `drift` or `time_model`.
-    A drift or time model is a name, or a table with a `kind` and its settings.
+    A change is a setting, `num_clients`, `num_uploads`, `validation`, `model` (a name, also of
+    `experiments.harness.networks`), `proxy` (images of each proxy set), `drift` or `time_model`. A drift or time model
+    is a name, or a table with a `kind` and its settings.
 
     >>> key = RunKey("fashion-mnist-4", "paper", changes={"time_model": {"kind": "few-active", "active": 8}})
     >>> resolve(key).time_model
@@ -52,6 +54,9 @@ def resolve(
     scenario = load_scenario(key.scenario)
     if "proxy" in changes:
         scenario = replace(scenario, sizes=replace(scenario.sizes, proxy=changes.pop("proxy")))
+    if "model" in changes:
+        scenario = replace(scenario, model=NETWORKS.get(changes["model"], changes["model"]))
+        del changes["model"]
     if "drift" in changes:
         scenario = replace(scenario, drift=_drift(changes.pop("drift")))
     config = configure(

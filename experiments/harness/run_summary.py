@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cdfl.record import Clusters, Event, Finished, Uploaded, only
+from cdfl.sim.event_builders import divergence
 
 T = TypeVar("T")
 MOST_POINTS = 60
@@ -44,19 +45,49 @@ def summarize_run(
 
 def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]:
     finished = asdict(only(events, Finished)[-1])
-    for name in ("shortfall", "more"):
+    for name in ("shortfall", "more", "routed"):
         if not finished[name]:
             del finished[name]
-    end = {name: round(value, 6) if isinstance(value, float) else value for name, value in finished.items()}
+    if "routed" in finished:
+        later = uploads[len(uploads) // 2 :]
+        finished["routed"] |= {
+            "correlation": main_share_correlation(later),
+            "constant_divergence": constant_divergence(later),
+        }
+    end = {name: _round_all(value) for name, value in finished.items()}
     rate = fmean(max(upload.rates) for upload in uploads) if uploads else 0.0
     return end | {"rate": round(rate, 6)}  # the largest rate of an upload, mean over uploads
+
+
+def main_share_correlation(uploads: Sequence[Uploaded]) -> float | None:
+    """Return the correlation of the true share of the largest cluster with the client's own estimate of it."""
+    shares = np.array([(max(upload.true_mixture), upload.routed["main_share"]) for upload in uploads])
+    return float(np.corrcoef(shares.T)[0, 1]) if len(shares) > 1 and (shares.std(axis=0) > 0).all() else None
+
+
+def constant_divergence(uploads: Sequence[Uploaded]) -> float:
+    """Return the mean KL of an estimate that knows the largest cluster, and the mean of its share, and nothing else."""
+    share = fmean(max(upload.true_mixture) for upload in uploads)
+    found = []
+    for upload in uploads:
+        true = upload.true_mixture
+        estimate = [(1 - share) / max(1, len(true) - 1)] * len(true)
+        estimate[int(np.argmax(true))] = share
+        found.append(divergence(true, estimate))
+    return fmean(found)
+
+
+def _round_all(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _round_all(part) for name, part in value.items()}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _sessions(uploads: Sequence[Uploaded], num_clients: int) -> dict[str, Any]:
     parts = [uploads[first : first + num_clients] for first in range(0, len(uploads), num_clients)]
     parts = _thinned([part for part in parts if len(part) == num_clients])
     curves: dict[str, Any] = {"upload": [part[-1].epoch for part in parts]}
-    for name in ("before", "after"):
+    for name in ("before", "after", "served") if parts and parts[0][0].routed else ("before", "after"):
         curves[name] = _rounded([fmean(getattr(upload, name) for upload in part) for part in parts])
     if parts and parts[0][0].divergence is not None:
         curves["divergence"] = _rounded([fmean(upload.divergence or 0.0 for upload in part) for part in parts])
@@ -69,7 +100,8 @@ def _updates(uploads: Sequence[Uploaded]) -> dict[str, Any]:
         by_update[upload.update].append(upload)
     numbers = sorted(by_update)[:MOST_POINTS]
     curves: dict[str, Any] = {"clients": [len(by_update[number]) for number in numbers]}
-    for name in ("held", "before", "after"):
+    served = ("served", "served_held") if uploads and uploads[0].routed else ()
+    for name in ("held", "before", "after", *served):
         curves[name] = _rounded([fmean(getattr(upload, name) for upload in by_update[number]) for number in numbers])
     return curves
 

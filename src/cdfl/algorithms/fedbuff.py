@@ -25,8 +25,8 @@ class BufferedState:
 class FedBuff(Algorithm):
     """Clients send changes; after `buffer_size` uploads the server adds their mean.
 
-    The server's step is `base_rate * buffer_size`, at most 1, so over one buffer the model moves about as far as
-    FedAsync's at the same setting. Statistics move towards the mean of the uploads: the sum of several changes could
+    The server's step is `base_rate * buffer_size`, so over one buffer the model moves about as far as FedAsync's at the
+    same setting. Statistics move towards the mean of the uploads: the sum of several changes could
     make a variance negative.
     """
 
@@ -43,7 +43,7 @@ class FedBuff(Algorithm):
     @property
     def step(self) -> float:
         """How far the model moves when the buffer is full, as a share of the mean change."""
-        return min(1.0, self.settings.rates.base_rate * self.buffer_size)
+        return self.settings.rates.base_rate * self.buffer_size
 
     def initial(self, cluster_models: Tensor, evaluate: Evaluate, num_parameters: int) -> Any:
         """Begin with the average of the pre-trained models and an empty buffer."""

@@ -6,7 +6,7 @@ other kernels; ReLU, biases and the loss are fused into their neighbours; every 
 one flat tensor. Row b of every tensor belongs to client b. Images are (B, N, H, W, C), channels last.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from cdfl.algorithms.fedem import MixtureNetwork
 from cdfl.core import Layout
 from cdfl.sim.kernels import (
     Precision,
@@ -180,11 +181,21 @@ class Linear:
         grad = cross_entropy_grad(self.sums(weights, inputs), bias, targets, grad_bias, inputs.dtype)
         return self._backward_product(weights, inputs, grad, grads)
 
+    def backward_from_logits(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
+        """Run the backward pass from the gradient of the logits (B, N, classes), as the last layer."""
+        inputs = inputs.to(weights[f"{self.name}.weight"].dtype)
+        grads[f"{self.name}.bias"].copy_(grad.sum(1))
+        return self._backward_product(weights, inputs, grad.to(inputs.dtype), grads)
+
     def _backward_product(self, weights: Views, inputs: Tensor, grad: Tensor, grads: Gradients) -> Tensor | None:
         name = f"{self.name}.weight"
         with grads.second_stream(grad, inputs):
             product(grad.mT, inputs, out=grads[name])
         return None if self.first else product(grad, weights[name])
+
+
+# (weights, inputs of the last layer, gradients to write) -> the gradient of those inputs
+LastLayer = Callable[[Views, Tensor, Gradients], Tensor | None]
 
 
 class KernelNetwork:
@@ -240,13 +251,21 @@ class KernelNetwork:
 
     def gradients(self, models: Tensor, images: Tensor, targets: Tensor) -> Tensor:
         """Return the gradient (B, P) of every client's cross-entropy."""
+
+        def from_loss(weights: Views, hidden: Tensor, grads: Gradients) -> Tensor | None:
+            return self.last.backward_from_loss(weights, hidden, targets, grads)
+
+        return self.backward(models, images, from_loss)
+
+    def backward(self, models: Tensor, images: Tensor, from_last: LastLayer) -> Tensor:
+        """Return the gradient (B, P) of a loss; `from_last` runs the backward pass of the loss and the last layer."""
         flat = models.new_empty(len(models), aligned(self.layout.size))[:, : self.layout.size]
         weights, grads = self._weights(models, images), Gradients(flat, self.layout, self._second_stream(models.device))
         hidden, tape = images, []
         for layer in self.layers:
             hidden, kept = layer.forward(weights, hidden)
             tape.append(kept)
-        grad = self.last.backward_from_loss(weights, hidden, targets, grads)
+        grad = from_last(weights, hidden, grads)
         for layer in reversed(self.layers):
             if grad is None:
                 break
@@ -289,6 +308,69 @@ class Operands:
             name: piece[:, : shape.numel()].view(len(models), *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+
+
+class MixtureKernels:
+    """The kernels of a `MixtureNetwork`: its components are rows of a stack of their own."""
+
+    def __init__(self, component: KernelNetwork, num_components: int) -> None:
+        self.component = component
+        self.num_components = num_components
+
+    @classmethod
+    def of(cls, model: nn.Module, precision: Precision) -> "MixtureKernels | None":
+        """Return the kernels of a mixture of networks without statistics; None for other networks."""
+        if not isinstance(model, MixtureNetwork):
+            return None
+        layout = Layout.of(model.components[0])
+        component = KernelNetwork.of(model.components[0], layout, precision)
+        has_statistics = layout.size > layout.num_parameters
+        return None if component is None or has_statistics else cls(component, len(model.components))
+
+    def channels(self, channels: int) -> int:
+        """Return how many channels to store images with."""
+        return self.component.channels(channels)
+
+    def predict(self, models: Tensor, images: Tensor, active: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the mixtures on images (B, N, H, W, C)."""
+        rows, shares = self._split(models)
+        active = None if active is None else active.repeat_interleave(self.num_components)
+        logits = self.component.predict(rows, images.repeat_interleave(self.num_components, dim=0), active)
+        return torch.logsumexp(self._joint(logits, shares), dim=1)
+
+    def gradients(self, models: Tensor, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient (B, K * P + K) of every client's cross-entropy; the mixture is not trained."""
+        rows, shares = self._split(models)
+        last = self.component.last
+        is_sample = targets >= 0
+        classes = targets.clamp_min(0)[:, None, :, None]  # (B, 1, N, 1)
+
+        def from_loss(weights: Views, hidden: Tensor, grads: Gradients) -> Tensor | None:
+            joint = self._joint(last.logits(weights, hidden), shares)  # (B, K, N, classes)
+            right = joint.gather(3, classes.expand(*joint.shape[:3], 1))  # log p(component, target)
+            belongs = torch.softmax(right, dim=1)  # (B, K, N, 1): which component made the sample?
+            probabilities = (joint - shares[:, :, None, None]).exp()
+            grad = probabilities.scatter_add(3, classes.expand(*joint.shape[:3], 1), -torch.ones_like(right))
+            count = is_sample.sum(dim=1).clamp_min(1)[:, None, None, None]
+            grad = torch.where(is_sample[:, None, :, None], belongs * grad, 0.0) / count
+            return last.backward_from_logits(weights, hidden, grad.flatten(0, 1), grads)
+
+        flat = self.component.backward(rows, images.repeat_interleave(self.num_components, dim=0), from_loss)
+        found = torch.zeros_like(models)
+        found[:, : self.num_components * self.component.layout.size] = flat.reshape(len(models), -1)
+        return found
+
+    def _split(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the components (B * K, P) and their log-shares (B, K)."""
+        size = self.component.layout.size
+        components, shares = models.split([self.num_components * size, self.num_components], dim=1)
+        return components.reshape(-1, size), shares
+
+    def _joint(self, logits: Tensor, shares: Tensor) -> Tensor:
+        """Return log p(component, class) (B, K, N, classes), from logits (B * K, N, classes)."""
+        own = torch.log_softmax(logits.float() if logits.dtype == torch.bfloat16 else logits, dim=2)
+        joint: Tensor = own.unflatten(0, (-1, self.num_components)) + shares[:, :, None, None]
+        return joint
 
 
 def _is_convolution(layer: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:

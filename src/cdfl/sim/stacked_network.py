@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
 from cdfl.core.losses import row_losses
-from cdfl.sim.kernel_network import KernelNetwork, Views
+from cdfl.sim.kernel_network import KernelNetwork, MixtureKernels, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 from cdfl.sim.kernels import runs_triton
@@ -49,16 +49,17 @@ class StackedNetwork:
         parameters = dict(model.named_parameters())
         self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
-        self.kernel_network = None
+        self.kernel_network: KernelNetwork | MixtureKernels | None = None
         if images and loss is cross_entropy:
-            self.kernel_network = KernelNetwork.of(model, layout, KERNEL_PRECISION[precision])
+            exact = KERNEL_PRECISION[precision]
+            self.kernel_network = KernelNetwork.of(model, layout, exact) or MixtureKernels.of(model, exact)
         self._piece_columns = [columns for columns, _ in self.pieces]  # for gradients that are one tensor
         self._streams: list[torch.cuda.Stream] = []
         for layer in model.modules() if one_by_one else ():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
 
-    def kernel_network_for(self, tensor: Tensor) -> KernelNetwork | None:
+    def kernel_network_for(self, tensor: Tensor) -> KernelNetwork | MixtureKernels | None:
         """Return the kernel network if there is one and its kernels can take this tensor."""
         return self.kernel_network if self.force_kernels or runs_triton(tensor) else None
 
