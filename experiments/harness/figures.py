@@ -27,11 +27,13 @@ GREY, PALE = "#777777", "#DDDDDD"  # reference lines and areas
 LABELS = {
     "cdfl": "CDFL",
     "fedsoft": "FedSoft-Async",
+    "fedem": "FedEM-Async",
     "fedasync": "FedAsync",
     "fedbuff": "FedBuff",
     "ifca": "IFCA",
     "local-keep": "Local (keeps)",
     "local": "Local",
+    "frozen": "Frozen start",
     "oracle": "Oracle",
 }
 LINES = {"before": ":", "after": "-", "cluster": "--"}

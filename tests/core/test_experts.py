@@ -162,6 +162,16 @@ def test_packed_models_are_those_models_nearly(name):
             assert torch.equal(tensor, exact)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_rounding_is_packing_and_unpacking(dtype):
+    network = build("resnet18", (3, 16, 16), 10)
+    layout = Layout.of(network)
+    models = torch.randn(3, layout.size, generator=seeded())
+    before = models.clone()
+    assert torch.equal(rounded(models, layout, dtype), unpack(pack(models, layout, dtype), layout, dtype))
+    assert torch.equal(models, before)
+
+
 def test_packing_what_was_packed_changes_nothing():
     network = build("small-cnn", (1, 8, 8), 10)
     layout, models = Layout.of(network), flatten(network)[None]

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from cdfl.core import TrainingSettings
 from cdfl.core.experts import mixture_of
-from cdfl.core.router import Router, calibrate, train_router
+from cdfl.core.router import Router, calibrate, train_one_by_one, train_router
 
 SETTINGS = TrainingSettings(learning_rate=0.02, weight_decay=0.0, batch_size=64, local_epochs=20)
 
@@ -140,12 +140,15 @@ def test_a_part_is_tested_by_a_router_that_was_not_trained_on_it():
 
 
 def test_many_samples_are_trained_on_once():
-    steps = []
-    module = nn.Linear(2, 2)
-    train_router(module, blobs([3000, 3000]), seeded(), TrainingSettings(local_epochs=1), steps.append)
-    assert steps == ["training the router"]
-    train_router(module, blobs([30, 30]), seeded(), TrainingSettings(local_epochs=1), steps.append)
-    assert steps[1:] == [f"training the router, part {part} of 5" for part in range(1, 6)]
+    counts = []
+
+    def counted(module, samples, clusters, plans, settings):
+        counts.append(len(plans))
+        return train_one_by_one(module, samples, clusters, plans, settings)
+
+    for sizes in ([3000, 3000], [30, 30]):
+        train_router(nn.Linear(2, 2), blobs(sizes), seeded(), TrainingSettings(local_epochs=1), train=counted)
+    assert counts == [1, 5]
 
 
 def test_one_cluster_needs_no_router_but_does_not_break_it():

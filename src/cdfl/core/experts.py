@@ -31,7 +31,7 @@ def mixture_of(
     prior: Tensor | None = None,
     strength: float = 1.0,
     counts: Tensor | None = None,
-    iterations: int = 200,
+    iterations: int = 100,
 ) -> Tensor:
     """Return the mixture (K,) under which the evidence (N, K) is likeliest.
 
@@ -178,10 +178,9 @@ def pack(models: Tensor, layout: Layout, dtype: ExpertType = "int8") -> PackedMo
         elif dtype == "float16":
             matrices.append(tensor.flatten(1).clamp(-HALF, HALF).half())
         else:
-            rows = tensor.flatten(2)  # (K, rows, entries)
-            scale = rows.abs().amax(dim=2) / LEVELS
-            matrices.append((rows / scale.clamp_min(1e-30)[..., None]).round().to(torch.int8).flatten(1))
-            scales.append(scale)
+            scale = _scales(tensor)
+            matrices.append((tensor / scale.clamp_min(1e-30)).round().to(torch.int8).flatten(1))
+            scales.append(scale.flatten(1))
     rounded_type = torch.float16 if dtype == "float16" else torch.int8
     return PackedModels(_joined(matrices, models, rounded_type), _joined(scales, models), _joined(rest, models))
 
@@ -206,8 +205,17 @@ def unpack(packed: PackedModels, layout: Layout, dtype: ExpertType = "int8") -> 
 
 
 def rounded(models: Tensor, layout: Layout, dtype: ExpertType = "int8") -> Tensor:
-    """Return models (K, P) as a client unpacks them."""
-    return models if dtype == "float32" else unpack(pack(models, layout, dtype), layout, dtype)
+    """Return models (K, P) as a client unpacks them: `unpack(pack(models))`, without the way there."""
+    if dtype == "float32":
+        return models
+    found = models.clone()
+    for tensor, is_matrix in _tensors(found, layout, dtype):
+        if is_matrix and dtype == "float16":
+            tensor.copy_(tensor.clamp(-HALF, HALF).half())
+        elif is_matrix:
+            scale = _scales(tensor)
+            tensor.div_(scale.clamp_min(1e-30)).round_().mul_(scale)
+    return found
 
 
 def packed_sizes(layout: Layout, dtype: ExpertType = "int8") -> tuple[int, int, int]:
@@ -217,6 +225,11 @@ def packed_sizes(layout: Layout, dtype: ExpertType = "int8") -> tuple[int, int, 
     ]
     size = sum(shape.numel() for shape in matrices)
     return size, sum(shape[0] for shape in matrices) if dtype == "int8" else 0, layout.size - size
+
+
+def _scales(matrices: Tensor) -> Tensor:
+    """Return what one level stands for in each row of matrices (K, rows, ...), as (K, rows, 1, ...)."""
+    return matrices.abs().amax(dim=tuple(range(2, matrices.ndim)), keepdim=True) / LEVELS
 
 
 def _tensors(models: Tensor, layout: Layout, dtype: ExpertType) -> list[tuple[Tensor, bool]]:

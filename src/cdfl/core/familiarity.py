@@ -6,6 +6,7 @@ farther from all means than nearly all known samples (the Mahalanobis distance o
 picture is close to the mean of all pictures.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -55,8 +56,12 @@ def describe(values: Tensor, clusters: Tensor, generator: torch.Generator) -> Kn
 
 def project(values: Tensor, num_projections: int) -> Tensor:
     """Return the same few random projections of all samples (N, D): everybody who computes them gets the same."""
-    flat = values.flatten(1).double()
-    seeded = torch.Generator().manual_seed(flat.shape[1])
-    directions = torch.randn(flat.shape[1], num_projections, generator=seeded, dtype=torch.float64)
-    points: Tensor = flat @ (directions / flat.shape[1] ** 0.5).to(flat.device)
+    flat = values.flatten(1).float()
+    points: Tensor = (flat @ _directions(flat.shape[1], num_projections).to(flat)).double()
     return points
+
+
+@lru_cache(maxsize=8)
+def _directions(size: int, num_projections: int) -> Tensor:
+    seeded = torch.Generator().manual_seed(size)
+    return torch.randn(size, num_projections, generator=seeded).div_(size**0.5)

@@ -60,14 +60,38 @@ class Router:
         gain = torch.special.xlogy(self.confusion, self.confusion / marginal.clamp_min(1e-300)).sum(dim=1).mean()
         return float(gain / torch.log(torch.tensor(self.num_clusters, dtype=torch.float64)))
 
+    def evidence(self, module: nn.Module, inputs: Any) -> Tensor:
+        """Return log p(input | cluster), up to a constant for each input (N, K); `module` gives its architecture."""
+        return self._calibrated(outputs(module, Layout.of(module), self.model.to(_device(module)), inputs))
+
     def look_at(self, module: nn.Module, inputs: Any) -> View:
-        """Return what it sees in some inputs. `module` gives its architecture."""
+        """Return what it sees in some inputs: the evidence, and which of them are strange."""
         features, answers = _features(module, self.model.to(_device(module)), inputs)
-        evidence = F.log_softmax(answers.double() / self.temperature + self.bias.to(answers.device), dim=-1)
+        evidence = self._calibrated(answers)
         is_strange = self.known_features.is_strange(features)
         if self.known_inputs is not None:
             is_strange |= self.known_inputs.is_strange(inputs)
         return View(evidence, is_strange)
+
+    def _calibrated(self, answers: Tensor) -> Tensor:
+        return F.log_softmax(answers.double() / self.temperature + self.bias.to(answers.device), dim=-1)
+
+
+# (module, samples (N, ...), clusters (N,), plans (steps, batch) of positions in them, settings) -> weights (P,) of each
+TrainRouters = Callable[[nn.Module, Tensor, Tensor, Sequence[Tensor], TrainingSettings], Sequence[Tensor]]
+
+
+def train_one_by_one(
+    module: nn.Module, samples: Tensor, clusters: Tensor, plans: Sequence[Tensor], settings: TrainingSettings
+) -> list[Tensor]:
+    """Train a router for each plan, from the weights of `module`."""
+    targets = clusters.to(samples.device)
+
+    def batches(plan: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in plan.to(samples.device):
+            yield samples[batch], targets[batch]
+
+    return [client_update(module, flatten(module), batches(plan), F.cross_entropy, settings) for plan in plans]
 
 
 def train_router(
@@ -75,7 +99,7 @@ def train_router(
     inputs: Sequence[Tensor],
     generator: torch.Generator,
     settings: TrainingSettings | None = None,
-    progress: Callable[[str], Any] = lambda message: None,
+    train: TrainRouters = train_one_by_one,
 ) -> Router:
     """Train `module`, which maps inputs to K numbers, on the inputs of K clusters for `settings.local_epochs` passes.
 
@@ -85,23 +109,22 @@ def train_router(
     """
     _check(module, inputs)
     samples, clusters = torch.cat(list(inputs)), _numbers(inputs)
-    settings = router_training(len(samples)) if settings is None else settings
+    settings = replace(settings or router_training(len(samples)), proximal_strength=0.0)
     parts = torch.cat([_spread(len(each), generator) for each in inputs])  # (N,) the part of each sample
     has_few = len(samples) <= MANY
-    answers, truth = [], []
-    for part in range(PARTS if has_few else 1):
-        progress(f"training the router, part {part + 1} of {PARTS + 1}" if has_few else "training the router")
-        is_kept, is_out = parts != part, parts == part
-        model = _trained(module, samples[is_kept.to(samples.device)], clusters[is_kept], settings, generator)
-        held = samples[is_out.to(samples.device)]
-        answers.append(outputs(module, Layout.of(module), model, held).double().cpu())
-        truth.append(clusters[is_out])
-    if has_few:
-        progress(f"training the router, part {PARTS + 1} of {PARTS + 1}")
-        model = _trained(module, samples, clusters, settings, generator)
+    tested = [parts == part for part in range(PARTS if has_few else 1)]  # each (N,)
+    trained = [~is_out for is_out in tested] + ([torch.ones_like(tested[0])] if has_few else [])
+    plans = [_balanced_plan(clusters, is_in, settings, generator) for is_in in trained]
+    models = train(module, samples, clusters, plans, settings)
+    layout = Layout.of(module)
+    answers = [
+        outputs(module, layout, model, samples[is_out.to(samples.device)]).double().cpu()
+        for model, is_out in zip(models, tested, strict=False)
+    ]
+    truth = torch.cat([clusters[is_out] for is_out in tested])
     known_inputs = describe(samples, clusters, generator) if samples.is_floating_point() else None
-    known_features = describe(_features(module, model, samples)[0], clusters, generator)
-    return _calibrated(model, torch.cat(answers), torch.cat(truth), known_inputs, known_features)
+    known_features = describe(_features(module, models[-1], samples)[0], clusters, generator)
+    return _calibrated(models[-1], torch.cat(answers), truth, known_inputs, known_features)
 
 
 def router_training(num_samples: int) -> TrainingSettings:
@@ -154,23 +177,13 @@ def _calibrated(
     )
 
 
-def _trained(
-    module: nn.Module, samples: Tensor, clusters: Tensor, settings: TrainingSettings, generator: torch.Generator
-) -> Tensor:
-    """Train on samples (N, ...) of known clusters (N,); return the weights (P,)."""
-    weight = _weights(clusters, int(clusters.max()) + 1).to(flatten(module))
-
-    def loss(answers: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(answers, targets, weight=weight)
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        targets = clusters.to(samples.device)
-        for batch in batch_plan(len(clusters), settings.batch_size, settings.local_epochs, generator).to(
-            samples.device
-        ):
-            yield samples[batch], targets[batch]
-
-    return client_update(module, flatten(module), batches(), loss, replace(settings, proximal_strength=0.0))
+def _balanced_plan(clusters: Tensor, is_in: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Tensor:
+    """Return the samples of each batch (steps, batch): those that are in, as many of each cluster."""
+    own = [(is_in & (clusters == cluster)).nonzero().flatten() for cluster in range(int(clusters.max()) + 1)]
+    most = max(map(len, own))
+    # A smaller cluster repeats its samples.
+    places = torch.cat([each.repeat(-(-most // len(each)))[:most] for each in own])
+    return places[batch_plan(len(places), settings.batch_size, settings.local_epochs, generator)]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm
-from cdfl.core import TrainingSettings, flatten
+from cdfl.core import Layout, Loss, TrainingSettings, flatten
 from cdfl.core.losses import row_losses
 from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
@@ -89,21 +89,26 @@ def make_engines(
 
 
 def can_stack(workload: Workload) -> bool:
-    """Return whether vmap can train this network, by trying it on two clients with two samples each.
+    """Return whether vmap can train the network of a workload."""
+    return vmap_trains(workload.model, workload.loss, *workload.examples)
+
+
+def vmap_trains(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> bool:
+    """Return whether vmap can train a network, by trying it on two clients with two samples each.
 
     vmap fails if the network draws random numbers or branches on computed values, and warns if it takes an operation
     one row at a time. Batch norm that averages over all batches (momentum=None) cannot be stacked either: it needs a
     counter for each client, and a stack has only one.
     """
-    model = copy.deepcopy(workload.model).train()
+    model = copy.deepcopy(network).train()
     norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
     if any(norm.track_running_stats and norm.momentum is None for norm in norms):
         return False
-    rows = flatten(workload.model).repeat(2, 1)  # (2, P)
-    views = workload.layout.views(rows)
+    rows = flatten(network).repeat(2, 1)  # (2, P)
+    views = Layout.of(network).views(rows)
     for name, parameter in model.named_parameters():
         views[name] = views[name].detach().requires_grad_(parameter.requires_grad)
-    inputs, targets = (part.expand(2, *part.shape) for part in workload.examples)
+    inputs, targets = (part.expand(2, *part.shape) for part in (inputs, targets))
 
     def outputs(views: dict[str, Tensor], inputs: Tensor) -> Tensor:
         found: Tensor = functional_call(model, views, (inputs,))
@@ -112,7 +117,7 @@ def can_stack(workload: Workload) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop")
-            row_losses(workload.loss, vmap(outputs)(views, inputs), targets).sum().backward()
+            row_losses(loss, vmap(outputs)(views, inputs), targets).sum().backward()
     except (RuntimeError, ValueError, NotImplementedError, UserWarning):
         return False
     return True
