@@ -1,6 +1,6 @@
 """The router of a run: what it tells about clients' data, and what experts behind it would predict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from cdfl.sim.workload import TurnData, Workload
 # Below this `Router.information`, clients also use their targets: the losses of the experts on some samples.
 SURE = 0.6
 LABELLED = 256  # on so many; more would cost more than a twentieth of a training
+CHUNK = 8192  # inputs that the router sees at once
 PRIOR = 2.0  # the last mixture counts like so many samples
 
 
@@ -101,13 +102,30 @@ class Routing:
         federation, dtype = self.workload.federation, self.workload.dtype
         train = [inputs for inputs, _ in fetch_all([(federation, draw.train) for draw in draws], dtype)]
         test = [inputs for inputs, _ in fetch_all([(federation, draw.test) for draw in draws], dtype)]
-        seen = self.router.look_at(self.module, torch.cat(train))
-        evidence = list(seen.evidence.split([len(inputs) for inputs in train]))
-        counts = torch.tensor([len(inputs) for inputs in train], device=seen.evidence.device)
+        sizes = [len(inputs) for inputs in train]
+        seen = [self.router.look_at(self.module, some) for some in _in_chunks(torch.cat(train))]
+        found = torch.cat([view.evidence for view in seen])[: sum(sizes)]
+        is_strange = torch.cat([view.is_strange for view in seen])[: sum(sizes)].cpu()
+        evidence = list(found.split(sizes))
+        counts = torch.tensor(sizes, device=found.device)
         mixtures = mixture_of(pad_sequence(evidence, batch_first=True), strength=PRIOR, counts=counts).cpu()
-        strange = [float(own.double().mean()) for own in seen.is_strange.cpu().split(counts.tolist())]
-        tested = self.router.evidence(self.module, torch.cat(test)).split([len(inputs) for inputs in test])
-        return [TurnEvidence(*each) for each in zip(evidence, tested, mixtures, strange, strict=True)]
+        strange = [float(own.double().mean()) for own in is_strange.split(sizes)]
+        tested = torch.cat([self.router.evidence(self.module, some) for some in _in_chunks(torch.cat(test))])
+        tests = [len(inputs) for inputs in test]
+        return [
+            TurnEvidence(*each)
+            for each in zip(evidence, tested[: sum(tests)].split(tests), mixtures, strange, strict=True)
+        ]
+
+
+def _in_chunks(inputs: Tensor) -> Iterator[Tensor]:
+    """Yield inputs (n, ...) in a few sizes; on a GPU the last chunk repeats its first input up to a power of two.
+
+    A library of convolutions plans its work for every new size, which takes longer than the work.
+    """
+    for chunk in inputs.split(CHUNK):
+        missing = (1 << (len(chunk) - 1).bit_length()) - len(chunk) if inputs.is_cuda else 0
+        yield torch.cat([chunk, chunk[:1].expand(missing, *chunk.shape[1:])]) if missing else chunk
 
 
 class _RouterData:
