@@ -36,7 +36,7 @@ from cdfl.sim.event_builders import (
 )
 from cdfl.sim.routing import TurnEvidence, has_router, served
 from cdfl.sim.time_models import Tick, TimeModel
-from cdfl.sim.workload import TurnData, Workload, client_workload
+from cdfl.sim.workload import DRAWS_KEPT, TurnData, Workload, client_workload
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
 WAITING_BYTES = 2**33  # of cluster models that wait with them
@@ -241,6 +241,9 @@ class Simulation:
         reply = self.algorithm.join(self.state)
         assignment = Assignment(reply.personal_model, reply.epoch)
         drawn = self.workload.turn_data(number, 0)
+        if self.has_router and not self.clients:  # all that join at the start are asked about together
+            first = range(min(self.workload.scenario.num_clients, DRAWS_KEPT))
+            self.workload.routing.of([self.workload.turn_data(other, 0) for other in first])
         self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn, experts=self._sent_experts())
         self._prepare(number)
 
