@@ -1,9 +1,20 @@
 """All experiments, in the order of the README."""
 
-from experiments import ablations, adaptation, estimation, over_time, overhead, preset_search, table1, theorem1, tuning
+from experiments import (
+    ablations,
+    adaptation,
+    estimation,
+    following,
+    over_time,
+    overhead,
+    preset_search,
+    table1,
+    theorem1,
+    tuning,
+)
 from experiments.harness import Experiment
 
-MODULES = (preset_search, table1, over_time, estimation, overhead, ablations, theorem1, adaptation, tuning)
+MODULES = (preset_search, table1, over_time, estimation, overhead, ablations, theorem1, adaptation, tuning, following)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 
 

@@ -49,7 +49,7 @@ def test_evidence_of_many_turns_is_that_of_each_alone():
         assert found.test == pytest.approx(alone.test, abs=1e-9)
         assert found.mixture == pytest.approx(alone.mixture, abs=1e-9)
         assert found.strange == alone.strange
-        assert found.mixture == pytest.approx(mixture_of(found.train, strength=2.0), abs=1e-9)
+        assert found.mixture == pytest.approx(mixture_of(found.train, strength=2.0, iterations=40), abs=1e-9)
 
 
 def test_what_is_known_of_a_turn_is_not_computed_again():

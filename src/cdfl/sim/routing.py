@@ -29,6 +29,7 @@ from cdfl.sim.workload import TurnData, Workload
 SURE = 0.6
 LABELLED = 256  # on so many; more would cost more than a twentieth of a training
 CHUNK = 8192  # inputs that the router sees at once
+ITERATIONS = 40  # of EM; a router that is sure needs no more
 PRIOR = 2.0  # the last mixture counts like so many samples
 
 
@@ -108,7 +109,8 @@ class Routing:
         is_strange = torch.cat([view.is_strange for view in seen])[: sum(sizes)].cpu()
         evidence = list(found.split(sizes))
         counts = torch.tensor(sizes, device=found.device)
-        mixtures = mixture_of(pad_sequence(evidence, batch_first=True), strength=PRIOR, counts=counts).cpu()
+        padded = pad_sequence(evidence, batch_first=True)
+        mixtures = mixture_of(padded, strength=PRIOR, counts=counts, iterations=ITERATIONS).cpu()
         strange = [float(own.double().mean()) for own in is_strange.split(sizes)]
         tested = torch.cat([self.router.evidence(self.module, some) for some in _in_chunks(torch.cat(test))])
         tests = [len(inputs) for inputs in test]

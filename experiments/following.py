@@ -1,0 +1,165 @@
+"""Following: what clients are served, by experts behind a router and by tuned rivals.
+
+Claim: ours. Cluster models behind a router serve a client better than any single model that it can be sent, and lose
+nothing when its data jump.
+Settings: each algorithm has the best of six trials on validation samples (`tuning`), one setting for a network.
+Machine: one H200, bfloat16; two CPU cores for the digits. Cost: some minutes for each row of FashionMNIST.
+
+    cdfl paper following --rows digits-4 --device cpu
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from experiments.harness import Experiment, Results, RunKey, StoredRun
+from experiments.harness.figures import LABELS
+from experiments.harness.tables import provenance, table
+from experiments.tuning import changes_of, score
+
+# network -> (algorithm, what it is tuned for) -> the best trial; `tests/experiments/test_following.py` checks it
+TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+
+
+@dataclass(frozen=True)
+class Served:
+    """One line of a table: what a client predicts with."""
+
+    algorithm: str
+    column: str
+    what: str
+    is_rival: bool = True  # serves one model or its own mixture, without our router
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    tuned_for: str | None = None  # another column
+
+
+LINES = (
+    Served("cdfl", "served", "experts behind a router", is_rival=False),
+    Served("cdfl", "one", "the likeliest expert of each input", is_rival=False, tuned_for="served"),
+    Served("cdfl", "served", "the same, mixture not sent", False, {"send_mixture": False}, "served"),
+    Served("cdfl", "after", "one model, as in the paper", is_rival=False, tuned_for="served"),
+    Served("fedsoft", "after", "clusters, weighted by votes of its samples"),
+    Served("fedsoft", "routed", "its clusters behind our router", is_rival=False),
+    Served("fedem", "after", "a mixture of all components"),
+    Served("fedem", "routed", "its components behind our router", is_rival=False),
+    Served("ifca", "after", "the best cluster"),
+    Served("ifca", "routed", "its clusters behind our router", is_rival=False),
+    Served("fedbuff", "after", "one model for all, moved by ten at a time"),
+    Served("fedbuff", "before", "that model, trained further by the client"),
+    Served("fedasync", "after", "one model for all, moved by each upload"),
+    Served("frozen", "after", "the common start, never trained again"),
+    Served("frozen", "routed", "experts of the server's samples only, behind our router", is_rival=False),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A scenario with a network."""
+
+    title: str
+    scenario: str
+    network: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROWS = (
+    Row("8x8 digits (4)", "digits-4", "small-cnn"),
+    Row("FashionMNIST (4)", "fashion-mnist-4", "cnn"),
+    Row("FashionMNIST (4), sudden changes", "fashion-mnist-4-sudden", "cnn"),
+)
+TRIALS = 5
+
+
+def key_of(row: Row, line: Served, seed: int) -> RunKey | None:
+    """Return the run behind a line; None if its algorithm is not tuned for the row's network."""
+    tuned = TUNED.get(row.network, {}).get((line.algorithm, line.tuned_for or line.column))
+    if tuned is None:
+        return None
+    changes = changes_of(line.algorithm, {**row.changes, **tuned, **line.changes})
+    return RunKey(row.scenario, "default", line.algorithm, seed, changes)
+
+
+def run_keys(trials: int) -> list[RunKey]:
+    """Return every run once, although several lines may read it."""
+    keys = [key_of(row, line, seed) for row in ROWS for line in LINES for seed in range(trials)]
+    return list({key.name: key for key in keys if key is not None}.values())
+
+
+def values(results: Results, row: Row, line: Served) -> dict[int, float]:
+    """Return a line's score by seed."""
+    found = {}
+    for seed in range(TRIALS):
+        key = key_of(row, line, seed)
+        kept = None if key is None else results.find(key)
+        if kept is not None:
+            found[seed] = _score(kept, line.column)
+    return found
+
+
+def _score(kept: StoredRun, column: str) -> float:
+    return float(kept.end["routed"]["one"]) if column == "one" else score(kept.end, column)
+
+
+def interval(differences: Sequence[float], comparisons: int) -> tuple[float, float] | None:
+    """Return the mean of paired differences and half its 95% interval, with Bonferroni's correction."""
+    if len(differences) < 2:
+        return None
+    half = student.ppf(1 - 0.025 / comparisons, len(differences) - 1) * stdev(differences) / len(differences) ** 0.5
+    return fmean(differences), float(half)
+
+
+def against_rivals(results: Results, row: Row) -> list[tuple[Served, float, tuple[float, float] | None]]:
+    """Return each rival without our router: its mean, and how far CDFL is above it in pairs of seeds."""
+    ours = values(results, row, LINES[0])
+    rivals = [(line, values(results, row, line)) for line in LINES if line.is_rival]
+    rivals = [(line, theirs) for line, theirs in rivals if ours.keys() & theirs.keys()]
+    return [
+        (
+            line,
+            fmean(theirs.values()),
+            interval([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()], len(rivals)),
+        )
+        for line, theirs in rivals
+    ]
+
+
+def report(results: Results) -> str:
+    """Return a table for each row."""
+    parts = []
+    for row in ROWS:
+        lines = [(line, values(results, row, line)) for line in LINES]
+        lines = [(line, own) for line, own in lines if own]
+        if lines:
+            parts += [f"### {row.title}\n", _table(results, row, lines)]
+    used = [kept for key in run_keys(TRIALS) if (kept := results.find(key)) is not None]
+    return "\n".join([*parts, provenance(used)])
+
+
+def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float]]]) -> str:
+    above = {line.what: found for line, _, found in against_rivals(results, row) if line.is_rival}
+    rows = []
+    for line, own in lines:
+        spread = f" ± {stdev(own.values()):.3f}" if len(own) > 1 else ""
+        lead = above.get(line.what) if line.is_rival else None
+        rows.append(
+            [
+                LABELS[line.algorithm],
+                line.what,
+                f"{fmean(own.values()):.3f}{spread}",
+                "" if lead is None else f"{100 * lead[0]:+.1f} ± {100 * lead[1]:.1f}",
+                str(len(own)),
+            ]
+        )
+    return table(["algorithm", "serves", "accuracy", "CDFL above it by (points)", "trials"], rows)
+
+
+def draw(results: Results, folder: Path) -> Sequence[str]:
+    """Draw nothing."""
+    return []
+
+
+EXPERIMENT = Experiment("following", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))
