@@ -7,7 +7,7 @@ from torch import nn
 from cdfl.core import TrainingSettings
 from cdfl.core.experts import mixture_of
 from cdfl.core.router import train_one_by_one, train_router
-from cdfl.models.routers import default_router
+from cdfl.models.routers import build_router, router_spec
 from cdfl.sim.routing import train_together
 
 from .world import SETTINGS, make_workload
@@ -30,7 +30,7 @@ def seeded(seed=0):
 )
 def test_routers_in_a_stack_are_those_that_are_trained_alone(inputs):
     torch.manual_seed(0)
-    module = default_router(inputs[0], len(inputs), 1000).double()
+    module = build_router(router_spec(torch.cat(inputs), len(inputs), 1000)).double()
     settings = TrainingSettings(batch_size=8, local_epochs=2)
     alone, together = (
         train_router(module, inputs, seeded(), settings, train) for train in (train_one_by_one, train_together)

@@ -84,7 +84,7 @@ def compare(
         folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
         results: dict[int, Finished] = {}
-        metric = configs[0].scenario.metrics[0]
+        metric = configs[0].scenario.main_metric
         label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
         bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)

@@ -25,8 +25,8 @@ def list_(data_dir: DataDir = None) -> None:
     table = Table("name", "what", "train", "test", "here", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for source in SOURCES.values():
-        here = source.bundled or find_folder(source, root) is not None
-        origin = "scikit-learn" if source.bundled else "fetch" if source.files else "by hand"
+        here = source.is_installed or (not source.bundled and find_folder(source, root) is not None)
+        origin = source.bundled if source.bundled else "fetch" if source.files else "by hand"
         counts = f"{source.num_train:,}", f"{source.num_test:,}"
         table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
     console = Console()
@@ -39,7 +39,9 @@ def fetch_(name: str, data_dir: DataDir = None) -> None:
     """Download a dataset into the data folder and check its published checksum."""
     with exit_on(DataError):
         folder = fetch(name, data_dir, progress=True)
-    Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
+    Console().print(
+        f"{name} comes with {SOURCES[name].bundled}" if folder is None else f"{name} is in {folder}", soft_wrap=True
+    )
 
 
 @app.command("check")

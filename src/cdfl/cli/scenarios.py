@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cdfl.cli.options import DataDir
-from cdfl.data import SOURCES
+from cdfl.data import SOURCES, DataError
 from cdfl.data.sources import data_folder, find_folder
-from cdfl.scenarios import list_scenarios
+from cdfl.scenarios import Scenario, list_scenarios
 
 
 def scenarios(data_dir: DataDir = None) -> None:
@@ -20,7 +20,7 @@ def scenarios(data_dir: DataDir = None) -> None:
     for scenario in list_scenarios():
         table.add_row(
             scenario.name,
-            str(scenario.num_clusters),
+            _num_clusters(scenario),
             str(scenario.num_clients),
             f"{scenario.num_uploads:,}",
             "here" if all(_is_here(name, root) for name in scenario.sources) else "-",
@@ -31,6 +31,14 @@ def scenarios(data_dir: DataDir = None) -> None:
     console.print("Missing data: see `cdfl data list`. You can also run your own .toml or .py file.")
 
 
+def _num_clusters(scenario: Scenario) -> str:
+    """Return K; nothing if that takes data which are not here."""
+    try:
+        return str(scenario.num_clusters)
+    except (DataError, ModuleNotFoundError):
+        return "-"
+
+
 def _is_here(name: str, root: Path) -> bool:
     source = SOURCES.get(name)
-    return source is None or source.bundled or find_folder(source, root) is not None
+    return source is None or source.is_installed or (not source.bundled and find_folder(source, root) is not None)

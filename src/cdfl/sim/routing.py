@@ -16,9 +16,8 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings
 from cdfl.core.experts import expert_weights, likeliest, loss_scale, mixture_of
 from cdfl.core.flat import Layout, flatten
-from cdfl.core.router import Router, train_one_by_one, train_router
+from cdfl.core.router import Router, train_one_by_one
 from cdfl.data import Draw, Samples
-from cdfl.models.routers import default_router
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engine_choice import vmap_trains
 from cdfl.sim.flops import count_flops
@@ -48,17 +47,9 @@ class Routing:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        sets = [
-            torch.cat([inputs for inputs, _ in both])
-            for both in zip(workload.sets("pretraining"), workload.proxy_sets, strict=True)
-        ]
-        with torch.random.fork_rng(devices=workload.gpus):
-            torch.manual_seed(workload.torch_seed("router"))
-            module = default_router(sets[0][:8].cpu(), len(sets), workload.layout.num_parameters)
-            self.module: nn.Module = module.to(workload.device, workload.dtype)
-            shuffle = torch.Generator().manual_seed(workload.torch_seed("router samples"))
-            self.router: Router = train_router(self.module, sets, shuffle, train=train_together)
-        self.flops = count_flops(self.module, sets[0][:2]).forward
+        self.module: nn.Module = workload.router_module()
+        self.router: Router = workload.train_router(self.module, train_together)
+        self.flops = count_flops(self.module, workload.examples[0]).forward
         self.num_bytes = 4 * Layout.of(self.module).size
         self._known: WeakKeyDictionary[TurnData, TurnEvidence] = WeakKeyDictionary()
 
