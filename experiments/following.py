@@ -22,7 +22,32 @@ from experiments.harness.tables import provenance, table
 from experiments.tuning import changes_of, score
 
 # network -> (algorithm, what it is tuned for) -> the best trial; `tests/experiments/test_following.py` checks it
-TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
+    "small-cnn": {
+        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
+        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.0},
+        ("fedsoft", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
+        ("ifca", "after"): {"base_rate": 0.15, "shared_step": 0.0},
+        ("ifca", "routed"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
+        ("fedem", "after"): {"base_rate": 0.3},
+        ("fedem", "routed"): {"base_rate": 0.15},
+        ("fedbuff", "after"): {"base_rate": 0.15, "weight_decay": 5e-4},
+        ("fedbuff", "before"): {"base_rate": 0.3},
+        ("fedasync", "after"): {"base_rate": 0.2},
+        ("frozen", "after"): {"shared_epochs": 30},
+        ("frozen", "routed"): {"separate_epochs": 40},
+    },
+    "cnn": {
+        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25},
+        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.0},
+        ("fedsoft", "routed"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
+        ("ifca", "after"): {"base_rate": 0.3, "shared_step": 0.25},
+        ("ifca", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
+        ("fedbuff", "after"): {"base_rate": 0.2},
+        ("fedbuff", "before"): {"base_rate": 0.3},
+        ("fedasync", "after"): {"base_rate": 0.2},
+    },
+}
 
 
 @dataclass(frozen=True)
