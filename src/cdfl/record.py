@@ -91,6 +91,14 @@ class Clusters:
 
 
 @dataclass(frozen=True)
+class Separated:
+    """Whether the clusters can be told apart, before the first upload."""
+
+    losses: list[list[float]]  # of each cluster's model (rows) on each cluster's proxy set (columns)
+    warnings: list[str] = field(default_factory=list)  # a sentence each
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is finished. Client scores are means over the last upload of every client; None without uploads."""
 
@@ -116,8 +124,10 @@ class Finished:
     routed: dict[str, float | None] = field(default_factory=dict)  # means of `Uploaded.routed`
 
 
-Event = Started | Uploaded | Diverged | Clusters | Finished
-_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Started, Uploaded, Diverged, Clusters, Finished)}
+Event = Started | Uploaded | Diverged | Clusters | Separated | Finished
+_KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind for kind in (Started, Uploaded, Diverged, Clusters, Separated, Finished)
+}
 _E = TypeVar("_E", bound=Event)
 
 

@@ -29,11 +29,12 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress
 from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded, metric_label
+from cdfl.report.progress import Lines, Nothing, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -92,12 +93,12 @@ def compare(
         uploads_done = bar.add_task("", total=total)
         with (
             interruptible(folder, folders, total),
-            log_progress(console, total) as count,
+            shown(Nothing() if console.is_terminal else Lines(total), note) as show,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
             for which, event in events:
-                count(event)
+                show(event)
                 if isinstance(event, Uploaded | Diverged):
                     bar.advance(uploads_done)
                 if isinstance(event, Finished):

@@ -25,11 +25,12 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress, show_progress
 from cdfl.record import Clusters, Finished, Started, metric_label
+from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
@@ -73,11 +74,11 @@ def run(
         total = config.scenario.num_uploads
         with (
             interruptible(folder, [folder], total),
-            log_progress(console, total) as count,
+            shown(display(total), note) as show,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):
-            for event in show_progress(events, console):
-                count(event)
+            for event in events:
+                show(event)
                 if isinstance(event, Started):
                     opened.append(event)
                 if isinstance(event, Clusters) and event.epoch == 0:

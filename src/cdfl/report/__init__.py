@@ -1,5 +1,5 @@
-"""Plots from the events of runs."""
+"""Plots and progress from the events of runs."""
 
-from cdfl.report.plot import plot_run
+from cdfl.report.plot import comparison_figure, plot_run, run_figure
 
-__all__ = ["plot_run"]
+__all__ = ["comparison_figure", "plot_run", "run_figure"]

@@ -12,7 +12,8 @@ from torch import Tensor
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
-from cdfl.record import Clusters, Diverged, Event, Finished, Routed, Started, Uploaded, only
+from cdfl.problems.task import Outputs
+from cdfl.record import Clusters, Diverged, Event, Finished, Routed, Separated, Started, Uploaded, only
 from cdfl.sim.workload import TURNS_PER_UPLOAD, Workload
 from cdfl.wire.experts import experts_size
 
@@ -159,6 +160,12 @@ def clusters_event(workload: Workload, epoch: int, scores: Sequence[Sequence[flo
     """Return the event of the cluster models' scores, which are given for each metric."""
     main, *others = map(list, scores)
     return Clusters(epoch, main, {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)})
+
+
+def separated_event(workload: Workload, models: Tensor, outputs: Outputs | None = None) -> Separated:
+    """Return whether the clusters (K, P) that a run begins with can be told apart."""
+    found = workload.separation(models, outputs)
+    return Separated(found.losses.tolist(), workload.warnings(found))
 
 
 def shortfall(workload: Workload, events: Iterable[Event], ticks: Counter[str]) -> str:

@@ -23,6 +23,7 @@ from cdfl.sim.event_builders import (
     Scores,
     UploadInfo,
     clusters_event,
+    separated_event,
     shortfall,
     started_event,
     summarize,
@@ -55,7 +56,8 @@ def simulate(
     yield started_event(clients_have, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
-    state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+    start = workload.pretrain()
+    state = algorithm.initial(start, workload.evaluate, workload.layout.num_parameters)
 
     is_routed = has_router(algorithm, state)
 
@@ -68,6 +70,8 @@ def simulate(
         return clusters_event(workload, state.epoch, workload.cluster_scores(algorithm.cluster_models(state)))
 
     events.append(scored())
+    yield events[-1]
+    events.append(separated_event(workload, start))
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0

@@ -29,6 +29,7 @@ from cdfl.sim.event_builders import (
     Scores,
     UploadInfo,
     clusters_event,
+    separated_event,
     shortfall,
     started_event,
     summarize,
@@ -229,6 +230,10 @@ class Simulation:
         self.state = self.algorithm.initial(workload.start, self.evaluate, workload.layout.num_parameters)
         self._score_clusters()
         yield from self._emit()
+        if workload.separated is None:  # runs of one seed begin with the same clusters
+            workload.separated = separated_event(workload, workload.start, self.engines.evaluator.outputs)
+        self.emitted.append(workload.separated)
+        yield self.emitted[-1]
 
     def _mark(self, ticks: int, attempts: int) -> Bookmark:
         """Return a bookmark of this moment. It copies references only: tensors never change in place."""
