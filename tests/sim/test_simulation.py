@@ -12,7 +12,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation
-from cdfl.sim.cpu_threads import Workers
+from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span

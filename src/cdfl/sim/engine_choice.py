@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings, flatten
-from cdfl.sim.cpu_threads import Workers
+from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.problem import Problem
 from cdfl.sim.stack import Stack
