@@ -170,6 +170,16 @@ class RunFolder:
 
             yield write
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the events end in the middle of a line: the run was killed, or it writes just now."""
+        file = self.path / "events.jsonl"
+        if not file.exists() or file.stat().st_size == 0:
+            return False
+        with file.open("rb") as opened:
+            opened.seek(-1, 2)
+            return opened.read(1) != b"\n"
+
     def events(self) -> list[Event]:
         """Read all events of the run so far; ignore a last line that was cut off."""
         file = self.path / "events.jsonl"

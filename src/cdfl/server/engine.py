@@ -37,6 +37,7 @@ from cdfl.device import torch_threads
 from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
+from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
@@ -98,6 +99,22 @@ class _Step:
     body: tuple[bytes | memoryview, ...]  # of the reply
 
 
+class Listener(Protocol):
+    """Is told what happens on a server. Calls come from the engine's threads and must return at once."""
+
+    def joined(self, client_id: str) -> None:
+        """Note that a new client was sent a model."""
+        ...
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Note that uploads were answered and are durable."""
+        ...
+
+    def forgot(self, client_id: str) -> None:
+        """Forget a client."""
+        ...
+
+
 class Engine:
     """The state, the queue before it, and the threads that empty it. May be called from any thread.
 
@@ -116,16 +133,17 @@ class Engine:
         limits: Limits = Limits(),  # noqa: B008  frozen
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
-        on_commit: Callable[[], None] = lambda: None,
+        matrices: Matrices | None = None,
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
-        self.on_commit = on_commit  # called after every commit, by the thread that applies
+        self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
+        self.matrices = matrices
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
-        self.maintenance = Maintenance(store, snapshot_every)
+        self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
         self.outage = Outage()
         self._evaluate_uploads, self._evaluate_clusters = evaluate_uploads, evaluate_clusters
         self._needs_base = settings.rates.cluster_step == "along"
@@ -147,6 +165,11 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def cluster_names(self) -> list[str]:
+        """Return the names of the clusters."""
+        return [f"cluster {number}" for number in range(self.state.num_clusters)]
+
     # -- for clients
 
     def join(self, client_id: str) -> Answer:
@@ -161,6 +184,9 @@ class Engine:
         if not is_recorded:
             self.store.record_sent(client_id, reply.epoch, body if self._needs_base else None)
         self.metrics.joins.inc()
+        if record is None:
+            for listener in self.listeners:
+                listener.joined(client_id)
         return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
 
     def check_room(self) -> None:
@@ -214,6 +240,10 @@ class Engine:
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
             self.on_loss(str(error))
+
+    def _forgot(self, client_id: str) -> None:
+        for listener in self.listeners:
+            listener.forgot(client_id)
 
     def _leave(self, _: object) -> None:
         with self._turn:
@@ -305,7 +335,8 @@ class Engine:
                 seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
                 logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
             step.submission.answer.set_result(Answer(reply_head(step.entry), step.body))
-        self.on_commit()
+        for listener in self.listeners:
+            listener.committed([step.entry for step in steps])
 
     def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
         """Return the state after a group; an upload that cannot be applied is refused and changes nothing."""
