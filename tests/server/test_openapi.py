@@ -58,6 +58,8 @@ def test_everything_it_describes(live, page, method, path, mode):
     )
     @given(page[path][method].as_strategy(generation_mode=mode))
     def ask(case):
+        if any(name.lower() == "transfer-encoding" for name in case.headers or {}):
+            return  # uvicorn refuses it before any route
         token = OPERATOR if path in FOR_OPERATORS else live.token
         case.call_and_validate(headers={"Authorization": f"Bearer {token}"}, checks=checks)
 
