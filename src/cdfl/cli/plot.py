@@ -20,7 +20,7 @@ def plot(
         list[Path] | None, typer.Option(help="Another run, or folder of runs, to compare with; repeatable.")
     ] = None,
 ) -> None:
-    """Plot a run: accuracy before and after the reply, and one client's true and estimated mixtures.
+    """Plot a run: scores before and after the reply, and one client's true and estimated mixtures.
 
     In a folder of `cdfl compare`, the first run is plotted and the others are compared with it.
     """

@@ -1,4 +1,4 @@
-"""Plot a run: accuracy before and after the reply, and one client's true and estimated mixtures."""
+"""Plot a run: scores before and after the reply, and one client's true and estimated mixtures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cdfl.record import Event, Started, Uploaded, only
+from cdfl.record import Event, Started, Uploaded, main_metric, metric_label, only
 
 WINDOW = 60  # uploads averaged in one point of a curve; fewer in short runs
 BEFORE, AFTER = "#7f8fa6", "#c23616"
@@ -28,6 +28,8 @@ def plot_run(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[
     others = {name: only(theirs, Uploaded) for name, theirs in (rivals or {}).items()}
     if empty := [name for name, theirs in others.items() if not theirs]:
         raise ValueError(f"there are no uploads to plot in {', '.join(empty)}; leave these runs out")
+    if differing := [name for name, theirs in (rivals or {}).items() if main_metric(theirs) != main_metric(started)]:
+        raise ValueError(f"{', '.join(differing)} is scored by another metric than {main_metric(started)[0]}")
     window = smoothing(min(map(len, (uploads, *others.values()))))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), width_ratios=(3, 2), layout="constrained")
     after, before = [upload.after for upload in uploads], [upload.before for upload in uploads]
@@ -37,7 +39,9 @@ def plot_run(events: Sequence[Event], path: Path, rivals: Mapping[str, Sequence[
         style = {"color": OTHERS[place % len(OTHERS)], "linestyle": STYLES[place % len(STYLES)], "linewidth": 1.4}
         _curve(left, [upload.after for upload in theirs], window, name, **style)
     smoothed = f" (each point: mean of the last {window})" if window > 1 else ""
-    left.set(xlabel=f"upload{smoothed}", ylabel="accuracy on held-out data")
+    name, higher_is_better = main_metric(started)
+    label = metric_label(f"{name} on held-out data", higher_is_better=higher_is_better)
+    left.set(xlabel=f"upload{smoothed}", ylabel=label)
     left.set_title(f"{started[0].scenario}: all clients")
     left.legend(frameon=False, fontsize=9, ncols=1 + len(others) // 6)
     left.spines[["top", "right"]].set_visible(False)
