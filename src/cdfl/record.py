@@ -69,11 +69,16 @@ class Diverged:
 
 @dataclass(frozen=True)
 class Clusters:
-    """The score of each cluster model on held-out data of its cluster."""
+    """The score of each cluster model on held-out data of its cluster, and how the models compare.
+
+    A loss that is not finite is None. Where one model serves all clusters, it stands for each of them.
+    """
 
     epoch: int
     scores: list[float]
     more: dict[str, list[float]] = field(default_factory=dict)  # other metric -> scores
+    losses: list[list[float | None]] = field(default_factory=list)  # [k][j]: of model k on the proxy set of cluster j
+    distances: list[list[float]] = field(default_factory=list)  # [k][j]: norm of the difference of two models
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def from_json(line: str) -> Event:
     """Return the event in one line.
 
     >>> from_json('{"event": "clusters", "epoch": 3, "scores": [0.5, 0.75]}')
-    Clusters(epoch=3, scores=[0.5, 0.75], more={})
+    Clusters(epoch=3, scores=[0.5, 0.75], more={}, losses=[], distances=[])
     """
     try:
         values = dict(json.loads(line))

@@ -14,6 +14,7 @@ from cdfl.cli.init import init
 from cdfl.cli.join import join
 from cdfl.cli.paper import PASSED_ON, paper
 from cdfl.cli.plot import plot
+from cdfl.cli.report import report
 from cdfl.cli.rollback import rollback
 from cdfl.cli.run import run
 from cdfl.cli.scenarios import scenarios
@@ -26,6 +27,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(run)
 app.command()(compare)
 app.command()(plot)
+app.command()(report)
 app.command()(watch)
 app.command(context_settings=PASSED_ON)(paper)
 app.command()(scenarios)

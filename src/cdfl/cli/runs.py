@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from cdfl.record import RunFolder
+from cdfl.series import RunSeries
 
 STORE_FILES = ("store.db",)
 
@@ -25,6 +26,19 @@ def warn_of_cut_lines(runs: dict[str, RunFolder]) -> None:
     for name, run in runs.items():
         if run.is_cut:
             typer.echo(f"cdfl: {name} ends in the middle of an event, which is left out; was the run killed?", err=True)
+
+
+def read_runs(runs: dict[str, RunFolder]) -> list[RunSeries]:
+    """Read runs that can be drawn together: they have uploads, and one metric."""
+    warn_of_cut_lines(runs)
+    read = [RunSeries.of(name, run.events()) for name, run in runs.items()]
+    odd = [run for run in read if run.metric != read[0].metric]
+    if odd:
+        raise ValueError(
+            f"{odd[0].name} is scored by {odd[0].metric}, {read[0].name} by {read[0].metric}; "
+            "expected runs with the same metric"
+        )
+    return read
 
 
 def _runs_in(folder: Path) -> list[Path]:

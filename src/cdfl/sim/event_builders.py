@@ -2,9 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import log
+from math import isfinite, log
 from statistics import fmean
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
@@ -102,10 +105,19 @@ def uploaded_event(
     )
 
 
-def clusters_event(workload: Workload, epoch: int, scores: Sequence[Sequence[float]]) -> Clusters:
-    """Return the event of the cluster models' scores, which are given for each metric."""
+def clusters_event(
+    workload: Workload, epoch: int, models: Tensor, scores: Sequence[Sequence[float]], losses: Tensor
+) -> Clusters:
+    """Return the event of the cluster models (K, P) or (1, P): their scores by each metric, and proxy losses (·, K)."""
     main, *others = map(list, scores)
-    return Clusters(epoch, main, {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)})
+    trained = models[:, : workload.layout.num_parameters].expand(len(main), -1)
+    return Clusters(
+        epoch,
+        main,
+        {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)},
+        losses=[[loss if isfinite(loss) else None for loss in row] for row in losses.expand(len(main), -1).tolist()],
+        distances=torch.cdist(trained, trained, compute_mode="donot_use_mm_for_euclid_dist").double().tolist(),
+    )
 
 
 def shortfall(workload: Workload, events: Iterable[Event], ticks: Counter[str]) -> str:

@@ -50,7 +50,10 @@ def simulate(
     state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
 
     def scored() -> Event:
-        return clusters_event(workload, state.epoch, workload.cluster_scores(algorithm.cluster_models(state)))
+        models = algorithm.cluster_models(state)
+        proxies = torch.arange(federation.num_clusters)
+        losses = torch.stack([workload.evaluate(model.expand(len(proxies), -1), proxies) for model in models])
+        return clusters_event(workload, state.epoch, models, workload.cluster_scores(models), losses)
 
     events.append(scored())
     yield events[-1]

@@ -332,7 +332,9 @@ class Simulation:
             elif isinstance(item, Diverged):
                 event = item
             else:
-                event = clusters_event(self.workload, item[0], self._cluster_scores(item[1]))
+                epoch, models = item
+                scored, losses = self._cluster_scores(models), self._proxy_losses(models)
+                event = clusters_event(self.workload, epoch, models, scored, losses)
             self.emitted.append(event)
             yield event
 
