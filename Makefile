@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-flower check docs install clean
+.PHONY: demo test test-fast test-flower test-trackers test-page check docs install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
@@ -20,6 +20,10 @@ test-fast: $(READY)
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)
 	CDFL_TEST_FLOWER=1 $(BIN)/pytest tests/client/test_flower_itself.py
+
+# Installs MLflow and Weights & Biases into an environment of its own, which takes a minute.
+test-trackers: $(READY)
+	CDFL_TEST_TRACKERS=1 $(BIN)/pytest tests/track/test_trackers_themselves.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

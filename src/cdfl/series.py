@@ -180,3 +180,13 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
             return event.uploads, {f"final/{name}": value for name, value in named.items() if value is not None}
         case _:
             return None
+
+
+def server_scalars(outcome: str, staleness: int, cluster_losses: Sequence[float | None]) -> dict[str, float]:
+    """Return what a tracker records of an upload to a server: nothing of single clients.
+
+    >>> server_scalars("applied", 3, [0.5, None])
+    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'cluster_loss/0': 0.5}
+    """
+    values = {"upload/staleness": float(staleness), "upload/applied": float(outcome == "applied")}
+    return values | {f"cluster_loss/{k}": loss for k, loss in enumerate(cluster_losses) if loss is not None}

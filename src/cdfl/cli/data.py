@@ -4,11 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
-from cdfl.cli.options import DataDir, exit_on
+from cdfl.cli.options import DataDir, Json, exit_on
+from cdfl.cli.tables import make_table, show
 from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
 from cdfl.scenarios import load_scenario
@@ -19,41 +17,41 @@ app = typer.Typer(help="List, download, check and view datasets.", no_args_is_he
 
 
 @app.command("list")
-def list_(data_dir: DataDir = None) -> None:
+def list_(data_dir: DataDir = None, json_: Json = False) -> None:
     """List the datasets, whether their files are on this machine, and where they come from."""
     root = data_folder(data_dir)
-    table = Table("name", "what", "train", "test", "here", "from", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap = True
+    table = make_table("name", "what...", "train", "test", "here", "from")
+    values = []
     for source in SOURCES.values():
         here = source.bundled or find_folder(source, root) is not None
         origin = "scikit-learn" if source.bundled else "fetch" if source.files else "by hand"
         counts = f"{source.num_train:,}", f"{source.num_test:,}"
         table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
-    console = Console()
-    console.print(table)
-    console.print(f"data folder: {root}", soft_wrap=True, markup=False)
+        sizes = {"num_train": source.num_train, "num_test": source.num_test}
+        values.append({"name": source.name, "summary": source.summary, **sizes, "is_here": here, "from": origin})
+    found = {"folder": str(root), "datasets": values}
+    show(found, table, as_json=json_, notes=[f"data folder: {root}"])
 
 
 @app.command("fetch")
-def fetch_(name: str, data_dir: DataDir = None) -> None:
+def fetch_(name: str, data_dir: DataDir = None, json_: Json = False) -> None:
     """Download a dataset into the data folder and check its published checksum."""
     with exit_on(DataError):
         folder = fetch(name, data_dir, progress=True)
-    Console().print(f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}", soft_wrap=True)
+    note = f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}"
+    show({"name": name, "folder": folder and str(folder)}, None, as_json=json_, notes=[note])
 
 
 @app.command("check")
-def check_(name: str, data_dir: DataDir = None) -> None:
+def check_(name: str, data_dir: DataDir = None, json_: Json = False) -> None:
     """Compare a dataset's checksums and number of images with the published ones.
 
     The exit code is 1 if the dataset is missing or differs.
     """
     with exit_on(DataError):
         report = check(name, data_dir)
-    console = Console()
-    for line in report.lines:
-        console.print(line, soft_wrap=True)
-    console.print(f"{name}: {report.verdict}")
+    values = {"name": name, "verdict": report.verdict, "lines": report.lines}
+    show(values, None, as_json=json_, notes=[*report.lines, f"{name}: {report.verdict}"])
     if report.verdict != "ok":
         raise typer.Exit(1)
 
@@ -64,16 +62,18 @@ def sheet(
     out: Annotated[Path, typer.Option(help="Folder for the pictures, SCENARIO.png each.")] = Path(),
     columns: Annotated[int, typer.Option(min=1, max=MOST_COLUMNS, help="Images of each cluster.")] = 10,
     data_dir: DataDir = None,
+    json_: Json = False,
 ) -> None:
     """Draw a contact sheet of each scenario, with images of every cluster, and print notes on its data."""
     from cdfl.data.contact_sheet import save_sheet
 
-    console = Console()
+    values, lines = [], []
     for name in names:
         with exit_on(ValueError):
             scenario = load_scenario(name)
             path = out / f"{scenario.name}.png"
             federation = scenario.federation(data_dir=data_dir)
             save_sheet(federation, path, columns)
-        for line in (str(path), *federation.notes):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        values.append({"file": str(path), "notes": federation.notes})
+        lines += [str(path), *federation.notes]
+    show(values, None, as_json=json_, notes=lines)

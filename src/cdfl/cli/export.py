@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from cdfl.cli.options import Json
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+from cdfl.cli.tables import show
 
 
 def export(
@@ -14,6 +16,7 @@ def export(
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
+    json_: Json = False,
 ) -> None:
     """Write the cluster models as safetensors, one file a cluster, and clusters.json about them.
 
@@ -23,4 +26,5 @@ def export(
         from cdfl.server.export import export as write
 
         written = write(opened, out, epoch, dtype, progress)
-    typer.echo(f"wrote {len(written)} files to {out}: {', '.join(path.name for path in written)}")
+    note = f"wrote {len(written)} files to {out}: {', '.join(path.name for path in written)}"
+    show({"files": [str(path) for path in written]}, None, as_json=json_, notes=[note])

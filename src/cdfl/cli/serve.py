@@ -17,6 +17,7 @@ from rich.console import Console
 from cdfl.cli.options import DeviceName, Json, SetOption, flag, parse_settings
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
 from cdfl.server.limits import Limits
 from cdfl.server.records import Retention
 
@@ -71,6 +72,9 @@ def serve(
     stall_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
     ] = Limits.stall_seconds,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
     json_: Json = False,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
@@ -80,6 +84,8 @@ def serve(
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
+    here = Path() if "://" in store else Path(store)  # for what trackers write
     with refuse_store(), _stop_on_signals(console):
         from cdfl.server.port import take_port
 
@@ -112,13 +118,13 @@ def serve(
             server = make_server(limits, metrics, starting, **tls)
             with server.serving(taken):
                 starting.say("reading the set-up")
-                chosen = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
-                _check_body(max_body, chosen)
-                chosen.try_out()
+                loaded = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
+                _check_body(max_body, loaded)
+                loaded.try_out()
                 with Store.open(store, blobs, retention) as opened:
                     with StartProgress(console, starting, server.url) as shown:
                         engine = open_engine(
-                            chosen,
+                            loaded,
                             opened,
                             accept_all=accept_all,
                             progress=shown.stage,
@@ -131,11 +137,13 @@ def serve(
                     try:
                         operator_token = os.environ.get(OPERATOR_TOKEN) or None
                         access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
+                        config = engine.settings.to_dict()
                         printed = ServerConsole(console, engine, as_json=json_)
-                        engine.listeners.append(printed)
-                        server.open(engine, access)
-                        _welcome(console, server.url, engine.state.epoch, is_open=is_open)
-                        printed.show_until_stopped(server)
+                        with tracked_server(trackers, f"server {server.url}", config, here) as listeners:
+                            engine.listeners += [printed, *listeners]
+                            server.open(engine, access)
+                            _welcome(console, server.url, engine.state.epoch, is_open=is_open)
+                            printed.show_until_stopped(server)
                     finally:
                         server.finish()  # answers what is under way, for which it needs the engine
                         engine.close()
