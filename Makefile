@@ -11,11 +11,15 @@ demo: $(READY)
 
 # Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile -m "not browser"
 
 # What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
 test-fast: $(READY)
 	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
+
+# The page in Chromium, from the system's packages (apt-get install chromium).
+test-page: $(READY)
+	$(BIN)/pytest -n 2 --dist loadfile -m browser
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)

@@ -1,4 +1,4 @@
-"""The tests of the trackers with MLflow and W&B installed: that takes a minute and a package index, hence on request."""
+"""The trackers with MLflow and W&B installed: that takes a minute and a package index, hence on request."""
 
 import os
 import tempfile

@@ -108,6 +108,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     uploads, limits = Uploads(engine), engine.limits
     rate_limit = RateLimit(limits.requests_per_second, limits.burst)
     engine.listeners.append(notifier)
+    engine.metrics.streams.set_function(lambda: notifier.num_streams)
     check_store = _StoreCheck(engine.store.check)
     scheme: SecurityBase = HTTPBearer(auto_error=False, scheme_name="token", description="The token of one client.")
     if access.is_open:

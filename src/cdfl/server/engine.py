@@ -7,6 +7,7 @@ clients. If the commit fails, the state stays as it was.
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -161,6 +162,7 @@ class Engine:
             for name, work in (("evaluate", self._evaluate_all), ("apply", self._apply_all))
         ]
         self.metrics.queue.set_function(lambda: self._depth)
+        self.metrics.clients.set_function(self._count_clients)
         self.metrics.show(state.epoch, state.cluster_losses)
         for thread in self._threads:
             thread.start()
@@ -240,6 +242,12 @@ class Engine:
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
             self.on_loss(str(error))
+
+    def _count_clients(self) -> float:
+        try:
+            return self.store.num_clients()
+        except StoreUnavailable:
+            return math.nan
 
     def _forgot(self, client_id: str) -> None:
         for listener in self.listeners:
@@ -331,6 +339,7 @@ class Engine:
         self.metrics.group.observe(len(steps))
         for step in steps:
             self.metrics.uploads.labels(step.entry.outcome).inc()
+            self.metrics.staleness.observe(step.entry.staleness)
             if step.entry.outcome == "rejected":
                 seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
                 logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
