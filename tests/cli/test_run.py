@@ -161,8 +161,9 @@ def test_progress_lines_without_a_terminal(small, monkeypatch):
     monkeypatch.setattr(progress_log, "SECONDS_BETWEEN_LINES", 0.01)
     code, output = call("run", small)
     assert code == 0
-    assert re.search(r"reading data and pre-training, \d+ s", output)
-    assert re.search(r"\b\d+ of 12 uploads, \d+ s", output)
+    assert re.search(r"reading data, \d+ s so far", output)
+    assert re.search(r"pre-training, \d+%, about \d+ s left, \d+ s so far", output)
+    assert re.search(r"\b\d+ of 12 uploads.*?, \d+ s so far", output)
 
 
 def test_a_signal_and_resume(tmp_path):

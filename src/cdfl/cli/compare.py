@@ -32,10 +32,10 @@ from cdfl.cli.options import (
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress
+from cdfl.cli.progress import log_progress, watch_pretraining
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
-from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded, metric_label
+from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -98,9 +98,10 @@ def compare(
         metric = configs[0].scenario.metrics[0]
         label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
-        bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        bar = Progress(*columns, console=console)
         total = sum(config.scenario.num_uploads for config in configs)
-        uploads_done = bar.add_task("", total=total)
+        uploads_done = bar.add_task("reading data", total=None)
         with (
             interruptible(folder, folders, total),
             log_progress(console, total) as count,
@@ -108,7 +109,11 @@ def compare(
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
+            watch_pretraining(console, bar, uploads_done)
+            live.update(bar)
             for which, event in events:
+                if isinstance(event, Started) and bar.tasks[0].description != "uploads":
+                    bar.reset(uploads_done, description="uploads", total=total)
                 count(event)
                 track(which, event)
                 if isinstance(event, Uploaded | Diverged):

@@ -6,7 +6,15 @@ from contextlib import contextmanager, nullcontext
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from cdfl.record import Clusters, Event, Started, Uploaded, main_metric
 from cdfl.sim import progress_log
@@ -37,12 +45,20 @@ def _print(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def watch_pretraining(console: Console, progress: Progress, bar: TaskID) -> None:
+    """Show the progress of pre-training in a bar. Without a terminal, lines show it."""
+    if console.is_terminal:
+        progress_log.pretraining.set(
+            lambda done, total: progress.update(bar, description="pre-training", completed=done, total=total)
+        )
+
+
 def show_progress(events: Iterable[Event], console: Console) -> Iterator[Event]:
     """Pass events through, and show uploads done, scores before and after the reply, and time left."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[metric]} before {task.fields[before]}"),
         TextColumn("after {task.fields[after]}  clusters {task.fields[cluster]}"),
@@ -51,14 +67,16 @@ def show_progress(events: Iterable[Event], console: Console) -> Iterator[Event]:
     recent: deque[Uploaded] = deque(maxlen=100)
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("reading data", total=None, metric="", before="-", after="-", cluster="-")
+        watch_pretraining(console, progress, bar)
         for event in events:
             match event:
                 case Started():
                     name, _ = main_metric([event])
-                    progress.update(bar, description="pre-training", total=event.num_uploads, metric=f"{name}:")
+                    fields = {"metric": f"{name}:", "before": "-", "after": "-", "cluster": "-"}
+                    progress.reset(bar, description="uploads", total=event.num_uploads, **fields)
                 case Clusters():
                     score = sum(event.scores) / len(event.scores)
-                    progress.update(bar, description="uploads", cluster=f"{score:.3f}")
+                    progress.update(bar, cluster=f"{score:.3f}")
                 case Uploaded():
                     recent.append(event)
                     progress.update(
