@@ -21,7 +21,7 @@ import torch
 from benchmarks.attacks import ATTACKS, Attack, attacked
 from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
-from cdfl.cli.example_setup import settings as example
+from cdfl.cli.example_setup import problem as example
 from cdfl.core import harm_test
 from cdfl.data import Sudden
 from cdfl.record import Clusters, Event, Uploaded, only
@@ -53,13 +53,16 @@ class Group:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+EXAMPLE = example.all_settings.leaves()
 GROUPS = {
     "digits-4": Group(attacks=tuple(ATTACKS)),
-    "example": Group(attacks=tuple(ATTACKS), seeds=3, settings=example.leaves()),
+    "example": Group(attacks=tuple(ATTACKS), seeds=3, settings=EXAMPLE),
     **{f"digits-4-{drift}": Group(f"digits-4-{drift}", seeds=3) for drift in DRIFTS},
     # As in its example stream: a client has one rotation, then another.
     "example-sudden": Group(
-        replace(load_scenario("digits-4"), drift=Sudden(low=1.0, high=1.0, every=5)), seeds=3, settings=example.leaves()
+        replace(load_scenario("digits-4"), drift=Sudden(low=1.0, high=1.0, every=5)),
+        seeds=3,
+        settings=EXAMPLE,
     ),
 }
 

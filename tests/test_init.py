@@ -13,7 +13,7 @@ import cdfl.sim
 
 
 def test_public_names():
-    assert dir(cdfl) == ["AsyncClient", "Client", "Run", "Settings", "__version__", "run"]
+    assert dir(cdfl) == sorted(cdfl.__all__, key=lambda name: (name.lower() == name, name))
     assert cdfl.__version__ == version("cdfl")
     assert (cdfl.Client, cdfl.AsyncClient) == (cdfl.client.Client, cdfl.client.AsyncClient)
     assert (cdfl.run, cdfl.Run, cdfl.Settings) == (cdfl.sim.run, cdfl.sim.Run, cdfl.core.Settings)

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cdfl.client import AsyncClient, Client
     from cdfl.core import Settings
+    from cdfl.data import Sizes
+    from cdfl.metrics import Metric
+    from cdfl.problems import Problem
+    from cdfl.scenarios import Scenario
     from cdfl.sim import Run, run
 
     __version__: str
@@ -12,11 +16,26 @@ if TYPE_CHECKING:
 _MODULES = {  # imported on first use: a client device has no simulator, and torch takes seconds
     "AsyncClient": "cdfl.client",
     "Client": "cdfl.client",
+    "Metric": "cdfl.metrics",
+    "Problem": "cdfl.problems",
     "Run": "cdfl.sim",
+    "Scenario": "cdfl.scenarios",
     "Settings": "cdfl.core",
+    "Sizes": "cdfl.data",
     "run": "cdfl.sim",
 }
-__all__ = ["AsyncClient", "Client", "Run", "Settings", "__version__", "run"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Metric",
+    "Problem",
+    "Run",
+    "Scenario",
+    "Settings",
+    "Sizes",
+    "__version__",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

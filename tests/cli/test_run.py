@@ -294,14 +294,14 @@ SCENARIO = "from dataclasses import replace\nfrom cdfl.scenarios import load_sce
     ("text", "words"),
     [
         (
-            "scenario = 1/0",
+            "problem = 1/0",
             "line 3: reading it failed with ZeroDivisionError: division by zero; expected a Python file",
         ),
         ("import no_such", "line 3: there is no module no_such; install it, or put no_such.py beside the file"),
-        ("scenario = (", "line 3: invalid Python: '(' was never closed"),
+        ("problem = (", "line 3: invalid Python: '(' was never closed"),
         (
-            "scenario = replace(load_scenario('digits-4'), model='net')",
-            "line 3: reading it failed with ValueError: digits-4: there is no model 'net'; expected one of cnn",
+            "problem = replace(load_scenario('digits-4'), model='net')",
+            "line 3: there is no model 'net'; there are cnn",
         ),
     ],
 )
@@ -314,13 +314,17 @@ def test_an_error_in_a_scenario_file_is_one_line(scenario, text, words):
 
 def test_a_module_that_a_file_imports_later_is_not_blamed_on_an_extra(scenario):
     later = "def net(input_shape, num_classes):\n    import no_such\n"
-    scenario.write_text(SCENARIO + later + "scenario = replace(load_scenario('digits-4'), model=net)")
-    assert call("run", scenario, "--out", scenario.parent / "run") == (2, "cdfl: No module named 'no_such'")
+    scenario.write_text(SCENARIO + later + "problem = replace(load_scenario('digits-4'), model=net)")
+    code, said = call("run", scenario, "--out", scenario.parent / "run")
+    assert (code, "pip install" in said) == (2, False)
+    assert said.startswith(
+        f"cdfl: {scenario}, line 4: there is no module no_such; install it, or put no_such.py beside"
+    )
 
 
 def test_a_scenario_file_may_import_modules_beside_it(scenario):
     (scenario.parent / "my_scenario_parts.py").write_text("uploads = 3")
-    text = "import my_scenario_parts as mine\nscenario = replace(load_scenario('digits-4'), num_uploads=mine.uploads)\n"
+    text = "import my_scenario_parts as mine\nproblem = replace(load_scenario('digits-4'), num_uploads=mine.uploads)\n"
     scenario.write_text(SCENARIO + text)
     settings = ("--set", "local_epochs=1", "--set", "shared_epochs=1", "--set", "separate_epochs=1")
     code, said = call("run", scenario, "--num-clients", 3, "--out", scenario.parent / "run", *settings)

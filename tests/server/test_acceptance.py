@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cdfl import wire
-from cdfl.core import flatten
+from cdfl.core import Settings, flatten
 from cdfl.core.harm_test import WARM_UP
 from cdfl.server.run import MAX_HARM
 from cdfl.server.verify import verify
@@ -153,7 +153,7 @@ def test_a_bad_past_is_made_up_for_by_a_few_usual_uploads(tmp_path):
 @pytest.mark.parametrize("apart", [0.0, 0.001])
 def test_clusters_that_start_alike_refuse_no_first_upload(tmp_path, apart):
     """How far apart pre-training leaves them says nothing of how far honest trainings lead."""
-    setup = tiny_setup(pretraining_sets=None)
+    setup = tiny_setup(settings=Settings(shared_epochs=0, separate_epochs=0))
     with Live(tmp_path, setup) as server:
         models = server.engine.state.cluster_models
         server.engine.state = server.engine.state.replace(cluster_models=models + apart * torch.rand(3, 1))

@@ -95,7 +95,7 @@ def compare(
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
         named = [(each.path.name, own.to_json(), each.path) for each, own in zip(folders, configs, strict=True)]
         results: dict[int, Finished] = {}
-        metric = configs[0].scenario.metrics[0]
+        metric = configs[0].scenario.main_metric
         label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

@@ -23,8 +23,8 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
     table = make_table("name", "what...", "train", "test", "here", "from")
     values = []
     for source in SOURCES.values():
-        here = source.bundled or find_folder(source, root) is not None
-        origin = "scikit-learn" if source.bundled else "fetch" if source.files else "by hand"
+        here = source.is_installed or (not source.bundled and find_folder(source, root) is not None)
+        origin = source.bundled if source.bundled else "fetch" if source.files else "by hand"
         counts = f"{source.num_train:,}", f"{source.num_test:,}"
         table.add_row(source.name, source.summary, *counts, "yes" if here else "-", origin)
         sizes = {"num_train": source.num_train, "num_test": source.num_test}
@@ -38,7 +38,7 @@ def fetch_(name: str, data_dir: DataDir = None, json_: Json = False) -> None:
     """Download a dataset into the data folder and check its published checksum."""
     with exit_on(DataError):
         folder = fetch(name, data_dir, progress=True)
-    note = f"{name} comes with scikit-learn" if folder is None else f"{name} is in {folder}"
+    note = f"{name} comes with {SOURCES[name].bundled}" if folder is None else f"{name} is in {folder}"
     show({"name": name, "folder": folder and str(folder)}, None, as_json=json_, notes=[note])
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -72,7 +73,7 @@ def show_progress(events: Iterable[Event], console: Console) -> Iterator[Event]:
             match event:
                 case Started():
                     name, _ = main_metric([event])
-                    fields = {"metric": f"{name}:", "before": "-", "after": "-", "cluster": "-"}
+                    fields: dict[str, Any] = {"metric": f"{name}:", "before": "-", "after": "-", "cluster": "-"}
                     progress.reset(bar, description="uploads", total=event.num_uploads, **fields)
                 case Clusters():
                     score = sum(event.scores) / len(event.scores)

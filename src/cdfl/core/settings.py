@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, fields
 from dataclasses import field as dataclass_field
 from typing import Any, Literal, get_args
 
+from cdfl.checks import did_you_mean
+
 Bar = float | Literal["min"]
 Floor = float | Literal["mean"]
 
@@ -174,7 +176,9 @@ class Settings:
             group = kind(**group) if isinstance(group, dict) else group
             object.__setattr__(self, name, kind(**asdict(group) | changed) if changed else group)
         for unknown in values:
-            raise ValueError(f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}")
+            raise ValueError(
+                f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}{did_you_mean(unknown, LEAVES)}"
+            )
         harm = own.get("max_harm")
         object.__setattr__(self, "max_harm", harm)
         _check(self, "max_harm", harm is None or (_is_number(harm) and harm > 0), "a number above 0, or None")

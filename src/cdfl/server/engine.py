@@ -135,6 +135,7 @@ class Engine:
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
         matrices: Matrices | None = None,
+        cluster_names: Sequence[str] = (),
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
@@ -142,6 +143,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
         self.matrices = matrices
+        self.cluster_names = list(cluster_names) or [f"cluster {number}" for number in range(state.num_clusters)]
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
         self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
@@ -166,11 +168,6 @@ class Engine:
         self.metrics.show(state.epoch, state.cluster_losses)
         for thread in self._threads:
             thread.start()
-
-    @property
-    def cluster_names(self) -> list[str]:
-        """Return the names of the clusters."""
-        return [f"cluster {number}" for number in range(self.state.num_clusters)]
 
     # -- for clients
 

@@ -46,6 +46,7 @@ class Status(BaseModel):
 
     epoch: int
     num_clusters: int
+    clusters: list[str] = Field(description="The names of the clusters.")
     cluster_epochs: list[int] = Field(description="The epoch at which each cluster last moved.")
     cluster_losses: list[float | None] = Field(description="The loss of each cluster on its proxy set.")
     clients: int
@@ -62,6 +63,7 @@ class Status(BaseModel):
         return cls(
             epoch=state.epoch,
             num_clusters=state.num_clusters,
+            clusters=engine.cluster_names,
             cluster_epochs=state.cluster_epochs.tolist(),
             cluster_losses=list(numbers(state.cluster_losses)),
             clients=engine.store.num_clients(),

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from cdfl.core import Settings
+from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
 from cdfl.server.connections import ConnectionLimit
@@ -21,7 +22,6 @@ from cdfl.server.limits import Limits
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Recovered
-from cdfl.server.setup import Progress, Setup
 from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
@@ -30,14 +30,14 @@ logger = logging.getLogger("cdfl.server")
 
 MAX_HARM = 4.0  # limit of the harm test, unless the set-up sets one; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
-    "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
-    "differ, and some may never learn; name pretraining_sets, and use a new --store"
+    "%s sets separate_epochs to 0: all %d clusters begin with the same weights, so it takes many uploads until they "
+    "differ, and some may never learn; pre-train them, and use a new --store"
 )
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
 def open_engine(
-    setup: Setup,
+    task: Task,
     store: Store,
     *,
     accept_all: bool = False,
@@ -47,21 +47,21 @@ def open_engine(
     **options: Any,
 ) -> Engine:
     """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`."""
-    settings = in_service(setup.settings, accept_all=accept_all)
+    settings = in_service(task.settings, accept_all=accept_all)
     recovered = store.recover(replayed)
     if recovered is None:
-        if setup.pretraining_sets is None and setup.num_clusters > 1:
-            logger.warning(EQUAL_CLUSTERS, setup.place, setup.num_clusters)
-        state = setup.start(progress, trained)
-        store.begin(state, setup.layout, settings)
+        if task.settings.pretraining.separate_epochs == 0 and task.num_clusters > 1:
+            logger.warning(EQUAL_CLUSTERS, task.place or "the problem", task.num_clusters)
+        state = task.initial_state(progress, trained)
+        store.begin(state, task.layout, settings)
     else:
-        _check_fits(setup, recovered)
+        _check_fits(task, recovered)
         state = recovered.state
         if settings != recovered.settings:
             store.snapshot(state, settings)
-    evaluators = setup.evaluator(), setup.evaluator()
-    matrices = Matrices(setup.evaluator())
-    return Engine(state, setup.layout, settings, store, *evaluators, matrices=matrices, **options)
+    evaluators = task.evaluator(), task.evaluator()
+    compared: dict[str, Any] = {"matrices": Matrices(task.evaluator()), "cluster_names": task.federation.names}
+    return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
@@ -174,17 +174,17 @@ def make_server(
     return WebServer(config, gate, connections, notifier)
 
 
-def _check_fits(setup: Setup, recovered: Recovered) -> None:
-    if setup.layout != recovered.layout:
-        ours, theirs = dict(zip(setup.layout.names, setup.layout.shapes, strict=True)), recovered.layout
+def _check_fits(task: Task, recovered: Recovered) -> None:
+    if task.layout != recovered.layout:
+        ours, theirs = dict(zip(task.layout.names, task.layout.shapes, strict=True)), recovered.layout
         stored = dict(zip(theirs.names, theirs.shapes, strict=True))
         odd = sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name))
         raise SetupError(
-            f"the set-up's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
+            f"the problem's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
             f"{'s' if len(odd) == 1 else ''}; serve the stored model, or use a new --store"
         )
-    if setup.num_clusters != recovered.state.num_clusters:
+    if task.num_clusters != recovered.state.num_clusters:
+        there = recovered.state.num_clusters
         raise SetupError(
-            f"the set-up has {setup.num_clusters} proxy sets, the store {recovered.state.num_clusters} clusters; "
-            "expected one for each"
+            f"the problem has {task.num_clusters} clusters, the store {there}; serve as many, or use a new --store"
         )

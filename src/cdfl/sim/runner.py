@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from cdfl.checks import check_number
 from cdfl.core import Settings
 from cdfl.device import find_device
 from cdfl.jsonable import jsonable
-from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload, find_policy
+from cdfl.problems import Problem
 from cdfl.record import Event, Finished, RunFolder, Uploaded, only
-from cdfl.scenarios import Scenario, load_scenario
+from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
@@ -25,6 +26,7 @@ from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_
 from cdfl.sim.workload import Workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+SAMPLES_TRIED = 32  # of each cluster, before anything is trained
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,12 @@ class Run:
 
 
 def configure(
-    scenario: str | Scenario,
+    problem: str | Problem,
     *,
     algorithm: str | type[Algorithm] = "cdfl",
     preset: str = "default",
     time_model: str | TimeModel | None = None,
-    policy: str | Policy = "always",
+    policy: str | Policy | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: Precision | Literal["auto"] = "auto",
@@ -94,20 +96,18 @@ def configure(
     >>> configure("digits-4", base_rate=0.2).settings.rates.base_rate
     0.2
     """
-    chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
-    if not isinstance(chosen, Scenario):
-        raise ValueError(f"scenario is {chosen!r}; expected a name or a file in a str, or a cdfl.scenarios.Scenario")
+    given = load_problem(problem) if isinstance(problem, str) else problem
+    if not isinstance(given, Problem):
+        raise ValueError(f"problem is {given!r}; expected a name or a file in a str, or a cdfl.Problem")
     for name, value in (("num_uploads", num_uploads), ("num_clients", num_clients)):
         if value is not None:
             check_number(name, value, 1, whole=True)
-            sized: dict[str, Any] = {name: value}
-            chosen = replace(chosen, **sized)
+    chosen = Scenario.of(given, num_clients, num_uploads)
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
     clock = find_preset(preset).time_model if clock is None else clock
+    policy = policy or chosen.policy or "always"
     if isinstance(policy, str):
-        if policy not in POLICIES:
-            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-        policy = POLICIES[policy]
+        policy = find_policy(policy)
     check_time_model(clock, chosen.num_clients)
     check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
     decide_upload(
@@ -124,7 +124,7 @@ def configure(
 
 
 def run(
-    scenario: str | Scenario = "digits-4",
+    problem: str | Problem = "digits-4",
     *,
     out: Path | str | None = None,
     data_dir: Path | None = None,
@@ -140,7 +140,7 @@ def run(
     >>> quick.summary.uploads
     3
     """
-    config = configure(scenario, **options)
+    config = configure(problem, **options)
     folder = None if out is None else RunFolder.create(Path(out), config.to_json())
     kept = []
     with closing(run_events(config, folder, data_dir)) as events:
@@ -257,6 +257,8 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
     for config in configs:
         if config.seed not in workloads:
             workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
+            if not built:
+                workloads[config.seed].check(SAMPLES_TRIED)
         workload = workloads[config.seed]
         engines = built[0].engines if built else make_engines(workload, precision=config.precision)
         algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)
