@@ -44,6 +44,9 @@ def join(
     verify: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM), if it is self-signed.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
     compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
+    no_report: Annotated[
+        bool, flag("--no-report", "Do not tell the server how good its replies are on the client's data.")
+    ] = False,
     setting: SetOption = None,
     json_: Json = False,
 ) -> None:
@@ -67,6 +70,7 @@ def join(
             dtype=cast("DType", dtype),
             reply_dtype=cast("DType", dtype),
             compress=compress,
+            report=not no_report,
             verify=verify or True,
             retry=ONCE,
         )

@@ -41,6 +41,7 @@ from cdfl.wire import (
     CLIENT,
     CONTENT_TYPE,
     KEY,
+    REPORT,
     DType,
     UnauthorizedError,
     WireError,
@@ -49,6 +50,7 @@ from cdfl.wire import (
     compress,
     decode_model,
     parse_count,
+    parse_report,
 )
 
 logger = logging.getLogger("cdfl.server")
@@ -82,6 +84,14 @@ BaseEpoch = Annotated[
         alias=BASE_EPOCH,
         description="CDFL-Epoch of the model that was trained from.",
         json_schema_extra={"type": "integer", "minimum": 0},
+    ),
+]
+Report = Annotated[
+    str | None,
+    Header(
+        alias=REPORT,
+        description="The client's loss on its own data before and after its last reply: two numbers and a comma.",
+        json_schema_extra={"type": "string", "pattern": r"^-?[0-9]{1,9}(\.[0-9]{1,9})?,-?[0-9]{1,9}(\.[0-9]{1,9})?$"},
     ),
 ]
 Coding = Annotated[
@@ -155,10 +165,11 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         key: Key,
         base_epoch: BaseEpoch,
         coding: Coding = "identity",
+        report: Report = None,
     ) -> Response:
         """Upload the trained model, receive a personal one. With the same key an upload counts once."""
         epoch = parse_count(BASE_EPOCH, base_epoch)
-        answer = await uploads.receive(request, client_id, check_key(key), epoch, coding)
+        answer = await uploads.receive(request, client_id, check_key(key), epoch, coding, parse_report(report))
         return await _model_response(answer, request, query.dtype, uploads)
 
     @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))

@@ -76,6 +76,7 @@ class Submission:
     upload: str  # blob of the local model
     client: ClientMemory = NEWCOMER
     sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
+    report: tuple[float, ...] = ()  # what its client says of its last reply
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
     base: str | None = None  # blob of the model it was trained from, once it is kept
@@ -391,6 +392,7 @@ class Engine:
             received=submission.received,
             upload=submission.upload,
             base=submission.base,
+            report=submission.report,
         )
         step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
         self.metrics.seconds.labels("evaluate").observe(evaluating)

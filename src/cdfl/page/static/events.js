@@ -84,8 +84,7 @@ export function readServerEvent(run, event) {
     why: event.verdict?.reason ?? "",
     staleness: event.staleness,
     mixture: event.mixture?.length ? event.mixture : null,
-    scores: event.report ?? {},
-    report: event.report ?? null,
+    scores: event.report?.length === 2 ? { held: event.report[0], after: event.report[1] } : {},
     rates: event.rates,
     losses: event.cluster_losses,
   });

@@ -201,7 +201,7 @@ export class Run {
     this.outcomeBins.add(position + 1, OUTCOMES.map((_, i) => (i === outcome ? 1 : 0)));
     if (upload.losses) this.lossBins.add(position + 1, upload.losses);
     this.addToFleet(number, before, position);
-    this.log.push({ position, kind: "upload", client: number, previous: before, why: upload.why, report: upload.report });
+    this.log.push({ position, kind: "upload", client: number, previous: before, why: upload.why });
     this.work += 8 * this.K + 16;
     this.version++;
   }
