@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-flower test-trackers test-page check docs install clean
+.PHONY: demo test test-fast test-flower test-trackers test-page check docs pictures install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
@@ -34,6 +34,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pictures of the pages: some minutes, and Chromium.
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
 
 # The site, in site/. A broken link or reference is an error.
 docs: $(READY)

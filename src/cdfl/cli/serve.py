@@ -84,7 +84,8 @@ def serve(
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
     Stop it with Ctrl-C or SIGTERM: it answers open requests and takes a snapshot; the next start continues from there.
-    CDFL_OPERATOR_TOKEN, if set, is the operator's token: /metrics asks for it, and /v1/events shows it everything.
+    CDFL_OPERATOR_TOKEN, if set, is the operator's token, or several with commas between them: /metrics asks for one,
+    and the page and /v1/events show it everything.
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
