@@ -196,7 +196,18 @@ def test_pictures_are_small_and_shown() -> None:
 
 def test_the_http_page_names_every_header_and_status() -> None:
     page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
-    for name in ("CLIENT", "BASE_EPOCH", "KEY", "EPOCH", "MIXTURE", "RATES", "STALENESS", "OUTCOME", "DETAIL"):
+    for name in (
+        "CLIENT",
+        "BASE_EPOCH",
+        "KEY",
+        "REPORT",
+        "EPOCH",
+        "MIXTURE",
+        "RATES",
+        "STALENESS",
+        "OUTCOME",
+        "DETAIL",
+    ):
         assert f"`{getattr(wire, name)}" in page
     for kind in wire.WireError.__subclasses__():
         assert re.search(rf"^\| [0-9, ]*{kind.status}", page, re.MULTILINE), kind

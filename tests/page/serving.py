@@ -1,13 +1,30 @@
-"""The page of runs, inside this process."""
+"""The page of runs, inside this process: with sockets, and without."""
 
+import asyncio
 import threading
 from pathlib import Path
 
+import httpx
 import uvicorn
 
 from cdfl.watch import create_watch_app
 
 from ..server.live import wait_for
+
+
+class Site:
+    """Asks an application without a socket."""
+
+    def __init__(self, app, host: str = "127.0.0.1:8001") -> None:
+        self.app, self.host = app, host
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url=f"http://{self.host}") as client:
+                return await client.get(path, **options)
+
+        return asyncio.run(ask())
 
 
 class Watching:

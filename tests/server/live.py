@@ -80,9 +80,9 @@ class Live:
     ) -> None:
         self.store = Store.open(place, blobs, retention)
         self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
-        access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
+        self.access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
         self.server = make_server(limits, self.engine.metrics, Starting(), *(map(str, tls) if tls else ()))
-        self.server.open(self.engine, access)
+        self.server.open(self.engine, self.access)
         self._taken = take_port("127.0.0.1", 0)
         self._thread = threading.Thread(target=self.server.run, args=([self._taken],))
 

@@ -291,6 +291,13 @@ export class Run {
     };
   }
 
+  // The estimated mixture of a client after `shown` uploads, or the true one if there is none; null if neither is known.
+  mixtureOf(number, shown) {
+    const at = this.lastUpload(number, shown - 1);
+    if (at < 0) return this.early.get(number)?.mixture ?? null;
+    return present(this.columns.mixture.row(at)) ?? present(this.columns.truth.row(at));
+  }
+
   // How much better the reply is than the model its client held before: in points if the metric is a share.
   gain(at) {
     const scores = this.columns.scores.row(at);
