@@ -12,7 +12,8 @@ from importlib import import_module
 import pytest
 
 from cdfl.record import Finished, RunFolder, Uploaded, only
-from cdfl.sim import checkpoint, progress_log
+from cdfl.report import progress
+from cdfl.sim import checkpoint
 from cdfl.sim.runner import configure, run_events
 from cdfl.sim.stack import Stack
 
@@ -158,7 +159,7 @@ def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
 
 
 def test_progress_lines_without_a_terminal(small, monkeypatch):
-    monkeypatch.setattr(progress_log, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     code, output = call("run", small)
     assert code == 0
     assert re.search(r"reading data, \d+ s so far", output)

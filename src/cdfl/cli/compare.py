@@ -1,7 +1,7 @@
 """`cdfl compare`: run several algorithms with several seeds on one scenario."""
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, cast
@@ -29,13 +29,14 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress, watch_pretraining
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
 from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
+from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -102,19 +103,23 @@ def compare(
         bar = Progress(*columns, console=console)
         total = sum(config.scenario.num_uploads for config in configs)
         uploads_done = bar.add_task("reading data", total=None)
+
+        def pretrained(done: int, steps: int) -> None:
+            bar.update(uploads_done, description="pre-training", completed=done, total=steps)
+
         with (
             interruptible(folder, folders, total),
-            log_progress(console, total) as count,
+            shown(Nothing() if console.is_terminal else Lines(total), note) as show_event,
+            pretraining_shown_by(pretrained) if console.is_terminal else nullcontext(),
             tracking(trackers, named) as track,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
-            watch_pretraining(console, bar, uploads_done)
             live.update(bar)
             for which, event in events:
                 if isinstance(event, Started) and bar.tasks[0].description != "uploads":
                     bar.reset(uploads_done, description="uploads", total=total)
-                count(event)
+                show_event(event)
                 track(which, event)
                 if isinstance(event, Uploaded | Diverged):
                     bar.advance(uploads_done)

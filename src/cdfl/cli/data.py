@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
+from rich.markup import escape
 
 from cdfl.cli.options import DataDir, Json, exit_on
+from cdfl.cli.stores import progress_bar
 from cdfl.cli.tables import make_table, show
 from cdfl.data import DataError, data_folder
 from cdfl.data.sources import SOURCES, check, fetch, find_folder
-from cdfl.scenarios import load_scenario
+from cdfl.data.split import SPLITS
+from cdfl.scenarios import load_problem, load_scenario
 
 MOST_COLUMNS = 100  # the largest number of classes of a dataset
 
@@ -43,11 +47,21 @@ def fetch_(name: str, data_dir: DataDir = None, json_: Json = False) -> None:
 
 
 @app.command("check")
-def check_(name: str, data_dir: DataDir = None, json_: Json = False) -> None:
-    """Compare a dataset's checksums and number of images with the published ones.
+def check_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A dataset, a scenario, or your own .toml or .py file.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the split and of pre-training, for a problem.")] = 0,
+    data_dir: DataDir = None,
+    json_: Json = False,
+) -> None:
+    """Check a dataset, or whether the clusters of a problem can be told apart.
 
-    The exit code is 1 if the dataset is missing or differs.
+    A dataset's checksums and number of images are compared with the published ones. For a problem, its clusters are
+    pre-trained, and the model of each is evaluated on the proxy set of each. The exit code is 1 if something is wrong.
     """
+    if name not in SOURCES:
+        with exit_on(ValueError, OSError):
+            _check_problem(name, seed, data_dir, as_json=json_)
+        return
     with exit_on(DataError):
         report = check(name, data_dir)
     values = {"name": name, "verdict": report.verdict, "lines": report.lines}
@@ -77,3 +91,36 @@ def sheet(
         values.append({"file": str(path), "notes": federation.notes})
         lines += [str(path), *federation.notes]
     show(values, None, as_json=json_, notes=lines)
+
+
+def _check_problem(name: str, seed: int, data_dir: Path | None, *, as_json: bool) -> None:
+    """Print the sizes of the clusters, the matrix of losses, and a sentence for each thing that is wrong."""
+    from cdfl.problems import Task
+
+    problem = load_problem(name)
+    federation = problem.federation(seed, data_dir)
+    task = Task(problem, federation)
+    task.check()
+    kind = "images" if federation.is_image else "inputs"
+    shape = "x".join(map(str, federation.input_shape)) or "one number"
+    head = f"{federation.num_clusters} clusters, {kind} {shape}, {federation.num_outputs} outputs"
+    sizes = make_table("cluster", "pretraining", "clients train", "proxy", "clients test", title=head)
+    counts = [[len(split.part(part)) for part in SPLITS] for split in federation.splits]
+    for own, numbers in zip(federation.names, counts, strict=True):
+        sizes.add_row(escape(own), *(f"{number:,}" for number in numbers))
+    with progress_bar("pre-training the clusters") as progress:
+        found = task.separation(task.pretrain(trained=progress))
+    losses = make_table("model of", *map(escape, federation.names), title="loss on the proxy set of")
+    for own, row in zip(federation.names, found.losses.tolist(), strict=True):
+        losses.add_row(escape(own), *(f"{loss:.3g}" for loss in row))
+    wrong = task.warnings(found)
+    values = {
+        "clusters": federation.names,
+        "sizes": [dict(zip(SPLITS, numbers, strict=True)) for numbers in counts],
+        "losses": found.losses.tolist(),
+        "warnings": wrong,
+    }
+    notes = [*federation.notes, *wrong] or ["the clusters can be told apart"]
+    show(values, Group(sizes, losses), as_json=as_json, notes=notes)
+    if wrong:
+        raise typer.Exit(1)

@@ -66,6 +66,11 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def note(line: str) -> None:
+    """Write a line to stderr."""
+    typer.echo(line, err=True)
+
+
 def counted(number: int, thing: str, things: str | None = None) -> str:
     """Return a number with its noun in singular or plural.
 

@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
@@ -26,13 +25,14 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress, show_progress
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
 from cdfl.record import Clusters, Finished, Started, metric_label
+from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
@@ -63,7 +63,6 @@ def run(
 
     `cdfl watch` shows the folder in a browser, also while the run goes on.
     """
-    console = Console(stderr=json_)
     trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     with exit_on(ValueError, OSError):
         config = configure(
@@ -84,12 +83,12 @@ def run(
         total = config.scenario.num_uploads
         with (
             interruptible(folder, [folder], total),
-            log_progress(console, total) as count,
+            shown(display(total), note) as show_event,
             tracking(trackers, [(folder.path.name, config.to_json(), folder.path)]) as track,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):
-            for event in show_progress(events, console):
-                count(event)
+            for event in events:
+                show_event(event)
                 track(0, event)
                 if isinstance(event, Started):
                     opened.append(event)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from cdfl.checks import did_you_mean
 from cdfl.core import DEFAULT, Loss, Settings
 from cdfl.core.batches import described
-from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_source
+from cdfl.data import Clusters, Datasets, Drift, Federation, PaperDrift, Sizes, load_source
 from cdfl.data.own import Data, clusters_of
 from cdfl.jsonable import jsonable
 from cdfl.metrics import Metric, find_metrics
@@ -29,7 +29,7 @@ NOT_STORED = ("place", "stream")  # fields that a run's config does not hold
 Stream = Callable[[str], Iterable[Any]]  # client_id -> fresh data, turn by turn
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Problem:
     """What is to be learned. The simulator, the server and the client take the same description.
 
@@ -107,6 +107,15 @@ class Problem:
                 f"`model` is {described(self.model)}; expected a torch.nn.Module, or a function that returns one"
             )
 
+    def __repr__(self) -> str:
+        model = self.model if isinstance(self.model, str) else _name(self.model)
+        metrics = ", ".join(metric if isinstance(metric, str) else metric.name for metric in self.metrics)
+        clusters = type(self.clusters).__name__
+        if isinstance(self.clusters, Datasets):
+            clusters = ", ".join(repr(dataset.name) for dataset in self.clusters.datasets)
+        words = f"model {model}, loss {_name(self.loss)}, {metrics}; clusters {clusters}"
+        return f"{type(self).__name__}({self.name!r}, {words})"
+
     @cached_property
     def recipe(self) -> Clusters:
         """How the clusters are made."""
@@ -158,3 +167,7 @@ class Problem:
     def mistake(self, words: str) -> SetupError:
         """Return an error about this problem."""
         return SetupError(f"{self.place}: {words}" if self.place else words)
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,9 @@ from torch.nn.functional import cross_entropy
 from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, initial_state, pretrain
 from cdfl.core.batches import described
 from cdfl.core.flat import flatten
-from cdfl.core.proxy import outputs
+from cdfl.core.losses import each_loss
+from cdfl.core.proxy import outputs as outputs_of
+from cdfl.core.separation import Separation, separation
 from cdfl.data import Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.metrics import Metric
@@ -26,6 +28,7 @@ from cdfl.userfile import report_errors
 
 Progress = Callable[[str], Any]
 Trained = Callable[[int, int], Any]
+Outputs = Callable[[Tensor, Tensor], Sequence[Tensor]]  # models (K, P) and inputs -> the outputs of each
 ONE_NUMBER = "one number, a tensor of shape []"
 BROADCAST = "Using a target size"  # the beginning of torch's warning
 
@@ -88,7 +91,7 @@ class Task:
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """Return the outputs of a model (P,) in evaluation mode."""
-        found: Tensor = outputs(self.model, self.layout, vector, inputs)
+        found: Tensor = outputs_of(self.model, self.layout, vector, inputs)
         return found
 
     def evaluator(self) -> ProxySets:
@@ -119,6 +122,21 @@ class Task:
             clusters = self.pretrain(progress, trained)
         return initial_state(clusters.cpu(), self.evaluator(), self.layout.num_parameters)
 
+    def separation(self, models: Tensor, outputs: Outputs | None = None) -> Separation:
+        """Compare the cluster models (K, P) on all proxy sets. `outputs` evaluates several models at once."""
+        evaluate = outputs or (lambda models, inputs: [self.outputs(model, inputs) for model in models])
+        return separation(
+            [
+                torch.stack([each_loss(self.loss, guesses, targets) for guesses in evaluate(models, inputs)])
+                for inputs, targets in self.proxy_sets
+            ]
+        )
+
+    def warnings(self, found: Separation) -> list[str]:
+        """Return a sentence for clusters that cannot be told apart or are far harder."""
+        relative = self.settings.estimate.measures == "relative"
+        return found.sentences(self.federation.names, relative=relative)
+
     @property
     def pretraining_noise_seed(self) -> int:
         """The seed of the random numbers of each pre-training."""
@@ -148,7 +166,7 @@ class Task:
         for name, (inputs, targets) in zip(self.federation.names, self.proxy_sets, strict=True):
             inputs, targets, of = inputs[:most], targets[:most], f"on cluster {name!r}"
             with report_errors(self.place, f"`model(inputs)` {of} with {described(inputs)}", "outputs for `loss`"):
-                guesses = outputs(model, self.layout, vector, inputs)
+                guesses = outputs_of(model, self.layout, vector, inputs)
             self._check_classes(name, guesses)
             given = f"{of} with {described(guesses)} and {described(targets)}"
             self._check_loss(f"`loss(outputs, targets)` {given}", guesses, targets)

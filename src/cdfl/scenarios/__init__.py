@@ -15,8 +15,13 @@ from cdfl.scenarios.files import read_python, read_toml
 from cdfl.scenarios.scenario import Scenario
 
 
-def load_problem(place: str) -> Problem:
+def load_problem(place: str | Path | Problem) -> Problem:
     """Return a scenario by its name, or read a problem from a `.toml` file, a Python file or a module."""
+    if isinstance(place, Problem):
+        return place
+    if not isinstance(place, str | Path):
+        raise ValueError(f"a problem is {place!r}; expected cdfl.Problem, the name of a scenario, or a file")
+    place = str(place)
     if place in SCENARIOS:
         return SCENARIOS[place]
     path = Path(place).expanduser()

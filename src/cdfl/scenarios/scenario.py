@@ -11,7 +11,7 @@ CLIENTS_EACH = 10  # clients for each cluster, if a problem does not say how man
 UPLOADS_EACH = 15  # uploads of each client
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Scenario(Problem):
     """A problem, the number of clients, and how often they upload."""
 

@@ -53,6 +53,8 @@ def open_engine(
         if task.settings.pretraining.separate_epochs == 0 and task.num_clusters > 1:
             logger.warning(EQUAL_CLUSTERS, task.place or "the problem", task.num_clusters)
         state = task.initial_state(progress, trained)
+        for sentence in task.warnings(task.separation(state.cluster_models.to(task.device))):
+            logger.warning("%s", sentence)
         store.begin(state, task.layout, settings)
     else:
         _check_fits(task, recovered)

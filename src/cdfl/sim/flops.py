@@ -44,9 +44,10 @@ def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
     with torch.random.fork_rng(devices=gpus):  # dropout draws random numbers
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model.eval()(inputs)
-        with _Calls() as calls, torch.no_grad():
+        calls = _Calls()  # type: ignore[no-untyped-call]
+        with calls, torch.no_grad():
             model(inputs)
         with FlopCounterMode(display=False) as training, torch.enable_grad():
             model.train()(inputs).sum().backward()  # the counter ignores losses anyway
-    totals = (counter.get_total_flops() // len(inputs) for counter in (forward, training))
-    return Flops(*totals, calls.count)
+    once, both = (counter.get_total_flops() // len(inputs) for counter in (forward, training))
+    return Flops(once, both, calls.count)

@@ -24,13 +24,13 @@ from cdfl.core.losses import each_loss, row_losses
 from cdfl.data import Draw, Samples
 from cdfl.metrics import ACCURACY, Metric
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
-from cdfl.record import Diverged, Event
-from cdfl.sim import progress_log
+from cdfl.record import Diverged, Event, pretraining
 from cdfl.sim.engine import Engines, Trainer, Training, fetch_all, joined, no_progress
 from cdfl.sim.event_builders import (
     Scores,
     UploadInfo,
     clusters_event,
+    separated_event,
     shortfall,
     started_event,
     summarize,
@@ -208,6 +208,10 @@ class Simulation:
         self.state = self.algorithm.initial(workload.start, self.evaluate, workload.layout.num_parameters)
         self._score_clusters()
         yield from self._emit()
+        if workload.separated is None:  # runs of one seed begin with the same clusters
+            workload.separated = separated_event(workload, workload.start, self.engines.evaluator.outputs)
+        self.emitted.append(workload.separated)
+        yield self.emitted[-1]
 
     def _mark(self, ticks: int, attempts: int) -> Bookmark:
         """Return a bookmark of this moment. It copies references only: tensors never change in place."""
@@ -446,8 +450,8 @@ class SimulationGroup:
 
 @contextmanager
 def counted_pretraining(trainer: Trainer, workloads: Sequence[Workload]) -> Iterator[None]:
-    """Report the progress of pre-training to `progress_log.pretraining`, as (steps so far, steps in all)."""
-    report, total, turn, done = progress_log.pretraining.get(), 0, Lock(), 0
+    """Report the progress of pre-training to `record.pretraining`, as (steps so far, steps in all)."""
+    report, total, turn, done = pretraining.get(), 0, Lock(), 0
     for workload in workloads:
         sizes = [
             len(workload.federation.all_samples("pretraining", k)) for k in range(workload.federation.num_clusters)

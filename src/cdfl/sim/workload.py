@@ -18,6 +18,7 @@ from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.policy import Observation
 from cdfl.problems import Task
+from cdfl.record import Separated
 from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
@@ -49,6 +50,7 @@ class Workload(Task):
         super().__init__(scenario, federation, settings, dtype)
         self.scenario = scenario
         self.start: Tensor | None = None  # (K, P) the clusters after pre-training
+        self.separated: Separated | None = None  # whether they can be told apart
         self.test_sets = self.sets("test")
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 

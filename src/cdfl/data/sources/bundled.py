@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cdfl.data.errors import DataError
 from cdfl.data.sources.source import reading
 from cdfl.data.tables import Columns
 
@@ -42,9 +41,7 @@ def italy_power_demand(folder: Path) -> dict[str, np.ndarray]:
     Each day has mean 0 and deviation 1, as published. The file is read without importing sktime, which takes seconds.
     """
     found = find_spec("sktime")
-    if found is None or found.origin is None:
-        raise DataError("italy-power-demand comes with the package sktime; run `pip install sktime`")
-    place = Path(found.origin).parent / "datasets" / "data" / "ItalyPowerDemand"
+    place = Path(str(found and found.origin)).parent / "datasets" / "data" / "ItalyPowerDemand"
     days: dict[str, list[np.ndarray]] = {"October to March": [], "April to September": []}
     for half in ("TRAIN", "TEST"):
         path = place / f"ItalyPowerDemand_{half}.ts"

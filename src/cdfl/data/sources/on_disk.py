@@ -125,6 +125,9 @@ def _named(name: str) -> Source:
 
 def _read(source: Source, root: Path) -> Any:
     if source.bundled:
+        if not source.is_installed:
+            extra = "'cdfl[sim]'" if source.bundled == "scikit-learn" else source.bundled
+            raise ModuleNotFoundError(f"the dataset {source.name} comes with {source.bundled}: pip install {extra}")
         return source.read(root)
     folder = _folder(source, root)
     if source.kind == "images" and is_packed(folder):

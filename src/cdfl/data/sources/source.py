@@ -46,7 +46,10 @@ class Source:
     def is_installed(self) -> bool:
         """Whether the library that it comes with is installed."""
         module = {"scikit-learn": "sklearn"}.get(self.bundled, self.bundled)
-        return bool(module) and find_spec(module) is not None
+        try:
+            return bool(module) and find_spec(module) is not None
+        except ValueError:  # a module that was replaced by None
+            return False
 
 
 BROKEN = (EOFError, zlib.error, TarError, zipfile.BadZipFile, csv.Error, ValueError, SyntaxError, StructError, OSError)

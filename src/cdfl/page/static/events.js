@@ -39,6 +39,10 @@ export function readRunEvent(run, event) {
         distances: event.distances,
       });
       break;
+    case "separated": // before the first upload
+      run.clusters({ epoch: 0, matrix: event.losses });
+      for (const warning of event.warnings ?? []) run.note(warning);
+      break;
     case "finished":
       run.finish(event);
       break;
