@@ -46,8 +46,8 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Write the tables of all pages."""
-    for page in pages():
-        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for place in pages():
+        place.write_text(rendered(place.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
