@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,11 +84,16 @@ class Diverged:
 
 @dataclass(frozen=True)
 class Clusters:
-    """The score of each cluster model on held-out data of its cluster."""
+    """The score of each cluster model on held-out data of its cluster, and how the models compare.
+
+    A loss that is not finite is None. Where one model serves all clusters, it stands for each of them.
+    """
 
     epoch: int
     scores: list[float]
     more: dict[str, list[float]] = field(default_factory=dict)  # other metric -> scores
+    losses: list[list[float | None]] = field(default_factory=list)  # [k][j]: of model k on the proxy set of cluster j
+    distances: list[list[float]] = field(default_factory=list)  # [k][j]: norm of the difference of two models
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def from_json(line: str) -> Event:
     """Return the event in one line.
 
     >>> from_json('{"event": "clusters", "epoch": 3, "scores": [0.5, 0.75]}')
-    Clusters(epoch=3, scores=[0.5, 0.75], more={})
+    Clusters(epoch=3, scores=[0.5, 0.75], more={}, losses=[], distances=[])
     """
     try:
         values = dict(json.loads(line))
@@ -183,6 +189,10 @@ def metric_label(name: str, *, higher_is_better: bool) -> str:
 def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:
     """Return the events of one kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+# Pre-training has no events. Whoever shows progress sets this around a run, and is told (steps so far, steps in all).
+pretraining: ContextVar[Callable[[int, int], Any]] = ContextVar("pretraining", default=lambda done, total: None)
 
 
 class RunFolder:
@@ -223,6 +233,16 @@ class RunFolder:
                 file.flush()
 
             yield write
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the events end in the middle of a line: the run was killed, or it writes just now."""
+        file = self.path / "events.jsonl"
+        if not file.exists() or file.stat().st_size == 0:
+            return False
+        with file.open("rb") as opened:
+            opened.seek(-1, 2)
+            return opened.read(1) != b"\n"
 
     def events(self) -> list[Event]:
         """Read all events of the run so far; ignore a last line that was cut off."""

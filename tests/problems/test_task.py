@@ -163,7 +163,7 @@ class TestStart:
     def test_clusters_are_pretrained_from_one_shared_model(self):
         said = []
         state = Task.of(problem()).initial_state(said.append)
-        assert said == ["pre-training the shared model", "pre-training cluster 1 of 2", "pre-training cluster 2 of 2"]
+        assert said == ["pre-training, shared model", "pre-training, cluster 1 of 2", "pre-training, cluster 2 of 2"]
         assert (state.epoch, state.num_parameters) == (0, 3)
         assert torch.equal(state.cluster_models, Task.of(problem()).initial_state().cluster_models)
         assert not torch.equal(state.cluster_models[0], state.cluster_models[1])

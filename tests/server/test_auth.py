@@ -106,6 +106,13 @@ class TestOperator:
         return found
 
 
+def test_several_operators(tmp_path):
+    both = "alice-1, bob-2"
+    with Live(tmp_path, is_open=False, operator_token=both) as server:
+        asked = [server.http.get("/v1/clients", headers=bearer(token)) for token in ("alice-1", "bob-2", both, "bob")]
+    assert [answer.status_code for answer in asked] == [200, 200, 401, 401]
+
+
 class TestOpen:
     def test_a_name_is_enough(self, tmp_path):
         with Live(tmp_path) as server:

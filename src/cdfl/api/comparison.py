@@ -14,7 +14,7 @@ from cdfl.core.settings import SettingValues, with_settings
 from cdfl.policy import Policy
 from cdfl.problems import Problem
 from cdfl.record import RunFolder, metric_label
-from cdfl.report import comparison_figure
+from cdfl.report import comparison
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import check_options, configure
 from cdfl.sim.time_models import TimeModel
@@ -130,9 +130,8 @@ class Comparison:
         return frame(rows)
 
     def plot(self) -> Figure:
-        """Return a matplotlib figure: scores after the reply over uploads, a curve for each algorithm."""
-        trials = {name: [run.events for run in self.runs if run.algorithm == name] for name in self.algorithms}
-        return comparison_figure(trials)
+        """Return a matplotlib figure: how good the replies are, a curve for each algorithm with a band over seeds."""
+        return comparison([run.series for run in self.runs])
 
     def save(self, folder: Path | str) -> Path:
         """Write a folder for each run into a new folder. `cdfl.load` reads it."""

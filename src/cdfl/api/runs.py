@@ -24,8 +24,9 @@ from cdfl.models import build
 from cdfl.policy import Policy
 from cdfl.problems import Problem
 from cdfl.record import Event, Finished, RunFolder, Separated, Started, Uploaded, metric_label, only
-from cdfl.report import run_figure
+from cdfl.report import story
 from cdfl.report.progress import display, shown
+from cdfl.series import RunSeries
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import MODELS, RunConfig, about_models, check_options, compare_events, configure
 from cdfl.sim.simulation import Simulation
@@ -153,12 +154,17 @@ class Run:
         """Return the uploads as a pandas DataFrame, a row each; mixtures have a column for each cluster."""
         return frame([self._row(upload) for upload in self.uploads])
 
-    def plot(self, against: Mapping[str, Run] | Sequence[Run] = ()) -> Figure:
-        """Return a matplotlib figure: scores over uploads, and one client's mixtures; `against` adds other runs."""
-        named = (
-            against if isinstance(against, Mapping) else {f"{run.algorithm}, seed {run.seed}": run for run in against}
-        )
-        return run_figure(self.events, {name: other.events for name, other in named.items()})
+    def plot(self, against: Sequence[Run] = (), client: int | None = None) -> Figure:
+        """Return a matplotlib figure: one client's true and estimated mixtures, and the scores of all clients.
+
+        `against` adds other runs; those that differ in their seed only become one curve with a band.
+        """
+        return story([run.series for run in (self, *against)], client)
+
+    @property
+    def series(self) -> RunSeries:
+        """The events as series of numbers."""
+        return RunSeries.of(f"{self.algorithm}, seed {self.seed}", self.events)
 
     def save(self, folder: Path | str) -> Path:
         """Write everything to a new folder: config, events and models. `cdfl.load` reads it."""

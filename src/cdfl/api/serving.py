@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -18,8 +18,6 @@ from cdfl.scenarios import load_problem
 
 if TYPE_CHECKING:
     from cdfl.client import Client
-
-SECONDS_TO_STOP = 60.0
 
 
 class Server:
@@ -38,7 +36,11 @@ class Server:
         accept_all: bool,
     ) -> None:
         from cdfl.server.auth import Access, Tokens
-        from cdfl.server.run import make_server, open_engine, take_port
+        from cdfl.server.limits import Limits
+        from cdfl.server.metrics import Metrics
+        from cdfl.server.port import take_port
+        from cdfl.server.run import make_server, open_engine
+        from cdfl.server.starting import Starting
         from cdfl.server.store import Store
 
         if host not in ("127.0.0.1", "::1", "localhost"):
@@ -49,16 +51,20 @@ class Server:
         self._task = Task.of(problem, seed=seed, data_dir=data_dir, device=find_device(device))
         self._task.check()
         self._temporary = tempfile.TemporaryDirectory(prefix="cdfl-") if store is None else None
-        self._socket = take_port(host, port)
-        self._store = Store.open(str(store or self._temporary.name))  # type: ignore[union-attr]
-        self._engine = open_engine(self._task, self._store, accept_all=accept_all)
-        self._web = make_server(self._engine, Access(Tokens(self._store.database), is_open=True))
-        self._is_open = threading.Event()
-        self._url = ""
-        self._web.on_open = self._opened
-        self._thread = threading.Thread(target=self._run, name="cdfl-serve", daemon=True)
-        self._thread.start()
-        self._is_open.wait(SECONDS_TO_STOP)
+        self._open = ExitStack()
+        try:
+            socket = self._open.enter_context(take_port(host, port))
+            opened = self._open.enter_context(Store.open(str(store or self._temporary.name)))  # type: ignore[union-attr]
+            limits, metrics = Limits(), Metrics()
+            self._engine = open_engine(self._task, opened, accept_all=accept_all, limits=limits, metrics=metrics)
+            self._open.callback(self._engine.close)
+            self._web = make_server(limits, metrics, Starting())
+            self._web.open(self._engine, Access(Tokens(opened.database), is_open=True))
+            self._open.enter_context(self._web.serving(socket))
+        except BaseException:
+            self.close()
+            raise
+        self._url = self._web.url
 
     @property
     def url(self) -> str:
@@ -86,12 +92,7 @@ class Server:
 
     def close(self) -> None:
         """Answer open requests, take a snapshot, and stop."""
-        if self._thread.is_alive():
-            self._web.should_exit = True
-            self._thread.join(SECONDS_TO_STOP)
-        self._engine.close()
-        self._store.close()
-        self._socket.close()
+        self._open.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -102,15 +103,8 @@ class Server:
         self.close()
 
     def __repr__(self) -> str:
-        state = f"epoch {self.epoch}" if self._thread.is_alive() else "closed"
+        state = "closed" if self._web.stopped.is_set() else f"epoch {self.epoch}"
         return f"Server({self.problem.name!r} on {self.url}, {state})"
-
-    def _opened(self, url: str) -> None:
-        self._url = url
-        self._is_open.set()
-
-    def _run(self) -> None:
-        self._web.run(sockets=[self._socket])
 
 
 @with_settings

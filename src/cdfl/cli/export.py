@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from cdfl.cli.options import DataDir
+from cdfl.cli.options import DataDir, Json
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+from cdfl.cli.tables import show
 from cdfl.core import Layout
 from cdfl.model_files import FORMATS, check_empty, find_dtype, module_of, read_clusters, write_clusters, write_program
 
@@ -29,6 +30,7 @@ def export(
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
     data_dir: DataDir = None,
+    json_: Json = False,
 ) -> None:
     """Write the cluster models, one file a cluster, and clusters.json about them.
 
@@ -43,7 +45,8 @@ def export(
         written = write_clusters(out, models, layout, about, dtype)
         if kind != "safetensors":
             written += _programs(kind, out, layout, models, problem or about.get("scenario"), data_dir)
-    typer.echo(f"wrote {len(written)} files to {out}: {', '.join(path.name for path in written)}")
+    note = f"wrote {len(written)} files to {out}: {', '.join(path.name for path in written)}"
+    show({"files": [str(path) for path in written]}, None, as_json=json_, notes=[note])
 
 
 def _of_run(run: Path) -> tuple[Layout, list[Tensor], dict[str, Any]]:

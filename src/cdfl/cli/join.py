@@ -1,9 +1,12 @@
 """`cdfl join`: run a client on the command line."""
 
+import json
 import logging
+import random
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -12,8 +15,8 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from cdfl.cli.options import SetOption, exit_on, flag, parse_settings
-from cdfl.client import Client, ClientError, Reply, Retry, Turn
+from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
+from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
 from cdfl.policy import POLICIES, find_policy
 from cdfl.problems import Problem
 from cdfl.problems.task import client_network
@@ -21,7 +24,9 @@ from cdfl.scenarios import load_problem
 from cdfl.userfile import report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
-PATIENCE = Retry(attempts=7)  # half a minute: the server may be starting
+PATIENCE = 30.0  # seconds to wait for an answer without --watch; as long as it takes if the server asks to wait
+ONCE = Retry(attempts=1)  # `wait_for_server` and the watcher repeat
+WAITS = Retry(first_wait=0.5, longest_wait=15.0)
 
 
 def join(
@@ -39,12 +44,18 @@ def join(
     verify: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM), if it is self-signed.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
     compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
+    no_report: Annotated[
+        bool, flag("--no-report", "Do not tell the server how good its replies are on the client's data.")
+    ] = False,
     setting: SetOption = None,
+    json_: Json = False,
 ) -> None:
-    """Join a server as one client: fetch a model; with --watch, follow a stream of data and upload updates."""
+    """Join a server as one client: fetch a model; with --watch, follow a stream of data and upload updates.
+
+    With --watch it waits for a server that is away, however long, and keeps its upload meanwhile.
+    """
     console = Console(highlight=False)
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
-    logging.getLogger("cdfl.client").setLevel(logging.INFO)  # shows retries
     with exit_on(ValueError, OSError, ClientError, WireError):
         mine = load_problem(setup).with_settings(**parse_settings(setting or []))
         chosen = find_policy(policy) if policy else mine.policy or POLICIES["loss-rises"]
@@ -59,16 +70,46 @@ def join(
             dtype=cast("DType", dtype),
             reply_dtype=cast("DType", dtype),
             compress=compress,
+            report=not no_report,
             verify=verify or True,
-            retry=PATIENCE,
+            retry=ONCE,
         )
         with client:
-            reply = client.join()
-            state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
-            console.print(f"{client_id}: {state}")
+            reply = wait_for_server(client, forever=watch)
+            if json_:
+                typer.echo(json.dumps({"client_id": client_id, "reply": None if reply is None else asdict(reply)}))
+            else:
+                state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
+                console.print(f"{client_id}: {state}", soft_wrap=True)
             if watch:
                 for turn in client.watch(islice(_paced(mine, client_id, every), turns), chosen):
-                    console.print(f"{client_id}: {turn_text(turn)}", soft_wrap=True)
+                    if json_:
+                        typer.echo(json.dumps({"client_id": client_id, **asdict(turn)}))
+                    else:
+                        console.print(f"{client_id}: {turn_text(turn)}", soft_wrap=True)
+
+
+def wait_for_server(client: Client, *, forever: bool, sleep: Callable[[float], None] = time.sleep) -> Reply | None:
+    """Join; wait for a server that is away or still starting, and say so once.
+
+    A server that answers and asks to wait is waited for as long as it takes, another one `PATIENCE` seconds, or
+    `forever`.
+    """
+    begun, failures, said = time.monotonic(), 0, set[bool]()
+    while True:
+        try:
+            return client.join()
+        except UntrustedError:
+            raise
+        except ServerAwayError as away:
+            asks_to_wait = away.retry_after is not None
+            if not (forever or asks_to_wait) and time.monotonic() - begun > PATIENCE:
+                raise
+            if asks_to_wait not in said:
+                said.add(asks_to_wait)
+                typer.echo(f"cdfl: {away}; waiting for it", err=True)
+            failures += 1
+            sleep(max(away.retry_after or 0.0, WAITS.wait(failures, random.random())))  # noqa: S311
 
 
 def turn_text(turn: Turn) -> str:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cdfl.cli.options import DataDir, DeviceName, SetOption, counted, flag, parse_settings
+from cdfl.cli.options import DataDir, DeviceName, Json, SetOption, flag, parse_settings
+from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
 from cdfl.server.limits import Limits
 from cdfl.server.records import Retention
 
@@ -68,30 +69,31 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(min=1, help="Open connections; beyond them the idlest is closed.")
     ] = Limits.connections,
+    max_streams: Annotated[int, typer.Option(min=1, help="Open streams of events, one a watcher.")] = Limits.streams,
     idle_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
     ] = Limits.idle_seconds,
     stall_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
     ] = Limits.stall_seconds,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
+    json_: Json = False,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
     Stop it with Ctrl-C or SIGTERM: it answers open requests and takes a snapshot; the next start continues from there.
-    CDFL_OPERATOR_TOKEN, if set, is the operator's token: /metrics asks for it, and /v1/events shows it everything.
+    CDFL_OPERATOR_TOKEN, if set, is the operator's token, or several with commas between them: /metrics asks for one,
+    and the page and /v1/events show it everything.
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
+    here = Path() if "://" in store else Path(store)  # for what trackers write
     with refuse_store(), _stop_on_signals(console):
-        from cdfl.device import find_device
-        from cdfl.malloc import keep_freed_memory
-        from cdfl.problems import Task
-        from cdfl.scenarios import load_problem
-        from cdfl.server.auth import Access, Tokens
-        from cdfl.server.run import make_server, open_engine, serve_until_stopped, take_port
-        from cdfl.server.store import Store
+        from cdfl.server.port import take_port
 
-        keep_freed_memory(512, one_pool=True)  # before threads start
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(
@@ -101,33 +103,59 @@ def serve(
             burst=max(2, int(2 * max_rate)),
             clients=max_clients,
             connections=max_connections,
+            streams=max_streams,
             idle_seconds=idle_seconds,
             stall_seconds=stall_seconds,
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
-        where = find_device(device)
-        described = load_problem(problem).with_settings(**parse_settings(setting or []))
-        task = Task.of(described, seed=seed, data_dir=data_dir, device=where)
-        _check_body(max_body, task)
-        task.check()
-        for note in task.federation.notes:
-            console.print(note, soft_wrap=True)
-        with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
-            with _StartProgress(console, task.num_clusters + 1) as shown:
-                engine = open_engine(
-                    task,
-                    opened,
-                    accept_all=accept_all,
-                    progress=shown.pretraining,
-                    replayed=shown.replaying,
-                    limits=limits,
-                    snapshot_every=snapshot_every,
-                )
-            operator_token = os.environ.get(OPERATOR_TOKEN) or None
-            access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
-            server = make_server(engine, access, **tls)
-            server.on_open = lambda url: _welcome(console, url, engine.state.epoch, is_open=is_open)
-            serve_until_stopped(server, engine, taken)
+        with take_port(host, port) as taken:  # from now on clients wait instead of failing
+            from cdfl.device import find_device
+            from cdfl.malloc import keep_freed_memory
+            from cdfl.problems import Task
+            from cdfl.scenarios import load_problem
+            from cdfl.server.auth import Access, Tokens
+            from cdfl.server.metrics import Metrics
+            from cdfl.server.run import make_server, open_engine
+            from cdfl.server.starting import Starting
+            from cdfl.server.store import Store
+
+            keep_freed_memory(512, one_pool=True)  # before threads start
+            starting, metrics = Starting(), Metrics()
+            server = make_server(limits, metrics, starting, **tls)
+            with server.serving(taken):
+                starting.say("reading the problem and its data")
+                described = load_problem(problem).with_settings(**parse_settings(setting or []))
+                task = Task.of(described, seed=seed, data_dir=data_dir, device=find_device(device))
+                _check_body(max_body, task)
+                task.check()
+                for note in task.federation.notes:
+                    console.print(note, soft_wrap=True)
+                with Store.open(store, blobs, retention) as opened:
+                    with StartProgress(console, starting, server.url) as shown:
+                        engine = open_engine(
+                            task,
+                            opened,
+                            accept_all=accept_all,
+                            progress=shown.stage,
+                            trained=shown.step,
+                            replayed=shown.replaying,
+                            limits=limits,
+                            metrics=metrics,
+                            snapshot_every=snapshot_every,
+                        )
+                    try:
+                        operator_token = os.environ.get(OPERATOR_TOKEN) or None
+                        access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
+                        config = engine.settings.to_dict()
+                        printed = ServerConsole(console, engine, as_json=json_)
+                        with tracked_server(trackers, f"server {server.url}", config, here) as listeners:
+                            engine.listeners += [printed, *listeners]
+                            server.open(engine, access)
+                            _welcome(console, server.url, engine.state.epoch, is_open=is_open)
+                            printed.show_until_stopped(server)
+                    finally:
+                        server.finish()  # answers what is under way, for which it needs the engine
+                        engine.close()
             console.print(f"stopped at epoch {engine.state.epoch}")
     if engine.lost is not None:
         raise typer.Exit(1)
@@ -147,44 +175,8 @@ def _stop_on_signals(console: Console) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-class _StartProgress:
-    """Shows progress before the server opens: pre-training, or replaying the journal."""
-
-    def __init__(self, console: Console, trainings: int) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._console = console  # without a terminal, lines replace the bar
-        is_silent = not console.is_terminal
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
-        self._trainings = trainings
-        self._bar: TaskID | None = None
-
-    def __enter__(self) -> "_StartProgress":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def pretraining(self, message: str) -> None:
-        """Show that the next training begins."""
-        if self._progress.disable:
-            self._console.print(message)
-        if self._bar is None:
-            self._bar = self._progress.add_task(message, total=self._trainings)
-        else:
-            self._progress.update(self._bar, description=message, advance=1)
-
-    def replaying(self, done: int, total: int) -> None:
-        """Show how many entries of the journal are done."""
-        if self._bar is None:
-            self._bar = self._progress.add_task("replaying the journal")
-            if self._progress.disable:
-                self._console.print(f"replaying the journal, {counted(total, 'entry', 'entries')}")
-        self._progress.update(self._bar, completed=done, total=total)
-
-
 def _welcome(console: Console, url: str, epoch: int, *, is_open: bool) -> None:
-    console.print(f"serving on {url}, epoch {epoch}; docs on {url}/docs", soft_wrap=True)
+    console.print(f"serving on {url}, epoch {epoch}; open it in a browser to watch", soft_wrap=True)
     if is_open:
         console.print("open: clients need no token, only a name")
 

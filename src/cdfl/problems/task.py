@@ -30,6 +30,7 @@ from cdfl.problems.problem import Problem
 from cdfl.userfile import report_errors
 
 Progress = Callable[[str], Any]
+Trained = Callable[[int, int], Any]
 Outputs = Callable[[Tensor, Tensor], Sequence[Tensor]]  # models (K, P) and inputs -> the outputs of each
 ONE_NUMBER = "one number, a tensor of shape []"
 BROADCAST = "Using a target size"  # the beginning of torch's warning
@@ -100,25 +101,28 @@ class Task:
         """Return the proxy sets with a network of their own, for one thread."""
         return ProxySets(copy.deepcopy(self.model), self.loss, self.proxy_sets)
 
-    def pretrain(self, progress: Progress = lambda message: None) -> Tensor:
-        """Return the cluster models (K, P) at epoch 0."""
+    def pretrain(
+        self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None
+    ) -> Tensor:
+        """Return the cluster models (K, P) at epoch 0; `progress` and `trained` are those of `cdfl.core.pretrain`."""
 
         def begin(message: str) -> None:  # like a client, each training starts from the same random state (dropout)
             torch.manual_seed(self.pretraining_noise_seed)
             progress(message)
 
         with torch.random.fork_rng(devices=self.gpus):
-            return pretrain(
-                self.model, self.sets("pretraining"), self.loss, self.settings, self.pretraining_shuffle(), begin
-            )
+            sets, shuffle = self.sets("pretraining"), self.pretraining_shuffle()
+            return pretrain(self.model, sets, self.loss, self.settings, shuffle, begin, trained)
 
-    def initial_state(self, progress: Progress = lambda message: None) -> ServerState:
+    def initial_state(
+        self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None
+    ) -> ServerState:
         """Return the state at epoch 0: pre-trained clusters with a shared start.
 
         It stays on the CPU, whatever device trains and evaluates, so that a replay gets the same bits.
         """
         with report_errors(self.place, "pre-training", "samples that `model` and `loss` can be trained with"):
-            clusters = self.pretrain(progress)
+            clusters = self.pretrain(progress, trained)
         return initial_state(clusters.cpu(), self.evaluator(), self.layout.num_parameters)
 
     def router_inputs(self) -> list[Tensor]:

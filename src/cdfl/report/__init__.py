@@ -1,5 +1,7 @@
-"""Plots and progress from the events of runs."""
+"""Pictures and reports from the events of runs."""
 
-from cdfl.report.plot import comparison_figure, plot_run, run_figure
+from cdfl.report.figures import comparison, story
+from cdfl.report.html import write_report
+from cdfl.report.style import save
 
-__all__ = ["comparison_figure", "plot_run", "run_figure"]
+__all__ = ["comparison", "save", "story", "write_report"]

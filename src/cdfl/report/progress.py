@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Diverged, Event, Separated, Started, Uploaded, main_metric
+from cdfl.record import Clusters, Diverged, Event, Separated, Started, Uploaded, main_metric, pretraining
 
 SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_UPDATES = 0.5  # of a line in a notebook
@@ -46,6 +46,7 @@ class _Scores:
         self.stage = "reading data"
         self.metric = ""
         self.cluster: float | None = None
+        self.pretraining = 0, 1  # steps so far, steps in all
         self._recent: deque[Uploaded] = deque(maxlen=RECENT)
         self._begun = time.monotonic()
 
@@ -53,12 +54,34 @@ class _Scores:
         """Take one event."""
         match event:
             case Started():
-                self.metric, self.stage = main_metric([event])[0], "pre-training"
+                self.metric, self.stage, self._begun = main_metric([event])[0], "uploads", time.monotonic()
             case Clusters():
-                self.cluster, self.stage = sum(event.scores) / len(event.scores), "uploads"
+                self.cluster = sum(event.scores) / len(event.scores)
             case Uploaded():
                 self._recent.append(event)
         self.done += isinstance(event, Uploaded | Diverged)
+
+    def pretrained(self, done: int, total: int) -> None:
+        """Note how many steps of pre-training are done."""
+        if self.stage != "pre-training":
+            self.stage, self._begun = "pre-training", time.monotonic()
+        self.pretraining = done, total
+
+    @property
+    def words(self) -> str:
+        """Return what is done, and about how long the rest takes."""
+        if self.stage == "pre-training":
+            done, total = self.pretraining
+            return f"pre-training, {done / total:.0%}{self._left(done, total)}"
+        if self.stage == "uploads":
+            return f"{self.done:,} of {self.num_uploads:,} uploads{self._left(self.done, self.num_uploads)}"
+        return self.stage
+
+    def _left(self, done: int, total: int) -> str:
+        if done < 2:  # too early to say
+            return ""
+        seconds = (time.monotonic() - self._begun) * (total - done) / done
+        return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
 
     @property
     def text(self) -> str:
@@ -68,20 +91,25 @@ class _Scores:
         before, after = (sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in BOTH)
         return f"{self.metric}: before {before:.3f}  after {after:.3f}  clusters {self.cluster or 0:.3f}"
 
-    @property
-    def seconds_left(self) -> float:
-        """Return the seconds until the end, if it continues as so far."""
-        return (time.monotonic() - self._begun) / max(1, self.done) * (self.num_uploads - self.done)
-
 
 BOTH = ("before", "after")
+
+
+@contextmanager
+def pretraining_shown_by(show: Callable[[int, int], Any]) -> Iterator[None]:
+    """Let the runs in this block report the steps of their pre-training to a function."""
+    before = pretraining.set(show)
+    try:
+        yield
+    finally:
+        pretraining.reset(before)
 
 
 class Bar:
     """A bar in a terminal."""
 
     def __init__(self, num_uploads: int, console: Console | None = None) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn()
         self._progress = Progress(
             *columns,
             TextColumn("{task.fields[scores]}"),
@@ -91,18 +119,26 @@ class Bar:
         )
         self._state = _Scores(num_uploads)
         self._bar = self._progress.add_task("reading data", total=None, scores="")
+        self._told = pretraining_shown_by(self._pretrained)
 
     def __enter__(self) -> Self:
+        self._told.__enter__()
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        self._told.__exit__(None, None, None)
+
+    def _pretrained(self, done: int, total: int) -> None:
+        self._progress.update(self._bar, description="pre-training", completed=done, total=total)
 
     def show(self, event: Event) -> None:
         """Take one event."""
         state = self._state
         state.take(event)
+        if isinstance(event, Started):
+            self._progress.reset(self._bar, scores="")  # its time left is that of uploads
         self._progress.update(
             self._bar, description=state.stage, completed=state.done, total=state.num_uploads, scores=state.text
         )
@@ -114,23 +150,30 @@ class Line:
     def __init__(self, num_uploads: int, stream: TextIO | None = None) -> None:
         self._state, self._stream = _Scores(num_uploads), stream or sys.stdout
         self._written, self._width = 0.0, 0
+        self._told = pretraining_shown_by(self._pretrained)
 
     def __enter__(self) -> Self:
+        self._told.__enter__()
         self._write("reading data")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._told.__exit__(None, None, None)
         self._write("")
         self._stream.write("\r")
 
     def show(self, event: Event) -> None:
         """Take one event."""
-        state = self._state
-        state.take(event)
-        if time.monotonic() - self._written < SECONDS_BETWEEN_UPDATES:
-            return
-        counted = f"{state.done:,} of {state.num_uploads:,} uploads, {state.seconds_left:.0f} s left"
-        self._write(f"{counted}  {state.text}" if state.done else state.stage)
+        self._state.take(event)
+        self._update()
+
+    def _pretrained(self, done: int, total: int) -> None:
+        self._state.pretrained(done, total)
+        self._update()
+
+    def _update(self) -> None:
+        if time.monotonic() - self._written >= SECONDS_BETWEEN_UPDATES:
+            self._write(f"{self._state.words}  {self._state.text}".rstrip())
 
     def _write(self, text: str) -> None:
         self._stream.write("\r" + text.ljust(self._width))
@@ -143,28 +186,28 @@ class Lines:
 
     def __init__(self, num_uploads: int, write: Callable[[str], None] | None = None) -> None:
         self._write = write or (lambda line: print(line, file=sys.stderr))  # noqa: T201
-        self._num_uploads, self._done, self._started = num_uploads, 0, False
-        self._over = threading.Event()
+        self._state, self._over = _Scores(num_uploads), threading.Event()
+        self._told = pretraining_shown_by(self._state.pretrained)
 
     def __enter__(self) -> Self:
+        self._told.__enter__()
         self._begun = time.monotonic()
         self._reporter = threading.Thread(target=self._report, daemon=True)
         self._reporter.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._told.__exit__(None, None, None)
         self._over.set()
         self._reporter.join()  # the caller's next line comes after all of these
 
     def show(self, event: Event) -> None:
         """Take one event."""
-        self._done, self._started = self._done + isinstance(event, Uploaded | Diverged), True
+        self._state.take(event)
 
     def _report(self) -> None:
         while not self._over.wait(SECONDS_BETWEEN_LINES):
-            done = f"{self._done:,} of {self._num_uploads:,} uploads"
-            state = done if self._started else "reading data and pre-training"
-            self._write(f"{state}, {time.monotonic() - self._begun:.0f} s")
+            self._write(f"{self._state.words}, {time.monotonic() - self._begun:.0f} s so far")
 
 
 class Nothing:

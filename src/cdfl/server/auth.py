@@ -57,13 +57,13 @@ class Tokens:
 class Access:
     """Finds the client of a request: by its token or, in open mode, by the name it gives.
 
-    The operator's token belongs to no client: it sees all events and the metrics.
+    An operator's token belongs to no client: it sees all events and the metrics. There may be several, with commas.
     """
 
     def __init__(self, tokens: Tokens, *, is_open: bool = False, operator_token: str | None = None) -> None:
         self.is_open = is_open
         self._tokens = tokens
-        self._operator_token = operator_token
+        self._operator_tokens = [token.strip() for token in (operator_token or "").split(",") if token.strip()]
 
     def client(self, headers: Mapping[str, str]) -> str:
         """Return the client that sent a request."""
@@ -84,14 +84,12 @@ class Access:
 
     def is_operator(self, headers: Mapping[str, str]) -> bool:
         """Return whether the operator sent a request."""
-        if self._operator_token is None:
-            return False
-        token = bearer_token(headers.get("Authorization")) or ""
-        return hmac.compare_digest(token.encode(), self._operator_token.encode())
+        token = (bearer_token(headers.get("Authorization")) or "").encode() if self._operator_tokens else b""
+        return sum(hmac.compare_digest(token, own.encode()) for own in self._operator_tokens) > 0  # always all
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
         """Refuse the metrics to others if there is an operator's token."""
-        if self._operator_token is not None and not self.is_operator(headers):
+        if self._operator_tokens and not self.is_operator(headers):
             raise UnauthorizedError("the metrics are for the operator; expected 'Bearer ' and the operator's token")
 
 

@@ -7,6 +7,7 @@ clients. If the commit fails, the state stays as it was.
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -37,6 +38,7 @@ from cdfl.device import torch_threads
 from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
+from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
@@ -74,6 +76,7 @@ class Submission:
     upload: str  # blob of the local model
     client: ClientMemory = NEWCOMER
     sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
+    report: tuple[float, ...] = ()  # what its client says of its last reply
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
     base: str | None = None  # blob of the model it was trained from, once it is kept
@@ -98,6 +101,22 @@ class _Step:
     body: tuple[bytes | memoryview, ...]  # of the reply
 
 
+class Listener(Protocol):
+    """Is told what happens on a server. Calls come from the engine's threads and must return at once."""
+
+    def joined(self, client_id: str) -> None:
+        """Note that a new client was sent a model."""
+        ...
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Note that uploads were answered and are durable."""
+        ...
+
+    def forgot(self, client_id: str) -> None:
+        """Forget a client."""
+        ...
+
+
 class Engine:
     """The state, the queue before it, and the threads that empty it. May be called from any thread.
 
@@ -116,16 +135,19 @@ class Engine:
         limits: Limits = Limits(),  # noqa: B008  frozen
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
-        on_commit: Callable[[], None] = lambda: None,
+        matrices: Matrices | None = None,
+        cluster_names: Sequence[str] = (),
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
-        self.on_commit = on_commit  # called after every commit, by the thread that applies
+        self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
+        self.matrices = matrices
+        self.cluster_names = list(cluster_names) or [f"cluster {number}" for number in range(state.num_clusters)]
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
-        self.maintenance = Maintenance(store, snapshot_every)
+        self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
         self.outage = Outage()
         self._evaluate_uploads, self._evaluate_clusters = evaluate_uploads, evaluate_clusters
         self._needs_base = settings.rates.cluster_step == "along"
@@ -143,6 +165,7 @@ class Engine:
             for name, work in (("evaluate", self._evaluate_all), ("apply", self._apply_all))
         ]
         self.metrics.queue.set_function(lambda: self._depth)
+        self.metrics.clients.set_function(self._count_clients)
         self.metrics.show(state.epoch, state.cluster_losses)
         for thread in self._threads:
             thread.start()
@@ -161,6 +184,9 @@ class Engine:
         if not is_recorded:
             self.store.record_sent(client_id, reply.epoch, body if self._needs_base else None)
         self.metrics.joins.inc()
+        if record is None:
+            for listener in self.listeners:
+                listener.joined(client_id)
         return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
 
     def check_room(self) -> None:
@@ -214,6 +240,16 @@ class Engine:
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
             self.on_loss(str(error))
+
+    def _count_clients(self) -> float:
+        try:
+            return self.store.num_clients()
+        except StoreUnavailable:
+            return math.nan
+
+    def _forgot(self, client_id: str) -> None:
+        for listener in self.listeners:
+            listener.forgot(client_id)
 
     def _leave(self, _: object) -> None:
         with self._turn:
@@ -301,11 +337,13 @@ class Engine:
         self.metrics.group.observe(len(steps))
         for step in steps:
             self.metrics.uploads.labels(step.entry.outcome).inc()
+            self.metrics.staleness.observe(step.entry.staleness)
             if step.entry.outcome == "rejected":
                 seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
                 logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
             step.submission.answer.set_result(Answer(reply_head(step.entry), step.body))
-        self.on_commit()
+        for listener in self.listeners:
+            listener.committed([step.entry for step in steps])
 
     def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
         """Return the state after a group; an upload that cannot be applied is refused and changes nothing."""
@@ -354,6 +392,7 @@ class Engine:
             received=submission.received,
             upload=submission.upload,
             base=submission.base,
+            report=submission.report,
         )
         step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
         self.metrics.seconds.labels("evaluate").observe(evaluating)

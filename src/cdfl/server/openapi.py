@@ -46,6 +46,7 @@ class Status(BaseModel):
 
     epoch: int
     num_clusters: int
+    clusters: list[str] = Field(description="The names of the clusters.")
     cluster_epochs: list[int] = Field(description="The epoch at which each cluster last moved.")
     cluster_losses: list[float | None] = Field(description="The loss of each cluster on its proxy set.")
     clients: int
@@ -62,6 +63,7 @@ class Status(BaseModel):
         return cls(
             epoch=state.epoch,
             num_clusters=state.num_clusters,
+            clusters=engine.cluster_names,
             cluster_epochs=state.cluster_epochs.tolist(),
             cluster_losses=list(numbers(state.cluster_losses)),
             clients=engine.store.num_clients(),
@@ -103,6 +105,38 @@ class ClientStatus(BaseModel):
         )
 
 
+class ClientInfo(ClientStatus):
+    """One client in the list of all."""
+
+    last_upload: float | None = Field(description="Unix time of its last upload.")
+    staleness: int | None = Field(description="The staleness of its last upload.")
+
+    @classmethod
+    def of_record(cls, record: ClientRecord) -> "ClientInfo":
+        """Describe a known client."""
+        known, last = ClientStatus.of(record.client_id, record), record.last
+        return cls(
+            **known.model_dump(),
+            last_upload=None if last is None else last.received,
+            staleness=None if last is None else last.staleness,
+        )
+
+
+class ClientList(BaseModel):
+    """A part of the clients, by name."""
+
+    clients: list[ClientInfo]
+    more: bool = Field(description="Whether there are more; ask again with `after` set to the last name.")
+
+
+class ClusterComparison(BaseModel):
+    """How the clusters compare."""
+
+    epoch: int
+    losses: list[list[float | None]] = Field(description="Row k: the loss of cluster k's model on every proxy set.")
+    distances: list[list[float | None]] = Field(description="The norm of the difference of two cluster models.")
+
+
 class Health(BaseModel):
     """The answer of a running server."""
 
@@ -129,6 +163,8 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _RETRY = {"headers": {"Retry-After": {"description": "Seconds to wait.", "schema": _COUNT}}}
 
 Responses = dict[int | str, dict[str, Any]]
+# A route that says this has no 422, which FastAPI adds to every route with parameters.
+REFUSED: Responses = {"default": {"model": Problem, "description": "Refused."}}
 
 
 def refusals(*statuses: int) -> Responses:
@@ -156,6 +192,7 @@ def model_reply(*, to_upload: bool) -> Responses:
     return {200: {"description": text, "content": {CONTENT_TYPE: _BINARY}, "headers": headers}}
 
 
+EVENTS_PAGE: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 METRICS_PAGE: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 UPLOAD: dict[str, Any] = {
     "requestBody": {

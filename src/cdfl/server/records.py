@@ -52,6 +52,7 @@ class Entry:
     losses: Numbers = ()  # F(v; D_k); () if not measured
     loss_gaps: Numbers = ()
     distances: Numbers = ()
+    report: tuple[float, ...] = ()  # what the client says of its last reply: its own loss before and after it
     verdict: Verdict = ACCEPTED  # of the defence
     last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None for a newcomer
     last_defence: tuple[float, ...] = ()

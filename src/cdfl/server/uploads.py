@@ -52,7 +52,9 @@ class Uploads:
             NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
         )
 
-    async def receive(self, request: Request, client_id: str, key: str, base_epoch: int, coding: str) -> Answer:
+    async def receive(
+        self, request: Request, client_id: str, key: str, base_epoch: int, coding: str, report: tuple[float, ...] = ()
+    ) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
         body = Body(request, self.limits)
         coding = coding.strip().lower()
@@ -69,6 +71,7 @@ class Uploads:
                 if record.repeated is not None:
                     return await self.in_thread(self._repeat, record.repeated, digest)
                 submission = await self.in_thread(self._keep, record, key, base_epoch, spool, digest)
+                submission.report = report
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
             finally:

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from math import log
+from math import isfinite, log
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from cdfl.algorithms import Algorithm
@@ -156,10 +157,19 @@ def _routed(scores: Scores, own: OwnEstimate, true_mixture: list[float]) -> Rout
     return Routed(scores.routed, scores.one_expert, divergence(true_mixture, mixture), mixture[main], own.strange)
 
 
-def clusters_event(workload: Workload, epoch: int, scores: Sequence[Sequence[float]]) -> Clusters:
-    """Return the event of the cluster models' scores, which are given for each metric."""
+def clusters_event(
+    workload: Workload, epoch: int, models: Tensor, scores: Sequence[Sequence[float]], losses: Tensor
+) -> Clusters:
+    """Return the event of the cluster models (K, P) or (1, P): their scores by each metric, and proxy losses (·, K)."""
     main, *others = map(list, scores)
-    return Clusters(epoch, main, {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)})
+    trained = models[:, : workload.layout.num_parameters].expand(len(main), -1)
+    return Clusters(
+        epoch,
+        main,
+        {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)},
+        losses=[[loss if isfinite(loss) else None for loss in row] for row in losses.expand(len(main), -1).tolist()],
+        distances=torch.cdist(trained, trained, compute_mode="donot_use_mm_for_euclid_dist").double().tolist(),
+    )
 
 
 def separated_event(workload: Workload, models: Tensor, outputs: Outputs | None = None) -> Separated:

@@ -67,7 +67,10 @@ def simulate(
         return rounded(models, workload.layout, replies.expert_dtype) if algorithm.models_down == "experts" else None
 
     def scored() -> Event:
-        return clusters_event(workload, state.epoch, workload.cluster_scores(algorithm.cluster_models(state)))
+        models = algorithm.cluster_models(state)
+        proxies = torch.arange(federation.num_clusters)
+        losses = torch.stack([workload.evaluate(model.expand(len(proxies), -1), proxies) for model in models])
+        return clusters_event(workload, state.epoch, models, workload.cluster_scores(models), losses)
 
     events.append(scored())
     yield events[-1]

@@ -30,6 +30,7 @@ from cdfl.wire.headers import (
     MIXTURE,
     OUTCOME,
     RATES,
+    REPORT,
     STALENESS,
     Outcome,
     ReplyHead,
@@ -38,6 +39,8 @@ from cdfl.wire.headers import (
     check_key,
     parse_base_epoch,
     parse_count,
+    parse_report,
+    report_to_text,
 )
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "MIXTURE",
     "OUTCOME",
     "RATES",
+    "REPORT",
     "STALENESS",
     "ConflictError",
     "DType",
@@ -84,4 +88,6 @@ __all__ = [
     "error_of",
     "parse_base_epoch",
     "parse_count",
+    "parse_report",
+    "report_to_text",
 ]

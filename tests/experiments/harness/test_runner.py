@@ -173,8 +173,8 @@ def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
     run_missing([key], Results(tmp_path), RunOptions("cpu"), told.append)
     changed = " ".join(f"{name}={value}" for name, value in SMALL.items())
     assert told[1] == f'next: digits-4 default local {changed} drift={{"kind": "paper", "rest": "uneven"}} (1 run)'
-    assert re.fullmatch(r"  reading data and pre-training, \d+ s", told[2])
-    assert any(re.fullmatch(rf"  \d+ of {SMALL['num_uploads']} uploads, \d+ s", line) for line in told)
+    assert re.fullmatch(r"  reading data, \d+ s so far", told[2])
+    assert any(re.fullmatch(rf"  \d+ of {SMALL['num_uploads']} uploads.*, \d+ s so far", line) for line in told)
     assert re.fullmatch(r"1 of 1: digits-4 default local .* \(1 run\), \d+ s", told[-1])
 
 
