@@ -164,7 +164,7 @@ class Settings:
     rates: RateSettings = dataclass_field(default_factory=RateSettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
-    max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; every upload counts if None
+    guard: bool = False  # judge what each upload does, and bound it: `cdfl.core.guard`
 
     def __init__(self, **values: Any) -> None:
         own = {name: values.pop(name) for name in [field.name for field in fields(self)] if name in values}
@@ -175,9 +175,8 @@ class Settings:
             object.__setattr__(self, name, kind(**asdict(group) | changed) if changed else group)
         for unknown in values:
             raise ValueError(f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}")
-        harm = own.get("max_harm")
-        object.__setattr__(self, "max_harm", harm)
-        _check(self, "max_harm", harm is None or (_is_number(harm) and harm > 0), "a number above 0, or None")
+        object.__setattr__(self, "guard", own.get("guard", False))
+        _check(self, "guard", isinstance(self.guard, bool), "True or False")
 
     def replace(self, **changes: Any) -> "Settings":
         """Return these settings with some values changed; raise ValueError for an unknown name.
@@ -190,7 +189,7 @@ class Settings:
     def leaves(self) -> dict[str, Any]:
         """Return every value by its own name."""
         groups = [getattr(self, name) for name in GROUPS]
-        return {name: value for group in groups for name, value in vars(group).items()} | {"max_harm": self.max_harm}
+        return {name: value for group in groups for name, value in vars(group).items()} | {"guard": self.guard}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the nested values, for JSON."""
@@ -208,7 +207,7 @@ GROUPS: dict[str, type[Any]] = {
     "training": TrainingSettings,
     "pretraining": PretrainingSettings,
 }
-LEAVES = [field.name for kind in GROUPS.values() for field in fields(kind)] + ["max_harm"]
+LEAVES = [field.name for kind in GROUPS.values() for field in fields(kind)] + ["guard"]
 
 
 def _check(group: object, name: str, is_fine: bool, expected: str) -> None:

@@ -1,7 +1,7 @@
 """Read a store, as its owner or beside it, from any thread; recover the state from it."""
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import sqlalchemy as sa
@@ -58,8 +58,9 @@ class Reader:
         state = self.load_state(newest, layout)
         total = self.newest_epoch() - newest.epoch
         for entry in self.all_entries(newest.epoch):
-            state, _ = self.replay(state, entry, newest.settings, layout)
-            progress(state.epoch - newest.epoch, total)
+            if entry.epoch > state.epoch:  # others changed nothing
+                state, _ = self.replay(state, entry, newest.settings, layout)
+                progress(state.epoch - newest.epoch, total)
         return Recovered(state, layout, newest.settings, replayed=state.epoch - newest.epoch)
 
     def replay(
@@ -70,7 +71,7 @@ class Reader:
         Recovery repeats the recorded decision, so no bit depends on the machine. `anew=True` decides again from the
         recorded losses, as the server did.
         """
-        if entry.epoch != state.epoch + 1:
+        if entry.epoch > state.epoch + 1:
             raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}", "restore a backup")
         if entry.client_id == "":
             raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: its client was forgotten", "restore a backup")
@@ -85,20 +86,20 @@ class Reader:
             estimator=estimator_of(settings),
             defence=defence_of(settings),
         )
-        state, reply = server_update(
+        after, reply = server_update(
             state,
             upload,
             settings,
-            lambda _, clusters: cluster_losses[clusters],
+            _Tape(entry.evaluated),
             entry.client_before,
             estimator=None if anew else recorded,
             defence=None if anew else recorded,
         )
-        if not anew and reply.outcome != entry.outcome:
+        if not anew and (reply.outcome, after.epoch) != (entry.outcome, entry.epoch):
             raise StoreDamaged(
                 f"the upload of entry {entry.epoch} was {entry.outcome}; the stored settings make it {reply.outcome}"
             )
-        return state, reply
+        return after, reply
 
     def _upload_of(
         self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, is_needed: bool
@@ -108,15 +109,21 @@ class Reader:
         Recovery does not need the model of an upload that moved nothing; it may be deleted, so another one replaces it.
         """
         if not is_needed:
-            return Upload(state.cluster_models[0], entry.base_epoch, entry.client_id)
+            model = state.cluster_models[0]
+            return Upload(model, entry.base_epoch, entry.client_id, base_model=model, time=entry.received)
         if entry.upload is None:
             raise StoreDamaged(f"the upload of entry {entry.epoch} is missing")
-        if entry.base is None and entry.outcome == "applied" and settings.rates.cluster_step == "along":
+        needs_base = settings.rates.cluster_step == "along" or defence_of(settings).needs_base
+        if entry.base is None and needs_base:
             raise StoreDamaged(f"the model that the upload of entry {entry.epoch} was trained from is missing")
         local_model = self.read_model(entry.upload, layout)
         base_model = None if entry.base is None else self.read_model(entry.base, layout)
-        losses = tensor(entry.losses) if entry.losses else None
-        return Upload(local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+        # The journal has the losses of the bounded upload; those of one that was bounded are on the tape.
+        is_bounded = any(factor != 1 for factor in entry.verdict.bounds)
+        losses = tensor(entry.losses) if entry.losses and not is_bounded else None
+        return Upload(
+            local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, time=entry.received
+        )
 
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots, oldest first."""
@@ -157,20 +164,34 @@ class Reader:
         with self.reading() as connection:
             return tables.last_epoch(connection) or 0
 
+    def newest_number(self) -> int:
+        """Return the number of the last entry."""
+        with self.reading() as connection:
+            return tables.last_number(connection)
+
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
-        """Return entries with epochs above `after`, oldest first."""
+        """Return entries with numbers above `after`, oldest first."""
         with self.reading() as connection:
             return tables.entries(connection, after, limit)
 
-    def all_entries(self, after: int) -> Iterator[Entry]:
-        """Yield all entries with epochs above `after`, oldest first."""
+    def all_entries(self, epoch: int) -> Iterator[Entry]:
+        """Yield all entries with epochs above `epoch`, oldest first."""
+        with self.reading() as connection:
+            after = tables.last_number(connection, epoch)
         while page := self.entries(after, PAGE):
             yield from page
-            after = page[-1].epoch
+            after = page[-1].number
 
     def read_reply(self, entry: Entry) -> bytes | None:
-        """Return the reply to an entry, byte for byte; None if it is not kept."""
-        return None if entry.reply is None else self.blobs.read(entry.reply)
+        """Return the reply to an entry, byte for byte; None if it is not kept. StoreDamaged if it has changed."""
+        return None if entry.reply is None else self.read_sent(entry.reply)
+
+    def read_sent(self, name: str) -> bytes | None:
+        """Return a model that a client was sent, byte for byte; None if it is deleted, StoreDamaged if it has changed."""
+        data = self.blobs.read(name)
+        if data is not None:
+            check_digest(name, data)
+        return data
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
         """Return the model in a blob; StoreDamaged unless it has the sha256 that its name says."""
@@ -180,10 +201,7 @@ class Reader:
         data = self.blobs.view(name)
         if data is None:
             raise StoreDamaged(f"the blob {name} is missing", REMEDY)
-        found, expected = digest_of(data), digest_in(name)
-        if found != expected:
-            what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
-            raise StoreDamaged(what, REMEDY)
+        check_digest(name, data)
         return data
 
     # -- clients
@@ -222,3 +240,25 @@ class Reader:
 
     def _resolve(self) -> None:
         """Undo an uncertain commit before a read; only an owner has one."""
+
+
+def check_digest(name: str, data: bytes | bytearray | mmap.mmap) -> None:
+    """Raise StoreDamaged unless a blob has the sha256 that its name says."""
+    found, expected = digest_of(data), digest_in(name)
+    if found != expected:
+        what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
+        raise StoreDamaged(what, REMEDY)
+
+
+class _Tape:
+    """An `Evaluate` that repeats recorded losses in their order."""
+
+    def __init__(self, losses: Sequence[float | None]) -> None:
+        self._left = list(losses)
+
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        count = len(clusters)
+        if count > len(self._left):
+            raise StoreDamaged("fewer losses are recorded than the decision needs")
+        taken, self._left = self._left[:count], self._left[count:]
+        return tensor(taken)

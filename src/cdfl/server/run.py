@@ -22,11 +22,11 @@ from cdfl.userfile import SetupError
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 4.0  # limit of the harm test, unless the set-up sets one; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; name pretraining_sets, and use a new --store"
 )
+TRIAL_SAMPLES = 32  # of each proxy set, on which the guard tries steps
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
@@ -52,14 +52,13 @@ def open_engine(
         state = recovered.state
         if settings != recovered.settings:
             store.snapshot(state, settings)
-    return Engine(state, setup.layout, settings, store, setup.evaluator(), setup.evaluator(), **options)
+    evaluators = [setup.evaluator(), setup.evaluator()]
+    return Engine(state, setup.layout, settings, store, *evaluators, trial=setup.evaluator(TRIAL_SAMPLES), **options)
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
-    """Return the settings of a server: uploads are tested for harm unless `accept_all`."""
-    if accept_all:
-        return settings.replace(max_harm=None)
-    return settings if settings.max_harm is not None else settings.replace(max_harm=MAX_HARM)
+    """Return the settings of a server: every upload is judged unless `accept_all`."""
+    return settings.replace(guard=not accept_all)
 
 
 class WebServer(uvicorn.Server):

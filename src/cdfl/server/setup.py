@@ -72,9 +72,14 @@ class Setup:
         """Return the set-up with some settings changed."""
         return replace(self, settings=self.settings.replace(**changes))
 
-    def evaluator(self) -> ProxySets:
-        """Return the proxy sets, for one thread."""
-        return ProxySets(copy.deepcopy(self.model), self.loss, self.proxy_sets)
+    def evaluator(self, most: int | None = None) -> ProxySets:
+        """Return the proxy sets, or their first samples, for one thread."""
+        sets = (
+            self.proxy_sets
+            if most is None
+            else [(inputs[:most], targets[:most]) for inputs, targets in self.proxy_sets]
+        )
+        return ProxySets(copy.deepcopy(self.model), self.loss, sets)
 
     def try_out(self) -> None:
         """Evaluate the model on every proxy set, so that errors show before the first upload."""

@@ -2,20 +2,21 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from starlette.requests import Request
 
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
-from cdfl.server.errors import StoreUnavailable
+from cdfl.server.errors import StoreDamaged, StoreUnavailable
 from cdfl.server.limits import Limits
-from cdfl.server.records import ClientRecord, Entry
+from cdfl.server.records import Claim, ClientRecord, Entry
 from cdfl.wire import (
     BASE_EPOCH,
     CONTENT_TYPES,
@@ -35,6 +36,8 @@ from cdfl.wire import (
     parse_count,
 )
 
+logger = logging.getLogger("cdfl.server")
+
 T = TypeVar("T")
 SLACK = 2**20  # a body may be this many bytes longer than ours, for other headers and metadata
 NUM_THREADS = 8  # threads that decode uploads and query the store
@@ -52,8 +55,9 @@ class Uploads:
             NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
         )
 
-    async def receive(self, request: Request, client_id: str, key: str, base_epoch: int, coding: str) -> Answer:
+    async def receive(self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
+        client_id = claim.client_id
         body = Body(request, self.limits)
         coding = coding.strip().lower()
         _check_head(request.headers, coding, self.body_limit)
@@ -68,7 +72,8 @@ class Uploads:
                 digest = await self.in_thread(self._unpack_and_hash, spool, coding)
                 if record.repeated is not None:
                     return await self.in_thread(self._repeat, record.repeated, digest)
-                submission = await self.in_thread(self._keep, record, key, base_epoch, spool, digest)
+                claim = replace(claim, since=record.since)
+                submission = await self.in_thread(self._keep, record, claim, key, base_epoch, spool, digest)
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
             finally:
@@ -132,24 +137,46 @@ class Uploads:
         finally:
             unpacked.unlink(missing_ok=True)
 
-    def _keep(self, record: ClientRecord, key: str, base_epoch: int, spool: Path, digest: str) -> Submission:
+    def _keep(
+        self, record: ClientRecord, claim: Claim, key: str, base_epoch: int, spool: Path, digest: str
+    ) -> Submission:
         """Decode an upload and make it durable."""
         with self.engine.metrics.timed("decode"):
             local_model = decode_file(spool, self.engine.layout)  # before `keep` renames the file
             upload = self.store.keep(spool, digest)
         return Submission(
-            record.client_id, key, base_epoch, digest, local_model, upload, client=record.memory, sent=record.sent
+            record.client_id,
+            key,
+            base_epoch,
+            digest,
+            local_model,
+            upload,
+            claim,
+            client=record.memory,
+            was_rejected=record.last is not None and record.last.outcome == "rejected",
+            sent=record.sent,
         )
 
     def _repeat(self, known: Entry, digest: str) -> Answer:
         """Return the stored reply to an upload that was taken before."""
         if known.digest != digest:
             raise UnfitError(f"{KEY} was used before with another body; use a new one for every upload")
-        body = self.store.read_reply(known)
+        try:
+            body = self._stored_reply(known)
+        except StoreDamaged as error:
+            logger.error("a reply cannot be sent again: %s", error)
+            body = None
         if body is None:
             raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
         self.engine.metrics.repeated.inc()
         return Answer(reply_head(known), (body,))
+
+    def _stored_reply(self, known: Entry) -> bytes | None:
+        """Return what an upload was answered with: a reply of its own or, if rejected, what its client was sent."""
+        if known.outcome != "rejected":
+            return self.store.read_reply(known)
+        record = self.store.client(known.client_id, known.base_epoch)
+        return None if record is None or record.sent is None else self.store.read_sent(record.sent)
 
 
 class Body:

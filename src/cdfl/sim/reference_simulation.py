@@ -86,6 +86,7 @@ def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, poli
         try:
             if not bool(torch.isfinite(local_model).all()):
                 raise NotFiniteError("the training has diverged")
+            earlier = state.epoch
             state, reply = algorithm.server_update(state, upload, assignment, problem.evaluate)
         except NotFiniteError:
             events.append(Diverged(time, client))
@@ -94,11 +95,11 @@ def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, poli
 
         models = mine.reply.personal_model, local_model, reply.personal_model
         scores = Scores(*(problem.accuracy(model, draw.test) for model in models))
-        info = UploadInfo(time, client, mine.updates, trained=plan.numel())
+        info = UploadInfo(time, client, mine.updates, plan.numel(), state.epoch)
         events.append(uploaded_event(problem, algorithm, info, draw, reply, scores))
         yield events[-1]
-        if reply.epoch % scenario.num_clients == 0:
-            events.append(Clusters(reply.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
+        if state.epoch > earlier and state.epoch % scenario.num_clients == 0:
+            events.append(Clusters(state.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
             yield events[-1]
 
         # Client: take the reply.

@@ -262,13 +262,14 @@ class Simulation:
                 mixture=assignment.mixture,
                 base_model=assignment.personal_model,
             )
+            earlier = self.state.epoch
             self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
         except NotFiniteError:
             self._waiting.append(Diverged(time, number))
             return
-        info = UploadInfo(time, number, client.updates, turn_data.plan.numel())
+        info = UploadInfo(time, number, client.updates, turn_data.plan.numel(), self.state.epoch)
         self._waiting.append(_Unscored(info, turn_data.draw, client.reply.personal_model, trained.local_model, reply))
-        if reply.epoch % self.problem.scenario.num_clients == 0:
+        if self.state.epoch > earlier and self.state.epoch % self.problem.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 
