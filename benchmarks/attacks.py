@@ -14,8 +14,8 @@ from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import Evaluate, Reply, Upload
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
-from cdfl.sim.problem import Problem
 from cdfl.sim.simulation import Simulation
+from cdfl.sim.workload import Workload
 
 POISONED = (
     "train, other labels"  # the name of an attacker's training samples, so that their labels are not the true ones
@@ -118,7 +118,7 @@ class AttackedFederation(Federation):
         if samples.split != POISONED:
             return super().fetch(samples)
         images, labels = super().fetch(replace(samples, split="train"))
-        return images, self.attack.labels(labels, self.num_classes)
+        return images, self.attack.labels(labels, self.num_outputs)
 
 
 class AttackedServer(CDFL):
@@ -142,21 +142,23 @@ class AttackedServer(CDFL):
         return super().server_update(state, upload, assignment, evaluate)
 
 
-def attacked_problem(problem: Problem, attack: Attack) -> Problem:
+def attacked_workload(workload: Workload, attack: Attack) -> Workload:
     """The same learning problem with attackers among its clients."""
-    attackers = attack.attackers(problem.seed, problem.scenario.num_clients)
-    return problem.with_federation(AttackedFederation(problem.federation, attack, attackers))
+    attackers = attack.attackers(workload.seed, workload.scenario.num_clients)
+    return workload.with_federation(AttackedFederation(workload.federation, attack, attackers))
 
 
-def attacked_server(algorithm: Algorithm, problem: Problem, attack: Attack) -> Algorithm:
+def attacked_server(algorithm: Algorithm, workload: Workload, attack: Attack) -> Algorithm:
     """The same server with attackers among its clients; only CDFL can be attacked."""
     if not isinstance(algorithm, CDFL):
         raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the harm test")
-    return AttackedServer(algorithm, attack, attack.attackers(problem.seed, problem.scenario.num_clients), problem.seed)
+    return AttackedServer(
+        algorithm, attack, attack.attackers(workload.seed, workload.scenario.num_clients), workload.seed
+    )
 
 
 def attacked(simulation: Simulation, attack: Attack) -> Simulation:
     """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
-    problem = attacked_problem(simulation.problem, attack)
-    server = attacked_server(simulation.algorithm, problem, attack)
-    return Simulation(problem, server, simulation.time_model, simulation.engines, simulation.policy)
+    workload = attacked_workload(simulation.workload, attack)
+    server = attacked_server(simulation.algorithm, workload, attack)
+    return Simulation(workload, server, simulation.time_model, simulation.engines, simulation.policy)

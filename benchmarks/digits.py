@@ -1,17 +1,16 @@
-"""Run all algorithms on digits-4 with five seeds, and draw the picture of the README.
+"""Run all algorithms on digits-4 with five seeds.
 
 Claim: the reply is some points better than what a client reaches alone.
 
-Writes benchmarks/results/digits-4.json and docs/pictures/digits-4-run.png. Takes minutes on two cores.
+Writes benchmarks/results/digits-4.json. Takes minutes on two cores.
 """
 
 import argparse
 from statistics import fmean, stdev
 
-from benchmarks.result_files import ROOT, machine, read, write
+from benchmarks.result_files import machine, read, write
 from cdfl.algorithms import ALGORITHMS
-from cdfl.record import Event, Finished
-from cdfl.report import plot_run
+from cdfl.record import Finished
 from cdfl.sim.runner import compare_events, configure
 
 SEEDS = 5
@@ -32,17 +31,13 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     configs = [configure("digits-4", algorithm=name, seed=seed) for seed in range(SEEDS) for name in ALGORITHMS]
     scores: dict[str, dict[str, list[float]]] = {name: {} for name in ALGORITHMS}
-    drawn: dict[str, list[Event]] = {"cdfl": [], "local-keep": []}
     for which, event in compare_events(configs):
         name = configs[which].algorithm
-        if configs[which].seed == 0 and name in drawn:
-            drawn[name].append(event)
         if isinstance(event, Finished):
             for column in ("before", "after", "cluster", "divergence", "bytes_down", "client_flops", "server_flops"):
                 scores[name].setdefault(column, []).append(getattr(event, column))
             print(name, configs[which].seed, f"after {event.after:.3f}", flush=True)
     write("digits-4", {"machine": machine(), "seeds": SEEDS, "scores": scores})
-    plot_run(drawn["cdfl"], ROOT / "docs" / "pictures" / "digits-4-run.png", {"alone": drawn["local-keep"]})
 
 
 def table() -> str:

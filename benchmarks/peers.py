@@ -173,7 +173,7 @@ def write_data(work: Work, data_dir: Path | None, path: Path) -> str:
     count = work.clients * work.samples
     try:
         dataset, kind = load_source(work.source, data_dir), work.source
-        images, labels = dataset.train_images, dataset.train_labels
+        images, labels = dataset.train_inputs, dataset.train_targets
         assert tuple(images.shape[1:]) == work.shape, f"{work.source} has images of {tuple(images.shape[1:])}"
     except DataError:
         kind = "random pixels"

@@ -114,7 +114,7 @@ def row(name: str, tested: bool, runs: Iterable[Simulation]) -> dict[str, Any]:
     scores = []
     for run in runs:
         chosen = Attack().attackers(
-            run.problem.seed, run.problem.scenario.num_clients
+            run.workload.seed, run.workload.scenario.num_clients
         )  # the same clients for every attack
         scores.append(score(run.emitted, chosen, poisoned=name != CLEAN))
     print(name, "tested" if tested else "all accepted", scores, flush=True)
@@ -131,8 +131,8 @@ def score(events: Iterable[Event], chosen: frozenset[int], *, poisoned: bool) ->
     changed = [upload.outcome == "rejected" for upload in after_a_change(honest)]
     last = {upload.client: upload.after for upload in uploads if upload.client not in chosen}
     return {
-        "clusters": fmean(fmean(score.accuracies) for score in scores[-LAST:]),
-        "clusters_at_the_end": fmean(scores[-1].accuracies),
+        "clusters": fmean(fmean(score.scores) for score in scores[-LAST:]),
+        "clusters_at_the_end": fmean(scores[-1].scores),
         "after": fmean(last.values()),
         "poison_rejected": fmean(bad) if bad else None,
         "honest_rejected": fmean(good),

@@ -29,12 +29,12 @@ from cdfl.cli.options import parse_settings
 from cdfl.record import Clusters, Event, Finished, Uploaded
 from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.engine_choice import make_engines, make_fast
-from cdfl.sim.problem import Problem
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.stack import Rows
 from cdfl.sim.time_models import TIME_MODELS
+from cdfl.sim.workload import Workload
 
 
 def main() -> None:
@@ -65,10 +65,10 @@ def main() -> None:
         case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients
 
         def fast(watch: bool = False, config: Any = config, federation: Any = federation) -> dict[str, Any]:
-            problem = Problem(config.scenario, federation, config.settings)
-            engines = make_engines(problem, precision=config.precision, width=args.width)
-            algorithm = make_fast(make_algorithm(config.algorithm, config.settings), problem, engines)
-            simulation = Simulation(problem, algorithm, TIME_MODELS["uniform"], engines)
+            workload = Workload(config.scenario, federation, config.settings)
+            engines = make_engines(workload, precision=config.precision, width=args.width)
+            algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)
+            simulation = Simulation(workload, algorithm, TIME_MODELS["uniform"], engines)
             watcher: AbstractContextManager[dict[str, float]] = stopwatch(simulation) if watch else nullcontext({})
             with watcher as times:
                 found = clocked(simulation.events())
@@ -79,9 +79,9 @@ def main() -> None:
                 config.device, torch.bfloat16, enabled=config.precision == "bfloat16", cache_enabled=False
             )
             with tensor_cores(config.precision), half:
-                problem = Problem(config.scenario, federation, config.settings)
+                workload = Workload(config.scenario, federation, config.settings)
                 algorithm = make_algorithm(config.algorithm, config.settings)
-                case["plain"] = clocked(simulate(problem, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
+                case["plain"] = clocked(simulate(workload, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
                 case["plain"]["precision"] = config.precision
             report("plain", case["plain"], case)
         cold = fast()
@@ -161,7 +161,7 @@ def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
         (simulation.algorithm, "server_update", "server steps, one by one"),
         (simulation, "_proxy_losses", "proxy losses of whole stacks"),
         (simulation, "_scores", "scores of clients"),
-        (simulation, "_cluster_accuracies", "scores of clusters"),
+        (simulation, "_cluster_scores", "scores of clusters"),
         (Rows, "load", "  loading stacks"),
         (simulation, "_prepare", "drawing data and receiving replies"),
     ]

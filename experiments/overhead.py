@@ -53,8 +53,9 @@ def costs(scenario: Mapping[str, Any]) -> Costs:
 def _costs(model: str, shape: tuple[int, int, int], num_classes: int) -> Costs:
     with torch.device("meta"):  # shapes only: neither counts nor lengths depend on the numbers
         network = build(model, shape, num_classes)
+        inputs = torch.zeros(2, *shape)
     layout = Layout.of(network)
-    return Costs(layout.size, len(encode_model(torch.zeros(layout.size), layout)), count_flops(network, shape))
+    return Costs(layout.size, len(encode_model(torch.zeros(layout.size), layout)), count_flops(network, inputs))
 
 
 def reply_bytes(costs: Costs, num_clusters: int) -> int:

@@ -16,7 +16,7 @@ from cdfl.record import (
 )
 
 EVENTS = [
-    Started("digits-4", "cdfl", 0, 40, 4, 600, 1234),
+    Started("digits-4", "cdfl", 0, 40, 4, 600, 1234, [{"name": "accuracy", "higher_is_better": True}], ["0°", "90°"]),
     Clusters(0, [0.1, 1 / 3]),
     Uploaded(
         epoch=1, time=0.1 + 0.2, client=3, update=0, samples=20, staleness=1, outcome="applied", held=0.3, before=0.5,

@@ -18,7 +18,7 @@ class Blind(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cnn = build("cnn", input_shape=(1, 28, 28), num_classes=10)
+        self.cnn = build("cnn", input_shape=(1, 28, 28), num_outputs=10)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The same for any input."""

@@ -21,7 +21,7 @@ def ready(images: Tensor, labels: Tensor, count: int | None = None) -> tuple[Ten
     return to_input(images[:count]).to(memory_format=torch.channels_last), labels[:count]
 
 
-model = build(scenario.model, federation.input_shape, federation.num_classes)
+model = build(scenario.model, federation.input_shape, federation.num_outputs)
 loss = cross_entropy
 proxy_sets = [ready(*federation.proxy(cluster)) for cluster in range(scenario.num_clusters)]
 pretraining_sets = [ready(*federation.pretraining(cluster), PRETRAINING) for cluster in range(scenario.num_clusters)]

@@ -11,18 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from cdfl.report.style import ALGORITHMS
 from experiments.harness.table1_rows import Row
 
-COLORS = {  # the palette of Okabe and Ito, and a brown
-    "cdfl": "#0072B2",
-    "fedsoft": "#D55E00",
-    "fedasync": "#009E73",
-    "fedbuff": "#CC79A7",
-    "ifca": "#E69F00",
-    "local-keep": "#56B4E9",
-    "local": "#6B4423",
-    "oracle": "#000000",
-}
+COLORS = ALGORITHMS
 GREY, PALE = "#777777", "#DDDDDD"  # reference lines and areas
 LABELS = {
     "cdfl": "CDFL",

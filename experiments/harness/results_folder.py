@@ -14,7 +14,14 @@ from experiments.harness.result_files import locked, read_file, write_measured, 
 from experiments.harness.run_keys import RunKey, resolve
 
 KINDS = {True: "smoke runs", False: "results of full runs"}
-NOT_THE_RESULT = ("algorithm", "seed", "device", "precision", "policy")  # stored elsewhere, or without influence
+NOT_THE_RESULT = (
+    "algorithm",
+    "seed",
+    "device",
+    "precision",
+    "policy",
+    "validation",
+)  # stored elsewhere, or without influence
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +190,9 @@ class Results:
 def stored(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a run, as JSON values, without what its key names."""
     values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
-    scenario = {name: value for name, value in values["scenario"].items() if name not in ("summary", "settings")}
+    # The study has one loss and one metric.
+    without = ("summary", "settings", "loss", "metrics")
+    scenario = {name: value for name, value in values["scenario"].items() if name not in without}
     return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
 
 

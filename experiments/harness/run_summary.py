@@ -44,8 +44,9 @@ def summarize_run(
 
 def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]:
     finished = asdict(only(events, Finished)[-1])
-    if not finished["shortfall"]:
-        del finished["shortfall"]
+    for name in ("shortfall", "more"):
+        if not finished[name]:
+            del finished[name]
     end = {name: round(value, 6) if isinstance(value, float) else value for name, value in finished.items()}
     rate = fmean(max(upload.rates) for upload in uploads) if uploads else 0.0
     return end | {"rate": round(rate, 6)}  # the largest rate of an upload, mean over uploads
@@ -77,7 +78,7 @@ def _clusters(scores: Sequence[Clusters]) -> dict[str, Any]:
     scores = _thinned(scores)
     return {
         "epoch": [score.epoch for score in scores],
-        "accuracy": _rounded([fmean(score.accuracies) for score in scores]),
+        "accuracy": _rounded([fmean(score.scores) for score in scores]),
     }
 
 

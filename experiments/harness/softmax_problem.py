@@ -30,7 +30,7 @@ class SoftmaxProblem:
         self.num_clusters = federation.num_clusters
         self.clusters = [self.take(federation.all_samples("train", k)) for k in range(self.num_clusters)]
         self.proxies = [self.take(federation.all_samples("proxy", k)) for k in range(self.num_clusters)]
-        self.size = self.clusters[0].inputs.shape[1] * federation.num_classes
+        self.size = self.clusters[0].inputs.shape[1] * federation.num_outputs
 
     def take(self, samples: Samples) -> Sample:
         """Return images as rows in [-1, 1] / sqrt(features), so that no row is longer than about 1."""
@@ -40,12 +40,12 @@ class SoftmaxProblem:
 
     def loss(self, model: Tensor, sample: Sample) -> Tensor:
         """Return F(w) on a sample."""
-        weights = model.view(-1, self.federation.num_classes)
+        weights = model.view(-1, self.federation.num_outputs)
         return cross_entropy(sample.inputs @ weights, sample.labels) + self.penalty / 2 * model.square().sum()
 
     def gradients(self, models: Tensor, sample: Sample) -> Tensor:
         """Return the gradients of F at several models (n, P)."""
-        weights = models.view(len(models), -1, self.federation.num_classes)
+        weights = models.view(len(models), -1, self.federation.num_outputs)
         errors = torch.softmax(sample.inputs @ weights, dim=2)  # (n, samples, classes)
         errors[:, torch.arange(len(sample.labels)), sample.labels] -= 1
         return (sample.inputs.T @ errors / len(sample.labels)).flatten(1) + self.penalty * models

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
@@ -34,3 +36,13 @@ def check_number(
         kind = "a whole number" if whole else "a finite number" if finite else "a number"
         bounds = f", {low} or more" if high == math.inf else f" from {low} to {high}"
         raise ValueError(f"{name} is {value!r}; expected {kind}{bounds}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the known name that is most like this one; nothing if none is.
+
+    >>> did_you_mean("fedsofd", ["cdfl", "fedsoft"]), did_you_mean("sgd", ["cdfl", "fedsoft"])
+    ('; did you mean fedsoft?', '')
+    """
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,13 +1,15 @@
 """The events of a run, and the folder that stores them.
 
-A run yields events. Progress bars, files, tables and plots all read this one stream.
+A run yields events. Progress bars, files, tables and plots all read this one stream. Scores are on held-out samples.
+`Started.metrics` says what they measure and which direction is better; the first metric is the main one. Scores by the
+other metrics are in the fields named `more`.
 """
 
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +28,8 @@ class Started:
     num_clusters: int
     num_uploads: int
     model_bytes: int
+    metrics: list[dict[str, Any]]  # {"name": ..., "higher_is_better": ...} of each; the first is the main one
+    clusters: list[str]  # their names
     notes: str = ""  # notes on the data, one on each line; omitted from the file if empty
 
 
@@ -40,9 +44,9 @@ class Uploaded:
     samples: int
     staleness: int
     outcome: str  # applied | deprecated | rejected
-    held: float  # accuracy of the model before training, on held-out data of the same mixture
-    before: float  # accuracy of the uploaded model on the same data
-    after: float  # accuracy of the reply on the same data
+    held: float  # score of the model before training, on held-out data of the same mixture
+    before: float  # score of the uploaded model on the same data
+    after: float  # score of the reply on the same data
     true_mixture: list[float]
     mixture: list[float] | None  # the estimate; None if the algorithm makes none
     divergence: float | None  # KL of the estimate from the truth
@@ -52,6 +56,7 @@ class Uploaded:
     client_flops: int  # training and, if the client does it, estimating
     server_flops: int  # passes over the proxy sets
     trained: int  # samples in local training, all passes together
+    more: dict[str, dict[str, float]] = field(default_factory=dict)  # other metric -> held, before, after
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,21 @@ class Diverged:
 
 @dataclass(frozen=True)
 class Clusters:
-    """The accuracy of each cluster model on held-out data of its cluster."""
+    """The score of each cluster model on held-out data of its cluster, and how the models compare.
+
+    A loss that is not finite is None. Where one model serves all clusters, it stands for each of them.
+    """
 
     epoch: int
-    accuracies: list[float]
+    scores: list[float]
+    more: dict[str, list[float]] = field(default_factory=dict)  # other metric -> scores
+    losses: list[list[float | None]] = field(default_factory=list)  # [k][j]: of model k on the proxy set of cluster j
+    distances: list[list[float]] = field(default_factory=list)  # [k][j]: norm of the difference of two models
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is finished. Client accuracies are means over the last upload of every client; None without uploads."""
+    """The run is finished. Client scores are means over the last upload of every client; None without uploads."""
 
     uploads: int
     before: float | None
@@ -89,6 +100,7 @@ class Finished:
     server_flops: int
     trained: int  # samples, of all uploads
     shortfall: str = ""  # why there are fewer uploads than requested; omitted from the file if empty
+    more: dict[str, dict[str, float | None]] = field(default_factory=dict)  # other metric -> before, after, cluster
 
 
 Event = Started | Uploaded | Diverged | Clusters | Finished
@@ -99,10 +111,10 @@ _E = TypeVar("_E", bound=Event)
 def to_json(event: Event) -> str:
     """Return an event as one line of an events file.
 
-    >>> to_json(Clusters(epoch=3, accuracies=[0.5, 0.75]))
-    '{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}'
+    >>> to_json(Clusters(epoch=3, scores=[0.5, 0.75]))
+    '{"event": "clusters", "epoch": 3, "scores": [0.5, 0.75]}'
     """
-    defaults = {field.name: field.default for field in fields(event)}
+    defaults = {own.name: _default(own) for own in fields(event)}
     values = {name: value for name, value in asdict(event).items() if value != defaults[name]}
     return json.dumps({"event": type(event).__name__.lower(), **values})
 
@@ -110,20 +122,39 @@ def to_json(event: Event) -> str:
 def from_json(line: str) -> Event:
     """Return the event in one line.
 
-    >>> from_json('{"event": "clusters", "epoch": 3, "accuracies": [0.5, 0.75]}')
-    Clusters(epoch=3, accuracies=[0.5, 0.75])
+    >>> from_json('{"event": "clusters", "epoch": 3, "scores": [0.5, 0.75]}')
+    Clusters(epoch=3, scores=[0.5, 0.75], more={}, losses=[], distances=[])
     """
     try:
         values = dict(json.loads(line))
     except (ValueError, TypeError):
         values = {}
     kind = _KINDS.get(values.pop("event", None))
-    known = {} if kind is None else {field.name: field.default is MISSING for field in fields(kind)}
+    known = {} if kind is None else {own.name: _default(own) is MISSING for own in fields(kind)}
     needed = {name for name, is_needed in known.items() if is_needed}
     if kind is None or not needed <= values.keys() <= known.keys():
         raise ValueError(f"this line is not an event of this version of cdfl: {line[:80]!r}")
     event: Event = kind(**values)
     return event
+
+
+def _default(own: "Field[Any]") -> Any:
+    return own.default if own.default_factory is MISSING else own.default_factory()
+
+
+def main_metric(events: Iterable[Event]) -> tuple[str, bool]:
+    """Return the name of a run's main metric, and whether higher is better."""
+    first = next((event.metrics[0] for event in events if isinstance(event, Started)), None)
+    return ("score", True) if first is None else (str(first["name"]), bool(first["higher_is_better"]))
+
+
+def metric_label(name: str, *, higher_is_better: bool) -> str:
+    """Return a metric's name as tables and plots show it: with its direction if lower is better.
+
+    >>> metric_label("rmse", higher_is_better=False), metric_label("accuracy", higher_is_better=True)
+    ('rmse (lower is better)', 'accuracy')
+    """
+    return name if higher_is_better else f"{name} (lower is better)"
 
 
 def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:
@@ -169,6 +200,16 @@ class RunFolder:
                 file.flush()
 
             yield write
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the events end in the middle of a line: the run was killed, or it writes just now."""
+        file = self.path / "events.jsonl"
+        if not file.exists() or file.stat().st_size == 0:
+            return False
+        with file.open("rb") as opened:
+            opened.seek(-1, 2)
+            return opened.read(1) != b"\n"
 
     def events(self) -> list[Event]:
         """Read all events of the run so far; ignore a last line that was cut off."""

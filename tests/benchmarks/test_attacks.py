@@ -13,8 +13,8 @@ from benchmarks.attacks import (
     Negated,
     Noise,
     attacked,
-    attacked_problem,
     attacked_server,
+    attacked_workload,
 )
 from cdfl.algorithms import make_algorithm
 from cdfl.record import Uploaded, only
@@ -22,21 +22,21 @@ from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform
-from tests.sim.world import Result, assert_same, assert_same_events, make_problem, run_fast
+from tests.sim.world import Result, assert_same, assert_same_events, make_workload, run_fast
 
 pytestmark = pytest.mark.slow
 
-PROBLEM = make_problem(num_uploads=60)
+PROBLEM = make_workload(num_uploads=60)
 SOME = Attack().attackers(PROBLEM.seed, 12)
 TRAINED, RECEIVED = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
 
 
-def simulation(problem=PROBLEM, name="cdfl"):
-    return Simulation(problem, make_algorithm(name, problem.settings), Uniform(), make_engines(problem, width=64))
+def simulation(workload=PROBLEM, name="cdfl"):
+    return Simulation(workload, make_algorithm(name, workload.settings), Uniform(), make_engines(workload, width=64))
 
 
-def run_attacked(attack, problem=PROBLEM):
-    run = attacked(simulation(problem), attack)
+def run_attacked(attack, workload=PROBLEM):
+    run = attacked(simulation(workload), attack)
     return Result(run.events(), run.algorithm)
 
 
@@ -66,7 +66,7 @@ class TestAttacks:
 
 class TestData:
     def test_an_attacker_sees_its_own_images_under_other_labels(self):
-        data = attacked_problem(PROBLEM, FlippedLabels()).federation
+        data = attacked_workload(PROBLEM, FlippedLabels()).federation
         for client in range(12):
             honest, draw = PROBLEM.federation.draw(client, 5), data.draw(client, 5)
             images, labels = PROBLEM.federation.fetch(honest.train)
@@ -75,7 +75,7 @@ class TestData:
             assert torch.equal(seen, 9 - labels if client in SOME else labels)
 
     def test_what_scores_are_made_of_is_true(self):
-        data = attacked_problem(PROBLEM, FlippedLabels()).federation
+        data = attacked_workload(PROBLEM, FlippedLabels()).federation
         client = min(SOME)
         tested, true = (
             data.fetch(data.draw(client, 5).test),
@@ -89,9 +89,9 @@ class TestRuns:
     @pytest.mark.parametrize("name", ATTACKS)
     def test_plain_and_stacked_runs_are_attacked_alike(self, name):
         attack = ATTACKS[name]
-        problem = attacked_problem(PROBLEM, attack)
-        server = attacked_server(make_algorithm("cdfl", problem.settings), problem, attack)
-        assert_same(run_attacked(attack), Result(simulate(problem, server, Uniform()), server))
+        workload = attacked_workload(PROBLEM, attack)
+        server = attacked_server(make_algorithm("cdfl", workload.settings), workload, attack)
+        assert_same(run_attacked(attack), Result(simulate(workload, server, Uniform()), server))
 
     def test_nobody_attacks_in_an_honest_run(self):
         assert_same(run_attacked(Negated(share=0)), run_fast(PROBLEM))
@@ -107,7 +107,7 @@ class TestRuns:
         assert turns[0] == turns[1]
 
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
-        careful = make_problem(PROBLEM.settings.replace(max_harm=2), num_uploads=60)
+        careful = make_workload(PROBLEM.settings.replace(max_harm=2), num_uploads=60)
         uploads = only(run_attacked(Negated(), careful).events, Uploaded)
         caught = [upload.outcome == "rejected" for upload in uploads if upload.client in SOME]
         assert caught

@@ -38,9 +38,9 @@ def scenario_file(folder: Path, uploads: int = 12) -> Path:
     return path
 
 
-def call(*args: object) -> tuple[int, str]:
-    """The exit code and all output, spaces made one."""
-    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200"})
+def call(*args: object, squeeze: bool = True, columns: int = 200) -> tuple[int, str]:
+    """The exit code and all output, with spaces made one; or only stdout, as it is, in so many columns."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": str(columns)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, " ".join(result.output.split())
+    return result.exit_code, " ".join(result.output.split()) if squeeze else result.stdout

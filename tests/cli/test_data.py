@@ -107,7 +107,7 @@ def test_sheet_prints_notes(tmp_path):
     )
     code, output = call("sheet", path, "--out", tmp_path)
     assert code == 0
-    assert "large.png digits: pretraining set of 324 images instead of 3,000" in output
+    assert "large.png digits: pretraining set of 324 samples instead of 3,000" in output
 
 
 def test_scenarios(capsys, tmp_path, monkeypatch):

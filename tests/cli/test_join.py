@@ -1,13 +1,14 @@
 """`cdfl join`: a client on the command line."""
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from cdfl.cli.join import turn_text
-from cdfl.client import Reply, Retry, Turn
+from cdfl.cli.join import turn_text, wait_for_server
+from cdfl.client import Reply, ServerAwayError, Turn, UntrustedError
 from tests.cli.small import call
 from tests.client.site import Site
 from tests.client.toy import ToyServer
@@ -170,14 +171,65 @@ def test_a_turn_as_text():
     assert turn_text(Turn(6, 40, 0.5, decided=True, error="nothing was uploaded")).endswith("; nothing was uploaded")
 
 
-def test_a_server_that_is_away(setup, monkeypatch, caplog):
-    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", Retry(attempts=2, first_wait=0.01))
+def test_a_server_that_is_away(setup, monkeypatch):
+    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", 0.0)
     site = Site(ToyServer())
     site.close()
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", setup)
     assert code == 2
     assert f"{site.url} does not answer" in said
-    assert "trying again in 0.0 s" in caplog.text  # the user sees the retries
+
+
+class Doors:
+    """A client whose server is away a few times, in different ways."""
+
+    def __init__(self, *errors):
+        self.errors, self.waits = list(errors), []
+
+    def join(self):
+        if self.errors:
+            raise self.errors.pop(0)
+        return "joined"
+
+    def wait_for(self, **options):
+        return wait_for_server(self, sleep=self.waits.append, **options)
+
+
+AWAY = ServerAwayError("it does not answer")
+STARTING = ServerAwayError("503: pre-training, cluster 2 of 4, about 40 s left", retry_after=10.0)
+
+
+def test_waiting_is_said_once(capsys):
+    doors = Doors(*[AWAY] * 30, *[STARTING] * 30, *[AWAY] * 30)
+    assert doors.wait_for(forever=True) == "joined"
+    assert capsys.readouterr().err.splitlines() == [
+        f"cdfl: {AWAY}; waiting for it",
+        f"cdfl: {STARTING}; waiting for it",
+    ]
+    assert all(0 < wait <= 15 for wait in doors.waits)
+    assert min(doors.waits[30:60]) >= 10  # as the server asked
+
+
+def test_a_server_that_asks_to_wait_is_waited_for(monkeypatch):
+    monkeypatch.setattr(import_module("cdfl.cli.join"), "PATIENCE", 0.0)
+    assert Doors(*[STARTING] * 30).wait_for(forever=False) == "joined"
+    with pytest.raises(ServerAwayError):
+        Doors(STARTING, AWAY).wait_for(forever=False)
+
+
+def test_a_certificate_that_is_not_trusted_is_not_waited_for():
+    with pytest.raises(UntrustedError):
+        Doors(UntrustedError("CERTIFICATE")).wait_for(forever=True)
+
+
+def test_json_lines(site, setup):
+    command = ("join", site.url, "--client-id", "car-7", "--setup", setup, "--watch", "--every", 0, "--turns", 2)
+    code, said = call(*command, "--json", squeeze=False)
+    assert code == 0
+    joined, first, second = map(json.loads, said.splitlines())
+    assert (joined["client_id"], joined["reply"]["outcome"]) == ("car-7", "joined")
+    assert (first["number"], first["decided"], first["reply"]) == (1, False, None)
+    assert (second["samples"], second["reply"]["epoch"]) == (24, 1)
 
 
 def test_a_missing_package_names_one_remedy(site, setup, monkeypatch):

@@ -1,48 +1,93 @@
-from importlib import import_module
+"""`cdfl plot` and `cdfl report` on run folders, and folders that hold none."""
+
+import json
 
 import pytest
 
-from cdfl.record import Clusters, RunFolder
-
+from ..made_up import RMSE, events, write_run
 from .small import call
 
 
-def make_runs(folder, *names):
-    """Run folders that hold one event each: the epoch is their number."""
-    for epoch, name in enumerate(names):
-        with RunFolder.create(folder / name, {}).writer() as write:
-            write(Clusters(epoch, [0.5]))
-
-
 @pytest.fixture
-def plotted(monkeypatch):
-    """The calls of `plot_run`: the epoch of the run, the file, and the epochs of its rivals by name."""
-    calls = []
-
-    def plot_run(events, path, rivals):
-        calls.append((events[0].epoch, path, {name: theirs[0].epoch for name, theirs in rivals.items()}))
-
-    monkeypatch.setattr(import_module("cdfl.cli.plot"), "plot_run", plot_run)
-    return calls
+def compared(tmp_path):
+    for algorithm in ("cdfl", "local"):
+        for seed in (0, 1):
+            made = events(start={"algorithm": algorithm, "seed": seed})
+            write_run(tmp_path / "compared" / f"{algorithm}-{seed}", made)
+    return tmp_path / "compared"
 
 
-def test_one_run(tmp_path, plotted):
-    make_runs(tmp_path, "a")
-    assert call("plot", tmp_path / "a", "--out", tmp_path / "a.svg") == (0, f"wrote {tmp_path / 'a.svg'}")
-    assert plotted == [(0, tmp_path / "a.svg", {})]
+def test_plot(compared, tmp_path):
+    out = tmp_path / "run.png"
+    assert call("plot", compared, "--out", out) == (0, f"wrote {out}")
+    comparison = out.read_bytes()
+    assert call("plot", compared, "--out", out, "--client", 1)[0] == 0
+    assert out.read_bytes() != comparison  # the story of one client
+    assert call("plot", compared / "cdfl-0", compared / "cdfl-1", "--out", tmp_path / "two.svg")[0] == 0
+    assert "<svg" in (tmp_path / "two.svg").read_text()
 
 
-def test_runs_of_a_comparison_and_others(tmp_path, plotted):
-    make_runs(tmp_path / "all", "cdfl-0", "cdfl-1")
-    make_runs(tmp_path / "other", "cdfl-1", "local-0")
-    code, _ = call("plot", tmp_path / "all", "--against", tmp_path / "other", "--against", tmp_path / "other/local-0")
+def test_report(compared, tmp_path):
+    code, said = call("report", compared, "--out", tmp_path / "out", "--json", squeeze=False)
     assert code == 0
-    rivals = {str(tmp_path / "all" / "cdfl-1"): 1, str(tmp_path / "other" / "cdfl-1"): 0}
-    rivals[str(tmp_path / "other" / "local-0")] = 1
-    assert plotted[0][0] == 0
-    assert plotted[0][2] == rivals
+    files = json.loads(said)["files"]
+    assert files[0] == str(tmp_path / "out" / "report.html")
+    assert len(files) == 2 + 2 * 6
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    code, output = call("plot", tmp_path)
-    assert (code, output.startswith(f"cdfl: {tmp_path} holds no run; expected a folder with events.jsonl")) == (2, True)
+@pytest.mark.parametrize("command", ["plot", "report", "watch"])
+def test_folders_that_hold_no_run(command, tmp_path):
+    assert call(command, tmp_path / "none") == (
+        2,
+        f"cdfl: there is no folder {tmp_path}/none; expected one that `cdfl run` or `cdfl compare` made",
+    )
+    (tmp_path / "empty").mkdir()
+    code, said = call(command, tmp_path / "empty")
+    assert (code, said.startswith(f"cdfl: {tmp_path}/empty holds no run; expected a folder with events.jsonl")) == (
+        2,
+        True,
+    )
+    (tmp_path / "empty" / "store.db").touch()
+    assert call(command, tmp_path / "empty") == (
+        2,
+        f"cdfl: {tmp_path}/empty is the store of a server, not a run; `cdfl status {tmp_path}/empty` shows it",
+    )
+
+
+def test_a_run_that_was_killed(tmp_path):
+    run = write_run(tmp_path / "run", events())
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"event": "uploa')
+    code, said = call("plot", run, "--out", tmp_path / "run.png")
+    assert (code, said) == (
+        0,
+        f"cdfl: run ends in the middle of an event, which is left out; was the run killed? wrote {tmp_path}/run.png",
+    )
+
+
+def test_a_line_that_is_no_event(tmp_path):
+    run = write_run(tmp_path / "run", events())
+    text = (run / "events.jsonl").read_text().splitlines()
+    (run / "events.jsonl").write_text("\n".join([*text[:3], "oops", *text[3:]]) + "\n")
+    code, said = call("plot", run)
+    assert (code, "line 4: this line is not an event of this version of cdfl: 'oops'" in said) == (2, True)
+
+
+def test_runs_with_different_metrics(tmp_path):
+    one, other = write_run(tmp_path / "one", events()), write_run(tmp_path / "other", events(start={"metrics": [RMSE]}))
+    code, said = call("plot", one, other)
+    assert (code, said) == (
+        2,
+        "cdfl: other is scored by rmse, one by accuracy; expected runs with the same metric",
+    )
+
+
+def test_a_run_without_uploads(tmp_path):
+    run = write_run(tmp_path / "young", events()[:2])
+    assert call("plot", run) == (2, "cdfl: young has no uploads yet; let the run make some first")
+
+
+def test_clients_that_are_not_there(tmp_path):
+    run = write_run(tmp_path / "run", events())
+    code, said = call("plot", run, "--client", 7)
+    assert (code, "client 7 made no upload in run; there are clients 0 to 2" in said) == (2, True)

@@ -267,7 +267,7 @@ def test_notes_on_the_data_are_printed_once(small, tmp_path, command):
     name, *options = command
     code, output = call(name, small, *options)
     assert code == 0
-    assert output.count("digits: pretraining set of 324 images instead of 3,000") == 1
+    assert output.count("digits: pretraining set of 324 samples instead of 3,000") == 1
     assert "instead of 3,000" in next((tmp_path / "runs").rglob("events.jsonl")).read_text().splitlines()[0]
 
 

@@ -81,7 +81,8 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
         code, output = call("serve", setup, "--store", tmp_path / "other", "--open", "--port", port)
         assert (code, f"cannot listen on 127.0.0.1 port {port}" in output) == (2, True)
     assert "stopped at epoch 1" in said[-1]
-    assert said[0] == "pre-training the shared model\n"  # no terminal: a line, not a bar
+    assert said[0].startswith("listening on http://127.0.0.1:")
+    assert said[1] == "pre-training, shared model\n"  # no terminal: a line, not a bar
 
     cert, key = make_certificate(tmp_path)
     code, output = call("token", "create", "car-7", "--store", store)
@@ -113,7 +114,8 @@ def test_told_to_stop_while_it_pretrains(setup, tmp_path, end):
     command = [CDFL, "serve", str(setup), "--store", str(tmp_path / "store"), *long]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)  # noqa: S603
     try:
-        assert process.stderr.readline() == "pre-training the shared model\n"
+        assert process.stderr.readline().startswith("listening on ")
+        assert process.stderr.readline() == "pre-training, shared model\n"
         process.send_signal(end)
         said = process.communicate(timeout=20)[1]
     finally:

@@ -30,8 +30,10 @@ def test_the_model_is_not_changed():
 
 def test_progress_is_reported():
     messages = []
-    clusters(Point(0.0), 1, 1, progress=messages.append)
-    assert messages == ["pre-training the shared model", "pre-training cluster 1 of 2", "pre-training cluster 2 of 2"]
+    samples = []
+    clusters(Point(0.0), 1, 2, progress=messages.append, trained=lambda *counts: samples.append(counts))
+    assert messages == ["pre-training, shared model", "pre-training, cluster 1 of 2", "pre-training, cluster 2 of 2"]
+    assert samples == [(4, 12), (6, 12), (8, 12), (10, 12), (12, 12)]  # one batch of 4, then two of 2 a cluster
 
 
 def test_the_generator_decides_the_order():

@@ -14,8 +14,8 @@ def test_rotations_hold_few_copies_and_show_every_angle(make_dataset, num_cluste
     index = torch.arange(5)
     for i, cluster in enumerate(clusters):
         images, labels = cluster.take("test", index)
-        assert torch.equal(images, rotate(base.test_images[:5], 360 * i / num_clusters))
-        assert torch.equal(labels, base.test_labels[:5])
+        assert torch.equal(images, rotate(base.test_inputs[:5], 360 * i / num_clusters))
+        assert torch.equal(labels, base.test_targets[:5])
 
 
 def test_rotations_fit_images_before_they_turn_them(make_dataset):
@@ -24,7 +24,7 @@ def test_rotations_fit_images_before_they_turn_them(make_dataset):
     assert upright.dataset.input_shape == (3, 8, 8)
     assert upright.dataset is turned.dataset
     index = torch.arange(5)
-    assert torch.equal(turned.take("test", index)[0], rotate(reshape(base.test_images[:5], (3, 8, 8)), 180))
+    assert torch.equal(turned.take("test", index)[0], rotate(reshape(base.test_inputs[:5], (3, 8, 8)), 180))
 
 
 def test_rotation_needs_squares(make_dataset):
@@ -40,9 +40,9 @@ def test_domains_join_and_fit(make_dataset):
     }
     first, second = Domains(("a+b", "c"), shape=(3, 32, 32)).build(sources.__getitem__)
     assert first.dataset.input_shape == second.dataset.input_shape == (3, 32, 32)
-    assert len(first.dataset.train_labels) == 230
+    assert len(first.dataset.train_targets) == 230
     assert first.name == "a+b"
-    assert torch.equal(second.dataset.test_images, sources["c"].test_images)
+    assert torch.equal(second.dataset.test_inputs, sources["c"].test_inputs)
     assert len(Domains(("a", "a")).build(sources.__getitem__)) == 2
 
 
@@ -56,10 +56,10 @@ def test_label_permutations_change_labels_only(make_dataset):
     base = make_dataset()
     plain, permuted, _ = LabelPermutations("base", 3).build(lambda name: base)
     index = torch.arange(40)
-    assert torch.equal(plain.take("train", index)[1], base.train_labels[:40])
+    assert torch.equal(plain.take("train", index)[1], base.train_targets[:40])
     images, labels = permuted.take("train", index)
-    assert torch.equal(images, base.train_images[:40])
-    assert torch.equal(labels, permuted.label_map[base.train_labels[:40]])
+    assert torch.equal(images, base.train_inputs[:40])
+    assert torch.equal(labels, permuted.label_map[base.train_targets[:40]])
     assert sorted(permuted.label_map.tolist()) == list(range(10))
 
 
@@ -67,8 +67,8 @@ def test_shifts_change_images_only(make_dataset):
     base = make_dataset()
     plain, dark, *_ = Shifts("base").build(lambda name: base)
     assert plain.dataset is base
-    assert dark.dataset.train_images.float().mean() < 0.45 * base.train_images.float().mean()
-    assert torch.equal(dark.dataset.train_labels, base.train_labels)
+    assert dark.dataset.train_inputs.float().mean() < 0.45 * base.train_inputs.float().mean()
+    assert torch.equal(dark.dataset.train_targets, base.train_targets)
 
 
 def test_a_users_own_datasets_are_clusters(make_dataset):

@@ -71,8 +71,8 @@ def test_fetch_gives_the_turned_base_images_in_the_order_of_the_samples(federati
     images, labels = federation.fetch(Samples("test", cluster, index))
     for at, (k, i) in enumerate(zip(cluster, index, strict=True)):
         place = federation.splits[k].test[i]
-        assert torch.equal(images[at : at + 1], rotate(base.test_images[place : place + 1], 90 * int(k)))
-        assert labels[at] == base.test_labels[place]
+        assert torch.equal(images[at : at + 1], rotate(base.test_inputs[place : place + 1], 90 * int(k)))
+        assert labels[at] == base.test_targets[place]
 
 
 def test_a_sorted_draw_is_fetched_like_a_shuffled_one(federation):

@@ -33,7 +33,7 @@ def test_a_class_is_the_same_in_all_sources(tmp_path):
         for half in ("train", "test"):
             images, labels = cluster.dataset.half(half)
             assert [number_of[shade] for shade in images[:, 0, 0, 0].tolist()] == labels.tolist()
-    assert [len(cluster.dataset.train_labels) for cluster in clusters] == [12, 16]
+    assert [len(cluster.dataset.train_targets) for cluster in clusters] == [12, 16]
     federation = Federation(clusters, PaperDrift(), SIZES)
     assert federation.num_classes == 4
     assert not any("class names" in note for note in federation.notes)
@@ -42,9 +42,9 @@ def test_a_class_is_the_same_in_all_sources(tmp_path):
 def test_names_in_an_order_of_their_own_are_kept_where_all_agree():
     datasets = tuple(in_memory(name, 2, ("yes", "no")) for name in "ab")
     for cluster, dataset in zip(Datasets(datasets).build(load_source), datasets, strict=True):
-        assert torch.equal(cluster.dataset.train_labels, dataset.train_labels)
+        assert torch.equal(cluster.dataset.train_targets, dataset.train_targets)
     cluster, _ = Datasets((datasets[0], in_memory("c", 2, ("maybe", "no")))).build(load_source)
-    assert cluster.dataset.train_labels.tolist() == [2, 1]  # of maybe, no, yes
+    assert cluster.dataset.train_targets.tolist() == [2, 1]  # of maybe, no, yes
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,6 @@ def test_a_number_is_never_taken_for_a_name_that_may_be_another(names):
 def test_a_source_without_names_goes_with_names_that_are_its_numbers():
     named = in_memory("named", 10, tuple("0123456789"))
     clusters = Datasets((named, in_memory("numbered", 10))).build(load_source)
-    assert [cluster.dataset.train_labels.tolist() for cluster in clusters] == [list(range(10))] * 2
+    assert [cluster.dataset.train_targets.tolist() for cluster in clusters] == [list(range(10))] * 2
     with pytest.raises(DataError, match=r"numbered has 3 numbered classes and other sources have 10 named ones \(0, 1"):
         Datasets((named, in_memory("numbered", 3))).build(load_source)

@@ -24,7 +24,9 @@ HEADER: dict[str, Any] = {
 
 def events(num_clients: int, rounds: int, **values: Any) -> list[Event]:
     """Every client uploads once a round; accuracies rise by .01 from upload to upload."""
-    told: list[Event] = [Started("s", "cdfl", 0, num_clients, 2, num_clients * rounds, 10), Clusters(0, [0.1, 0.3])]
+    metrics = [{"name": "accuracy", "higher_is_better": True}]
+    started = Started("s", "cdfl", 0, num_clients, 2, num_clients * rounds, 10, metrics, ["a", "b"])
+    told: list[Event] = [started, Clusters(0, [0.1, 0.3])]
     for epoch in range(1, num_clients * rounds + 1):
         place, client = divmod(epoch - 1, num_clients)
         gain = 0.01 * epoch

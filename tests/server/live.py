@@ -15,9 +15,11 @@ from cdfl import wire
 from cdfl.core import Layout, Settings
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits
+from cdfl.server.port import take_port
 from cdfl.server.records import Retention
-from cdfl.server.run import make_server, open_engine, take_port
+from cdfl.server.run import make_server, open_engine
 from cdfl.server.setup import Setup
+from cdfl.server.starting import Starting
 from cdfl.server.store import Store
 
 NUM_CLUSTERS = 3
@@ -65,15 +67,14 @@ class Live:
         self.store = Store.open(place, blobs, retention)
         self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
         access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
-        self.server = make_server(self.engine, access, *(map(str, tls) if tls else ()))
-        self._opened = threading.Event()
-        self.server.on_open = lambda url: self._opened.set()
+        self.server = make_server(limits, self.engine.metrics, Starting(), *(map(str, tls) if tls else ()))
+        self.server.open(self.engine, access)
         self._taken = take_port("127.0.0.1", 0)
         self._thread = threading.Thread(target=self.server.run, args=([self._taken],))
 
     def __enter__(self) -> "Live":
         self._thread.start()
-        assert self._opened.wait(20)
+        assert self.server.listens.wait(20)
         self.url = self.server.url
         self.port = int(self.url.rpartition(":")[2])
         self.http = httpx.Client(base_url=self.url, timeout=30, verify=False)  # noqa: S501  where it is https

@@ -12,9 +12,9 @@ from cdfl.server.records import Retention
 from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
-from cdfl.sim.problem import Problem
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
+from cdfl.sim.workload import Workload
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
 from .toy import same_state
@@ -61,10 +61,10 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         max_harm=1.5,
         measures=measures,
     )
-    problem = Problem(config.scenario, config.scenario.federation(0, None), config.settings)
+    workload = Workload(config.scenario, config.scenario.federation(0, None), config.settings)
     recording = Recording(config.settings)
-    list(simulate(problem, recording, config.time_model))
-    setup = Setup(problem.model, problem.loss, problem.proxy_sets, settings=config.settings)
+    list(simulate(workload, recording, config.time_model))
+    setup = Setup(workload.model, workload.loss, workload.proxy_sets, settings=config.settings)
     with Store.open(tmp_path) as store:
         store.begin(recording.start, setup.layout, config.settings)
 

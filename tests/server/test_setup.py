@@ -197,8 +197,8 @@ class TestStart:
     def test_clusters_are_pretrained_from_one_shared_model(self):
         said = []
         state = tiny_setup().start(said.append)
-        assert said[0] == "pre-training the shared model"
-        assert said[1:] == [f"pre-training cluster {number} of 3" for number in (1, 2, 3)]
+        assert said[0] == "pre-training, shared model"
+        assert said[1:] == [f"pre-training, cluster {number} of 3" for number in (1, 2, 3)]
         assert state.epoch == 0
         assert state.num_parameters == 10
         again = tiny_setup().start()

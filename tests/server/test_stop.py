@@ -3,13 +3,13 @@
 import signal
 import socket
 import ssl
+import threading
 import time
 
 import pytest
 
 from cdfl import wire
 from cdfl.server import connections
-from cdfl.server.run import serve_until_stopped
 
 from ..certificate import make_certificate
 from .live import Live, near, wait_for
@@ -61,14 +61,23 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_just_before_it_opens_counts(tmp_path, monkeypatch, number, handlers):
-    """uvicorn does not take signals yet; a server that missed it would serve on."""
+def test_a_signal_stops_it_once(tmp_path, number, handlers):
     live = Live(tmp_path / "store")
-    monkeypatch.setattr(live.server, "run", lambda sockets: signal.raise_signal(number))
-    with live._taken, live.store:
-        serve_until_stopped(live.server, live.engine, live._taken)
-    assert live.server.should_exit
-    signal.raise_signal(number)  # once more, while the process ends: it is no KeyboardInterrupt
+    with live._taken, live.store, live.server.serving(live._taken):
+        threading.Timer(0.2, signal.raise_signal, (number,)).start()
+        live.server.wait_for_signal()
+        assert live.server.stopped.is_set()
+        live.server.finish()
+        live.engine.close()
+        signal.raise_signal(number)  # once more, while the process ends: it is no KeyboardInterrupt
+
+
+def test_a_web_server_that_cannot_run_is_reported(tmp_path):
+    live = Live(tmp_path / "store")
+    live._taken.close()  # there is nothing to listen on
+    with live.store, pytest.raises(OSError, match=r"closed|descriptor"), live.server.serving(live._taken):
+        pass
+    live.engine.close()
 
 
 def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):

@@ -12,7 +12,7 @@ from cdfl.models import build
 from cdfl.sim.cpu_threads import Workers, pool_first
 from cdfl.sim.engine import Training
 
-from .world import make_problem
+from .world import make_workload
 
 
 def names(model):
@@ -80,13 +80,13 @@ def test_what_could_notice_stays():
 
 
 def test_workers_leave_the_model_that_they_were_given():
-    problem = make_problem()
-    before, weights = str(problem.model), flatten(problem.model)
-    given = copy.deepcopy(problem.model)
-    engine = Workers(problem.model, problem.loss, problem.settings.training, problem.dtype)
+    workload = make_workload()
+    before, weights = str(workload.model), flatten(workload.model)
+    given = copy.deepcopy(workload.model)
+    engine = Workers(workload.model, workload.loss, workload.settings.training, workload.dtype)
     assert names(engine.model)[1:3] == ["MaxPool2d", "ReLU"]
-    assert str(problem.model) == before
-    inputs = torch.rand(5, *problem.federation.input_shape, dtype=problem.dtype)
+    assert str(workload.model) == before
+    inputs = torch.rand(5, *workload.federation.input_shape, dtype=workload.dtype)
     (outputs,) = engine.outputs(weights[None], inputs)
     torch.testing.assert_close(outputs, given(inputs).detach(), rtol=0, atol=1e-12)
 
@@ -97,27 +97,27 @@ class _Interrupted:
     def __init__(self, others_train):
         self.others_train = others_train
 
-    def fetch(self, samples):
+    def ready(self, samples, dtype):
         assert self.others_train.wait(60)
         raise KeyboardInterrupt
 
 
 def test_an_interrupt_stops_all_workers():
     """A program ends after its threads, and a training may take minutes."""
-    problem, others_train, steps = make_problem(), threading.Event(), []
+    workload, others_train, steps = make_workload(), threading.Event(), []
 
     def loss(outputs, targets):
         others_train.set()
         steps.append(1)
-        return problem.loss(outputs, targets)
+        return workload.loss(outputs, targets)
 
-    engine = Workers(problem.model, loss, problem.settings.training, problem.dtype, count=2)
-    samples = problem.federation.draw(0, 0).train
+    engine = Workers(workload.model, loss, workload.settings.training, workload.dtype, count=2)
+    samples = workload.federation.draw(0, 0).train
     long = torch.zeros(100_000, 1, dtype=torch.int64)  # minutes
-    start = flatten(problem.model)
+    start = flatten(workload.model)
     trainings = [
         Training(_Interrupted(others_train), samples, start, long, 0),
-        Training(problem.federation, samples, start, long, 0),
+        Training(workload.federation, samples, start, long, 0),
     ]
     with pytest.raises(KeyboardInterrupt):
         engine.train(trainings)

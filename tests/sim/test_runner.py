@@ -64,7 +64,17 @@ def test_a_run_tells_everything_in_order():
     result = cdfl.run(SMALL, seed=3, on_event=seen.append)
     assert result.events == seen
     assert isinstance(result, cdfl.Run)
-    assert result.events[0] == Started("small", "cdfl", 3, 5, 4, 12, 310 * 4)
+    assert result.events[0] == Started(
+        "small",
+        "cdfl",
+        3,
+        5,
+        4,
+        12,
+        310 * 4,
+        [{"name": "accuracy", "higher_is_better": True}],
+        ["0°", "90°", "180°", "270°"],
+    )
     assert isinstance(result.events[1], Clusters)
     assert isinstance(result.events[-1], Finished)
     assert result.summary is result.events[-1]
@@ -278,7 +288,7 @@ def test_a_network_of_ones_own(tmp_path):
     assert result.uploads == run(replace(SMALL, model="normed")).uploads
     assert RunFolder(tmp_path / "own").config()["scenario"]["model"] == f"{normed.__module__}.normed"
     with pytest.raises(
-        ValueError, match=r"the model .* returned a list; expected \(input_shape, num_classes\) -> nn.Module"
+        ValueError, match=r"the model .* returned a list; expected \(input_shape, num_outputs\) -> nn.Module"
     ):
         run(replace(SMALL, model=lambda input_shape, num_classes: []))
     with pytest.raises(ValueError, match=r"there is no model 7; expected one of .*, or in Python a function"):

@@ -17,7 +17,7 @@ from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
-from .world import SETTINGS, assert_same, make_problem, run_fast, run_plain
+from .world import SETTINGS, assert_same, assert_same_events, make_workload, run_fast, run_plain
 
 pytestmark = pytest.mark.slow
 
@@ -26,26 +26,26 @@ BUSY = SETTINGS.replace(max_staleness=25, staleness_slope=0.1)
 
 
 @cache
-def busy_problem(model="tiny", optimizer="adam", momentum=0.0):
+def busy_workload(model="tiny", optimizer="adam", momentum=0.0):
     settings = BUSY.replace(optimizer=optimizer, momentum=momentum)
-    return make_problem(settings, model=model, num_uploads=120)
+    return make_workload(settings, model=model, num_uploads=120)
 
 
 @cache
 def plain_run(name, **network):
-    return run_plain(busy_problem(**network), name)
+    return run_plain(busy_workload(**network), name)
 
 
-def workers(problem, count):
+def workers(workload, count):
     made = [
         Workers(
-            problem.model,
-            problem.loss,
-            replace(problem.settings.training, proximal_strength=rho),
-            problem.dtype,
+            workload.model,
+            workload.loss,
+            replace(workload.settings.training, proximal_strength=rho),
+            workload.dtype,
             count=count,
         )
-        for rho in (problem.settings.training.proximal_strength, 0.0)
+        for rho in (workload.settings.training.proximal_strength, 0.0)
     ]
     return Engines(*made, made[0])
 
@@ -62,42 +62,42 @@ def test_the_reference_run_has_everything_in_it():
 @pytest.mark.parametrize("width", [1, 3, 64])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stacks_of_any_width(name, width):
-    assert_same(run_fast(busy_problem(), name, width=width), plain_run(name))
+    assert_same(run_fast(busy_workload(), name, width=width), plain_run(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_towards_the_upload(name):
-    problem = make_problem(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
-    assert_same(run_fast(problem, name), run_plain(problem, name))
+    workload = make_workload(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
+    assert_same(run_fast(workload, name), run_plain(workload, name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_workers(name):
-    problem = busy_problem()
-    assert_same(run_fast(problem, name, engines=workers(problem, 2)), plain_run(name))
+    workload = busy_workload()
+    assert_same(run_fast(workload, name, engines=workers(workload, 2)), plain_run(name))
 
 
 @pytest.mark.parametrize("model", ["normed", "frozen"])
 @pytest.mark.parametrize(("optimizer", "momentum"), [("adam", 0.0), ("sgd", 0.9)])
 def test_other_networks_and_optimizers(model, optimizer, momentum):
-    problem = make_problem(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
-    expected = run_plain(problem)
-    assert_same(run_fast(problem, width=5), expected)
-    assert_same(run_fast(problem, engines=workers(problem, 1)), expected)
+    workload = make_workload(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
+    expected = run_plain(workload)
+    assert_same(run_fast(workload, width=5), expected)
+    assert_same(run_fast(workload, engines=workers(workload, 1)), expected)
 
 
 def test_a_client_that_never_uploads():
-    problem = make_problem(num_clients=12, num_uploads=10)
-    result = run_fast(problem)
+    workload = make_workload(num_clients=12, num_uploads=10)
+    result = run_fast(workload)
     assert len({upload.client for upload in only(result.events, Uploaded)}) < 12
-    assert_same(result, run_plain(problem))
+    assert_same(result, run_plain(workload))
 
 
 @pytest.mark.parametrize("name", TIME_MODELS)
 def test_every_time_model(name):
-    problem = make_problem()
-    result = run_fast(problem, time_model=TIME_MODELS[name])
-    assert_same(result, run_plain(problem, time_model=TIME_MODELS[name]))
+    workload = make_workload()
+    result = run_fast(workload, time_model=TIME_MODELS[name])
+    assert_same(result, run_plain(workload, time_model=TIME_MODELS[name]))
     assert len(only(result.events, Uploaded)) == 40
 
 
@@ -106,9 +106,9 @@ COMING_AND_GOING = Devices(joins=Span("exponential", 2.0), stays=Span("exponenti
 
 
 def test_ties_are_broken_by_who_came_first():
-    problem = make_problem()
-    result = run_fast(problem, time_model=TICK)
-    assert_same(result, run_plain(problem, time_model=TICK))
+    workload = make_workload()
+    result = run_fast(workload, time_model=TICK)
+    assert_same(result, run_plain(workload, time_model=TICK))
     uploads = only(result.events, Uploaded)
     assert [upload.time for upload in uploads] == sorted([1.0, 2.0, 3.0, 4.0] * 12)[:40]
     assert [upload.client for upload in uploads] == (list(range(12)) * 4)[:40]
@@ -116,9 +116,9 @@ def test_ties_are_broken_by_who_came_first():
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "local-keep"])
 def test_newcomers_and_leavers(name):
-    problem = make_problem()
-    result = run_fast(problem, name, COMING_AND_GOING)
-    assert_same(result, run_plain(problem, name, COMING_AND_GOING))
+    workload = make_workload()
+    result = run_fast(workload, name, COMING_AND_GOING)
+    assert_same(result, run_plain(workload, name, COMING_AND_GOING))
     uploads = only(result.events, Uploaded)
     assert 5 < len(uploads) <= 40
     newcomers = [upload for upload in uploads if upload.update == 0 and upload.epoch > 12]
@@ -129,9 +129,9 @@ def test_newcomers_and_leavers(name):
 
 def test_all_may_leave_before_the_last_upload():
     short = Devices(stays=Span("constant", 2.5))
-    problem = make_problem(num_clients=3)
-    result = run_fast(problem, time_model=short)
-    assert_same(result, run_plain(problem, time_model=short))
+    workload = make_workload(num_clients=3)
+    result = run_fast(workload, time_model=short)
+    assert_same(result, run_plain(workload, time_model=short))
     assert 0 < result.events[-1].uploads < 40
 
 
@@ -147,9 +147,9 @@ EAGER = {
 @pytest.mark.parametrize("name", EAGER)
 @pytest.mark.parametrize("algorithm", ["cdfl", "ifca"])
 def test_every_policy(name, algorithm):
-    problem = make_problem(num_uploads=20)
-    result = run_fast(problem, algorithm, policy=EAGER[name])
-    assert_same(result, run_plain(problem, algorithm, policy=EAGER[name]))
+    workload = make_workload(num_uploads=20)
+    result = run_fast(workload, algorithm, policy=EAGER[name])
+    assert_same(result, run_plain(workload, algorithm, policy=EAGER[name]))
     uploads = only(result.events, Uploaded)
     assert len(uploads) == 20
     assert uploads[-1].time > 25  # some turns were no uploads
@@ -158,35 +158,35 @@ def test_every_policy(name, algorithm):
 def test_every_policy_ends_even_where_it_never_says_upload():
     same_class = {"adwin"}  # as kswin, which is more easily alarmed
     assert set(EAGER) | {"always"} | same_class == set(POLICIES)
-    problem = make_problem(num_clients=4, num_uploads=3)
+    workload = make_workload(num_clients=4, num_uploads=3)
     never = EverySamples(10**9)
-    result = run_fast(problem, policy=never)
-    assert result.events == run_plain(problem, policy=never).events
+    result = run_fast(workload, policy=never)
+    assert_same_events(result.events, run_plain(workload, policy=never).events)
     assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, None, {})
     for policy in POLICIES.values():
-        assert run_fast(problem, policy=policy).events[-1].uploads <= 3
+        assert run_fast(workload, policy=policy).events[-1].uploads <= 3
 
 
 def test_a_client_with_one_sample():
-    sizes = make_problem().scenario.sizes
-    problem = make_problem(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
-    result = run_fast(problem)
+    sizes = make_workload().scenario.sizes
+    workload = make_workload(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
+    result = run_fast(workload)
     assert {upload.samples for upload in only(result.events, Uploaded)} == {1, 2}
-    assert_same(result, run_plain(problem))
+    assert_same(result, run_plain(workload))
 
 
 def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
     """One training and one server step: models to 1e-5, events to 1e-4; later uploads amplify rounding."""
-    problem = make_problem(num_uploads=1, num_clients=1, dtype=torch.float32)
-    for engines in (None, workers(problem, 1)):
-        fast, plain = run_fast(problem, engines=engines), run_plain(problem)
+    workload = make_workload(num_uploads=1, num_clients=1, dtype=torch.float32)
+    for engines in (None, workers(workload, 1)):
+        fast, plain = run_fast(workload, engines=engines), run_plain(workload)
         assert (fast.models - plain.models).abs().max() < 1e-5
         assert_same(fast, plain, 1e-4)
 
 
 def test_nothing_is_trained_in_vain_or_twice():
-    problem = make_problem()
-    engines = make_engines(problem, width=64)
+    workload = make_workload()
+    engines = make_engines(workload, width=64)
     stacks = []
 
     class Counted:
@@ -194,7 +194,7 @@ def test_nothing_is_trained_in_vain_or_twice():
             stacks.append(len(trainings))
             return engines.trainer.train(trainings)
 
-    run_fast(problem, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
+    run_fast(workload, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
     assert sum(stacks) == 40
     assert len(stacks) < 20  # together, where they can be
 
@@ -208,9 +208,9 @@ HUGE = 1e200
 class Ruined:
     """A trainer that lets one client start from numbers that no training survives."""
 
-    def __init__(self, trainer, problem):
+    def __init__(self, trainer, workload):
         self.trainer = trainer
-        self.seeds = {problem.noise_seed(UNLUCKY, turn) for turn in range(100)}
+        self.seeds = {workload.noise_seed(UNLUCKY, turn) for turn in range(100)}
 
     def train(self, trainings):
         return self.trainer.train(
@@ -221,8 +221,8 @@ class Ruined:
         )
 
 
-def ruined_plain(monkeypatch, problem, name):
-    noise, update, now = problem.noise, reference_simulation.client_update, []
+def ruined_plain(monkeypatch, workload, name):
+    noise, update, now = workload.noise, reference_simulation.client_update, []
 
     @contextmanager
     def watched(client, turn):
@@ -233,17 +233,17 @@ def ruined_plain(monkeypatch, problem, name):
     def ruined(model, start, *given):
         return update(model, start * (HUGE if now[-1] == UNLUCKY else 1.0), *given)
 
-    monkeypatch.setattr(problem, "noise", watched)
+    monkeypatch.setattr(workload, "noise", watched)
     monkeypatch.setattr(reference_simulation, "client_update", ruined)
-    return run_plain(problem, name)
+    return run_plain(workload, name)
 
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "ifca", "local", "fedbuff"])
 def test_one_client_that_always_diverges(name, monkeypatch):
-    problem = make_problem(model="normed")
-    engines = make_engines(problem, width=64)
-    engines = Engines(Ruined(engines.trainer, problem), engines.pretrainer, engines.evaluator)
-    result = run_fast(problem, name, engines=engines)
+    workload = make_workload(model="normed")
+    engines = make_engines(workload, width=64)
+    engines = Engines(Ruined(engines.trainer, workload), engines.pretrainer, engines.evaluator)
+    result = run_fast(workload, name, engines=engines)
     diverged, uploads = only(result.events, Diverged), only(result.events, Uploaded)
     assert {event.client for event in diverged} == {UNLUCKY}
     assert len(diverged) > 1  # it goes on from the model it had, and tries again
@@ -252,15 +252,15 @@ def test_one_client_that_always_diverges(name, monkeypatch):
     assert [event.epoch for event in uploads] == list(range(1, len(uploads) + 1))  # what is refused is no epoch
     assert (result.events[-1].uploads, result.events[-1].diverged) == (len(uploads), len(diverged))
     assert torch.isfinite(result.models).all()
-    assert_same(result, ruined_plain(monkeypatch, problem, name))
+    assert_same(result, ruined_plain(monkeypatch, workload, name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learning_rate_that_ruins_everybody(name):
     """Some local models are finite and have no finite loss; some clusters would not, either."""
     settings = SETTINGS.replace(optimizer="sgd", learning_rate=1e40, shared_epochs=0, separate_epochs=0, local_epochs=3)
-    problem = make_problem(settings)
-    results = run_fast(problem, name), run_plain(problem, name)
+    workload = make_workload(settings)
+    results = run_fast(workload, name), run_plain(workload, name)
     kinds = [[type(event).__name__ for event in result.events] for result in results]
     clients = [[event.client for event in only(result.events, Uploaded | Diverged)] for result in results]
     assert kinds[0] == kinds[1]
@@ -268,4 +268,4 @@ def test_a_learning_rate_that_ruins_everybody(name):
     assert only(results[0].events, Diverged)
     for result in results:
         assert result.models is None or torch.isfinite(result.models).all()
-        assert all(0 <= share <= 1 for event in only(result.events, Clusters) for share in event.accuracies)
+        assert all(0 <= share <= 1 for event in only(result.events, Clusters) for share in event.scores)

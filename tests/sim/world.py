@@ -16,10 +16,10 @@ from cdfl.record import Event
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.problem import Problem
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TimeModel, Uniform
+from cdfl.sim.workload import Workload
 
 
 def tiny(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -103,11 +103,11 @@ def make_scenario(**changes: object) -> Scenario:
     return replace(load_scenario("digits-4"), name="small", **changes)
 
 
-def make_problem(
+def make_workload(
     settings: Settings = SETTINGS, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
-) -> Problem:
+) -> Workload:
     scenario = make_scenario(**changes)
-    return Problem(scenario, scenario.federation(seed), settings, dtype)
+    return Workload(scenario, scenario.federation(seed), settings, dtype)
 
 
 class Result:
@@ -127,22 +127,24 @@ class Result:
         self.models = algorithm.cluster_models(states[-1]) if states else None
 
 
-def run_plain(problem: Problem, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS) -> Result:
-    algorithm = make_algorithm(name, problem.settings)
-    return Result(simulate(problem, algorithm, time_model, policy), algorithm)
+def run_plain(
+    workload: Workload, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS
+) -> Result:
+    algorithm = make_algorithm(name, workload.settings)
+    return Result(simulate(workload, algorithm, time_model, policy), algorithm)
 
 
 def run_fast(
-    problem: Problem,
+    workload: Workload,
     name: str = "cdfl",
     time_model: TimeModel = UNIFORM,
     policy: Policy = ALWAYS,
     width: int | None = 64,
     engines: Engines | None = None,
 ) -> Result:
-    algorithm = make_algorithm(name, problem.settings)
-    engines = engines or make_engines(problem, width=width)
-    return Result(Simulation(problem, algorithm, time_model, engines, policy).events(), algorithm)
+    algorithm = make_algorithm(name, workload.settings)
+    engines = engines or make_engines(workload, width=width)
+    return Result(Simulation(workload, algorithm, time_model, engines, policy).events(), algorithm)
 
 
 def assert_same_events(ours: Sequence[Event], theirs: Sequence[Event], tolerance: float = 1e-9) -> None:
@@ -150,10 +152,26 @@ def assert_same_events(ours: Sequence[Event], theirs: Sequence[Event], tolerance
     assert [type(event).__name__ for event in ours] == [type(event).__name__ for event in theirs]
     for one, other in zip(ours, theirs, strict=True):
         for (name, mine), yours in zip(asdict(one).items(), asdict(other).values(), strict=True):
-            if isinstance(mine, float | list):
-                assert mine == pytest.approx(yours, abs=tolerance, rel=0), (name, one, other)
-            else:
-                assert mine == yours, (name, one, other)
+            numbers = [float(value) for value in _numbers(mine)]
+            expected = [float(value) for value in _numbers(yours)]
+            assert numbers == pytest.approx(expected, abs=tolerance, rel=0), (name, one, other)
+            assert _others(mine) == _others(yours), (name, one, other)
+
+
+def _numbers(value: object) -> list[float]:
+    """All fractions in a value, in order."""
+    if isinstance(value, dict | list):
+        return [number for part in (value.values() if isinstance(value, dict) else value) for number in _numbers(part)]
+    return [value] if isinstance(value, float) else []
+
+
+def _others(value: object) -> object:
+    """A value without its fractions."""
+    if isinstance(value, dict):
+        return {name: _others(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_others(part) for part in value]
+    return 0.0 if isinstance(value, float) else value
 
 
 def assert_same(ours: Result, theirs: Result, tolerance: float = 1e-9) -> None:

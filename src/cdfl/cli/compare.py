@@ -33,7 +33,7 @@ from cdfl.cli.options import (
     parse_settings,
 )
 from cdfl.cli.progress import log_progress
-from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded
+from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded, metric_label
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -84,7 +84,9 @@ def compare(
         folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
         results: dict[int, Finished] = {}
-        title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of held-out accuracy"
+        metric = configs[0].scenario.metrics[0]
+        label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
+        title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
         bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
         total = sum(config.scenario.num_uploads for config in configs)
         uploads_done = bar.add_task("", total=total)

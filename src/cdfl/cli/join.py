@@ -1,8 +1,11 @@
 """`cdfl join`: run a client on the command line."""
 
+import json
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
@@ -12,15 +15,17 @@ from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.cli.options import SetOption, exit_on, flag, parse_settings
-from cdfl.client import Client, ClientError, Reply, Retry, Turn
+from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
+from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
 from cdfl.core import Loss, Settings
 from cdfl.core.batches import described
 from cdfl.policy import POLICIES, Policy, check_policy
 from cdfl.userfile import SetupError, load_python, report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
-PATIENCE = Retry(attempts=7)  # half a minute: the server may be starting
+PATIENCE = 30.0  # seconds to wait for an answer without --watch; as long as it takes if the server asks to wait
+ONCE = Retry(attempts=1)  # `wait_for_server` and the watcher repeat
+WAITS = Retry(first_wait=0.5, longest_wait=15.0)
 
 
 class Setup(NamedTuple):
@@ -51,11 +56,14 @@ def join(
     dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
     compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
     setting: SetOption = None,
+    json_: Json = False,
 ) -> None:
-    """Join a server as one client: fetch a model; with --watch, follow a stream of data and upload updates."""
+    """Join a server as one client: fetch a model; with --watch, follow a stream of data and upload updates.
+
+    With --watch it waits for a server that is away, however long, and keeps its upload meanwhile.
+    """
     console = Console(highlight=False)
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
-    logging.getLogger("cdfl.client").setLevel(logging.INFO)  # shows retries
     with exit_on(ValueError, OSError, ClientError, WireError):
         mine = read_setup(setup)
         if policy is not None and policy not in POLICIES:
@@ -73,15 +81,44 @@ def join(
             reply_dtype=cast("DType", dtype),
             compress=compress,
             verify=verify or True,
-            retry=PATIENCE,
+            retry=ONCE,
         )
         with client:
-            reply = client.join()
-            state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
-            console.print(f"{client_id}: {state}")
+            reply = wait_for_server(client, forever=watch)
+            if json_:
+                typer.echo(json.dumps({"client_id": client_id, "reply": None if reply is None else asdict(reply)}))
+            else:
+                state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
+                console.print(f"{client_id}: {state}", soft_wrap=True)
             if watch:
                 for turn in client.watch(islice(_paced(setup, mine.stream, client_id, every), turns), chosen):
-                    console.print(f"{client_id}: {turn_text(turn)}", soft_wrap=True)
+                    if json_:
+                        typer.echo(json.dumps({"client_id": client_id, **asdict(turn)}))
+                    else:
+                        console.print(f"{client_id}: {turn_text(turn)}", soft_wrap=True)
+
+
+def wait_for_server(client: Client, *, forever: bool, sleep: Callable[[float], None] = time.sleep) -> Reply | None:
+    """Join; wait for a server that is away or still starting, and say so once.
+
+    A server that answers and asks to wait is waited for as long as it takes, another one `PATIENCE` seconds, or
+    `forever`.
+    """
+    begun, failures, said = time.monotonic(), 0, set[bool]()
+    while True:
+        try:
+            return client.join()
+        except UntrustedError:
+            raise
+        except ServerAwayError as away:
+            asks_to_wait = away.retry_after is not None
+            if not (forever or asks_to_wait) and time.monotonic() - begun > PATIENCE:
+                raise
+            if asks_to_wait not in said:
+                said.add(asks_to_wait)
+                typer.echo(f"cdfl: {away}; waiting for it", err=True)
+            failures += 1
+            sleep(max(away.retry_after or 0.0, WAITS.wait(failures, random.random())))  # noqa: S311
 
 
 def read_setup(path: Path) -> Setup:

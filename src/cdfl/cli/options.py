@@ -41,6 +41,7 @@ PrecisionName = Annotated[
 NumClients = Annotated[int | None, typer.Option(help="Number of clients; default: the scenario's.")]
 NumUploads = Annotated[int | None, typer.Option(help="Number of uploads; default: the scenario's.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="A setting, as name=value; repeatable.")]
+Json = Annotated[bool, flag("--json", "Print JSON for programs, and nothing else on stdout.")]
 Resume = Annotated[bool, flag("--resume", "Continue the interrupted run in --out.")]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CDFL_DATA", help="Folder with the datasets; default: ~/.cache/cdfl.")

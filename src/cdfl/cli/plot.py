@@ -1,46 +1,36 @@
-"""`cdfl plot`: plot a run folder."""
+"""`cdfl plot`: draw runs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cdfl.cli.options import exit_on
-from cdfl.record import RunFolder
-from cdfl.report import plot_run
+from cdfl.cli.runs import find_runs, read_runs
+
+Client = Annotated[
+    int | None, typer.Option("--client", help="The client whose mixtures are drawn; default: a telling one.")
+]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of `cdfl compare`.")]
 
 
 def plot(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or of `cdfl compare`.")],
+    runs: Runs,
     out: Annotated[Path, typer.Option(help="File to write: .png, .svg, .pdf or another format of matplotlib.")] = Path(
         "run.png"
     ),
-    against: Annotated[
-        list[Path] | None, typer.Option(help="Another run, or folder of runs, to compare with; repeatable.")
-    ] = None,
+    client: Client = None,
 ) -> None:
-    """Plot a run: accuracy before and after the reply, and one client's true and estimated mixtures.
+    """Draw runs. Runs that differ in their seed only become one curve with a band.
 
-    In a folder of `cdfl compare`, the first run is plotted and the others are compared with it.
+    One algorithm: what happens to one client, and the scores of all. Several: what the replies of each reach; with
+    --client, the picture of the first, and the others beside it.
     """
     with exit_on(ValueError, OSError):
-        first, *others = [path for folder in (run, *(against or [])) for path in runs_in(folder)]
-        rivals = {_label(path, others): RunFolder(path).events() for path in others}
-        plot_run(RunFolder(first).events(), out, rivals)
+        from cdfl.report import figures, style
+        from cdfl.series import groups
+
+        read = read_runs(find_runs(runs))
+        is_story = client is not None or len(groups(read)) == 1
+        style.save(figures.story(read, client) if is_story else figures.comparison(read), out)
     typer.echo(f"wrote {out}")
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it holds a run, else the run folders in it."""
-    if (folder / "events.jsonl").exists():
-        return [folder]
-    found = sorted(path.parent for path in folder.glob("*/events.jsonl"))
-    if not found:
-        raise ValueError(f"{folder} holds no run; expected a folder with events.jsonl, or a folder of such folders")
-    return found
-
-
-def _label(path: Path, others: Sequence[Path]) -> str:
-    """Return the folder's name, or its path if two have the same name."""
-    return path.name if sum(other.name == path.name for other in others) == 1 else str(path)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Event, Started, Uploaded
+from cdfl.record import Clusters, Event, Started, Uploaded, main_metric
 from cdfl.sim import progress_log
 
 
@@ -38,25 +38,27 @@ def _print(line: str) -> None:
 
 
 def show_progress(events: Iterable[Event], console: Console) -> Iterator[Event]:
-    """Pass events through, and show uploads done, accuracy before and after the reply, and time left."""
+    """Pass events through, and show uploads done, scores before and after the reply, and time left."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("before {task.fields[before]}  after {task.fields[after]}  clusters {task.fields[cluster]}"),
+        TextColumn("{task.fields[metric]} before {task.fields[before]}"),
+        TextColumn("after {task.fields[after]}  clusters {task.fields[cluster]}"),
         TimeRemainingColumn(),
     )
     recent: deque[Uploaded] = deque(maxlen=100)
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("reading data", total=None, before="-", after="-", cluster="-")
+        bar = progress.add_task("reading data", total=None, metric="", before="-", after="-", cluster="-")
         for event in events:
             match event:
                 case Started():
-                    progress.update(bar, description="pre-training", total=event.num_uploads)
+                    name, _ = main_metric([event])
+                    progress.update(bar, description="pre-training", total=event.num_uploads, metric=f"{name}:")
                 case Clusters():
-                    accuracy = sum(event.accuracies) / len(event.accuracies)
-                    progress.update(bar, description="uploads", cluster=f"{accuracy:.3f}")
+                    score = sum(event.scores) / len(event.scores)
+                    progress.update(bar, description="uploads", cluster=f"{score:.3f}")
                 case Uploaded():
                     recent.append(event)
                     progress.update(

@@ -1,6 +1,7 @@
 """`cdfl run`: run one scenario with one algorithm and one seed."""
 
 from contextlib import closing
+from statistics import fmean
 from typing import Annotated, cast
 
 import typer
@@ -28,7 +29,7 @@ from cdfl.cli.options import (
     parse_settings,
 )
 from cdfl.cli.progress import log_progress, show_progress
-from cdfl.record import Clusters, Finished
+from cdfl.record import Clusters, Finished, Started, metric_label
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
@@ -68,7 +69,7 @@ def run(
             **parse_settings(setting or []),
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
-        starts, ends = [], []
+        opened, starts, ends = [], [], []
         total = config.scenario.num_uploads
         with (
             interruptible(folder, [folder], total),
@@ -77,27 +78,40 @@ def run(
         ):
             for event in show_progress(events, console):
                 count(event)
+                if isinstance(event, Started):
+                    opened.append(event)
                 if isinstance(event, Clusters) and event.epoch == 0:
                     starts.append(event)
                 if isinstance(event, Finished):
                     ends.append(event)
-    console.print(_table(config.scenario.name, algorithm, seed, starts[0], ends[0]))
+    console.print(_table(opened[0], starts[0], ends[0]))
     if ends[0].shortfall:
         console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
     console.print(f"results in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
 
 
-def _table(scenario: str, algorithm: str, seed: int, start: Clusters, end: Finished) -> Table:
-    title = escape(f"{algorithm} on {scenario}, seed {seed}: {end.uploads} uploads")  # rich reads brackets as markup
-    table = Table(title=title, title_justify="left")
-    table.add_column("held-out accuracy", justify="left")
-    table.add_column("", justify="right")
-    table.add_row("clients, before their upload", "-" if end.before is None else f"{end.before:.3f}")
-    table.add_row("clients, after the reply", "-" if end.after is None else f"{end.after:.3f}")
-    table.add_row("clusters, at the start", f"{sum(start.accuracies) / len(start.accuracies):.3f}")
-    table.add_row("clusters, at the end", f"{end.cluster:.3f}", end_section=True)
+def _table(opened: Started, start: Clusters, end: Finished) -> Table:
+    """Return the summary of a run: one column for each metric."""
+    title = f"{opened.algorithm} on {opened.scenario}, seed {opened.seed}: {end.uploads} uploads"
+    table = Table(title=escape(title), title_justify="left")  # rich reads brackets as markup
+    table.add_column("on held-out data", justify="left")
+    for metric in opened.metrics:
+        table.add_column(metric_label(metric["name"], higher_is_better=metric["higher_is_better"]), justify="right")
+    before, after, cluster = (
+        [getattr(end, name), *(end.more[metric["name"]][name] for metric in opened.metrics[1:])]
+        for name in ("before", "after", "cluster")
+    )
+    at_start = [fmean(scores) for scores in (start.scores, *start.more.values())]
+    table.add_row("clients, before their upload", *map(_number, before))
+    table.add_row("clients, after the reply", *map(_number, after))
+    table.add_row("clusters, at the start", *map(_number, at_start))
+    table.add_row("clusters, at the end", *map(_number, cluster), end_section=True)
     if end.divergence is not None:
         table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
     table.add_row("uploads that were too stale", f"{end.deprecated_share:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cdfl.cli.options import DeviceName, SetOption, counted, flag, parse_settings
+from cdfl.cli.options import DeviceName, Json, SetOption, flag, parse_settings
+from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.server.limits import Limits
 from cdfl.server.records import Retention
@@ -64,12 +64,14 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(min=1, help="Open connections; beyond them the idlest is closed.")
     ] = Limits.connections,
+    max_streams: Annotated[int, typer.Option(min=1, help="Open streams of events, one a watcher.")] = Limits.streams,
     idle_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
     ] = Limits.idle_seconds,
     stall_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
     ] = Limits.stall_seconds,
+    json_: Json = False,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
@@ -79,14 +81,8 @@ def serve(
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with refuse_store(), _stop_on_signals(console):
-        from cdfl.device import find_device
-        from cdfl.malloc import keep_freed_memory
-        from cdfl.server.auth import Access, Tokens
-        from cdfl.server.run import make_server, open_engine, serve_until_stopped, take_port
-        from cdfl.server.setup import load_setup
-        from cdfl.server.store import Store
+        from cdfl.server.port import take_port
 
-        keep_freed_memory(512, one_pool=True)  # before threads start
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _check_tls(tls_cert, tls_key)
         limits = Limits(
@@ -96,29 +92,53 @@ def serve(
             burst=max(2, int(2 * max_rate)),
             clients=max_clients,
             connections=max_connections,
+            streams=max_streams,
             idle_seconds=idle_seconds,
             stall_seconds=stall_seconds,
         )
         retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
-        chosen = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
-        _check_body(max_body, chosen)
-        chosen.try_out()
-        with take_port(host, port) as taken, Store.open(store, blobs, retention) as opened:
-            with _StartProgress(console, chosen.num_clusters + 1) as shown:
-                engine = open_engine(
-                    chosen,
-                    opened,
-                    accept_all=accept_all,
-                    progress=shown.pretraining,
-                    replayed=shown.replaying,
-                    limits=limits,
-                    snapshot_every=snapshot_every,
-                )
-            operator_token = os.environ.get(OPERATOR_TOKEN) or None
-            access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
-            server = make_server(engine, access, **tls)
-            server.on_open = lambda url: _welcome(console, url, engine.state.epoch, is_open=is_open)
-            serve_until_stopped(server, engine, taken)
+        with take_port(host, port) as taken:  # from now on clients wait instead of failing
+            from cdfl.device import find_device
+            from cdfl.malloc import keep_freed_memory
+            from cdfl.server.auth import Access, Tokens
+            from cdfl.server.metrics import Metrics
+            from cdfl.server.run import make_server, open_engine
+            from cdfl.server.setup import load_setup
+            from cdfl.server.starting import Starting
+            from cdfl.server.store import Store
+
+            keep_freed_memory(512, one_pool=True)  # before threads start
+            starting, metrics = Starting(), Metrics()
+            server = make_server(limits, metrics, starting, **tls)
+            with server.serving(taken):
+                starting.say("reading the set-up")
+                chosen = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
+                _check_body(max_body, chosen)
+                chosen.try_out()
+                with Store.open(store, blobs, retention) as opened:
+                    with StartProgress(console, starting, server.url) as shown:
+                        engine = open_engine(
+                            chosen,
+                            opened,
+                            accept_all=accept_all,
+                            progress=shown.stage,
+                            trained=shown.step,
+                            replayed=shown.replaying,
+                            limits=limits,
+                            metrics=metrics,
+                            snapshot_every=snapshot_every,
+                        )
+                    try:
+                        operator_token = os.environ.get(OPERATOR_TOKEN) or None
+                        access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
+                        printed = ServerConsole(console, engine, as_json=json_)
+                        engine.listeners.append(printed)
+                        server.open(engine, access)
+                        _welcome(console, server.url, engine.state.epoch, is_open=is_open)
+                        printed.show_until_stopped(server)
+                    finally:
+                        server.finish()  # answers what is under way, for which it needs the engine
+                        engine.close()
             console.print(f"stopped at epoch {engine.state.epoch}")
     if engine.lost is not None:
         raise typer.Exit(1)
@@ -138,44 +158,8 @@ def _stop_on_signals(console: Console) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-class _StartProgress:
-    """Shows progress before the server opens: pre-training, or replaying the journal."""
-
-    def __init__(self, console: Console, trainings: int) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        self._console = console  # without a terminal, lines replace the bar
-        is_silent = not console.is_terminal
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
-        self._trainings = trainings
-        self._bar: TaskID | None = None
-
-    def __enter__(self) -> "_StartProgress":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def pretraining(self, message: str) -> None:
-        """Show that the next training begins."""
-        if self._progress.disable:
-            self._console.print(message)
-        if self._bar is None:
-            self._bar = self._progress.add_task(message, total=self._trainings)
-        else:
-            self._progress.update(self._bar, description=message, advance=1)
-
-    def replaying(self, done: int, total: int) -> None:
-        """Show how many entries of the journal are done."""
-        if self._bar is None:
-            self._bar = self._progress.add_task("replaying the journal")
-            if self._progress.disable:
-                self._console.print(f"replaying the journal, {counted(total, 'entry', 'entries')}")
-        self._progress.update(self._bar, completed=done, total=total)
-
-
 def _welcome(console: Console, url: str, epoch: int, *, is_open: bool) -> None:
-    console.print(f"serving on {url}, epoch {epoch}; docs on {url}/docs", soft_wrap=True)
+    console.print(f"serving on {url}, epoch {epoch}; open it in a browser to watch", soft_wrap=True)
     if is_open:
         console.print("open: clients need no token, only a name")
 

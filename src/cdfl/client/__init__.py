@@ -3,7 +3,7 @@
 from cdfl.client.async_client import AsyncClient
 from cdfl.client.client import Client, Reply
 from cdfl.client.connection import Retry
-from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
+from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError, UntrustedError
 from cdfl.client.flower import FlowerClient
 from cdfl.client.privacy import Privacy
 from cdfl.client.watcher import Turn, Watcher
@@ -20,5 +20,6 @@ __all__ = [
     "ServerAwayError",
     "StateError",
     "Turn",
+    "UntrustedError",
     "Watcher",
 ]

@@ -102,6 +102,7 @@ class Client:
         self.layout = Layout.of(model)
         self.clock, self.retry = clock, retry
         self._is_closed = False
+        self._is_away = False  # the server, as far as was logged
         if dtype not in wire.DTYPES:
             raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(wire.DTYPES)}")
         self._dtype: wire.DType = dtype
@@ -180,7 +181,7 @@ class Client:
             if not self.joined:
                 raise
             load(self.model, self.start_model())
-            logger.warning("%s; continuing with the model of epoch %d", away, self.epoch)
+            self._log_away("%s; continuing with the model of epoch %d", away, self.epoch)
             return None
 
     def update(self, data: Data) -> Reply | None:
@@ -201,7 +202,7 @@ class Client:
         try:
             self.flush(attempts=1)
         except ServerAwayError as away:
-            logger.info("%s; the upload keeps waiting", away)
+            self._log_away("%s; the upload keeps waiting", away)
 
     def train(self, data: Data) -> Tensor:
         """Train on `data` (Client() of Algorithm 1) and return the local model (P,). The client is not changed."""
@@ -226,7 +227,7 @@ class Client:
         try:
             return self.flush()
         except ServerAwayError as away:
-            logger.warning("%s; the upload is kept and sent later", away)
+            self._log_away("%s; the upload is kept and sent later", away)
             return None
 
     def flush(self, attempts: int | None = None) -> Reply | None:
@@ -283,8 +284,17 @@ class Client:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _log_away(self, message: str, *values: object) -> None:
+        """Log that the server is away, once until it is back."""
+        if not self._is_away:
+            logger.warning(message, *values)
+        self._is_away = True
+
     def _receive(self, answer: Answer, outcome: Outcome, detail: str = "") -> Reply:
         head = answer.head
+        if self._is_away:
+            logger.warning("the server is back")
+        self._is_away = False
         self._save(
             replace(
                 self._state,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cdfl import wire
 from cdfl.checks import check_number
-from cdfl.client.errors import ServerAwayError
+from cdfl.client.errors import ServerAwayError, UntrustedError
 from cdfl.core import Layout
 from cdfl.core.batches import described
 
@@ -134,8 +134,7 @@ class Connection:
                 return self._request_once(method, path, headers, content)
             except ServerAwayError as away:
                 asked = away.retry_after or 0.0
-                is_untrusted = isinstance(away.__cause__, httpx.ConnectError) and "CERTIFICATE" in str(away)
-                if failures == attempts or is_untrusted or asked > self.retry.longest_wait:
+                if failures == attempts or isinstance(away, UntrustedError) or asked > self.retry.longest_wait:
                     raise
                 wait = max(asked, self.retry.wait(failures, random.random()))  # noqa: S311
                 logger.info("%s; trying again in %.1f s", away, wait)
@@ -150,7 +149,9 @@ class Connection:
         except (httpx.TransportError, httpx.DecodingError) as error:
             reason = str(error) or type(error).__name__
             hint = _hint(self.url, reason, has_answered=self._has_answered)
-            raise ServerAwayError(f"{self.url} does not answer: {reason}{hint}") from error
+            is_untrusted = isinstance(error, httpx.ConnectError) and "CERTIFICATE" in reason
+            kind = UntrustedError if is_untrusted else ServerAwayError
+            raise kind(f"{self.url} does not answer: {reason}{hint}") from error
         self._has_answered = True
         if response.status_code != httpx.codes.OK:
             raise self._error(response, body)

@@ -2,6 +2,7 @@
 
 ClientError
   ServerAwayError   the server gave no usable answer after all attempts; nothing is lost, try again later
+    UntrustedError  the server's certificate is not trusted; trying again does not help
   DivergedError     training gave NaN or infinity; nothing was uploaded and the model is unchanged
   StateError        the state folder cannot be read or written, belongs to another client, or is in use
 
@@ -19,6 +20,10 @@ class ServerAwayError(ClientError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after  # seconds; None: the server did not say
+
+
+class UntrustedError(ServerAwayError):
+    """The server's certificate is not trusted."""
 
 
 class DivergedError(ClientError):

@@ -36,16 +36,16 @@ class Cluster:
     label_map: Tensor | None = None  # int64 (num_classes,): label y becomes label_map[y]
 
     def take(self, half: Half, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and labels at these positions of a published half."""
-        images, labels = self.dataset.half(half)
-        picked = labels[index]
+        """Return the inputs and targets at these positions of a half."""
+        inputs, targets = self.dataset.half(half)
+        picked = targets[index]
         if self.label_map is not None:
             picked = self.label_map[picked]
-        return quarter_turns(images.index_select(0, index), self.turns), picked  # half the time of images[index]
+        return quarter_turns(inputs.index_select(0, index), self.turns), picked  # half the time of inputs[index]
 
     def on(self, dataset: Dataset) -> Cluster:
         """Return the same view of another dataset, e.g. of its copy on a GPU."""
-        label_map = None if self.label_map is None else self.label_map.to(dataset.train_labels.device)
+        label_map = None if self.label_map is None else self.label_map.to(dataset.device)
         return replace(self, dataset=dataset, label_map=label_map)
 
 
@@ -80,7 +80,7 @@ class Rotations:
 
     def build(self, load: Load) -> list[Cluster]:
         """Read the source, and rotate it by each angle that is not a right one."""
-        base = _fit(load(self.source), self.shape)
+        base = _fit(_images(load(self.source)), self.shape)
         if self.num_clusters > 1 and base.input_shape[1] != base.input_shape[2]:
             raise DataError(f"{base.name}: rotation needs square images, got {base.input_shape} (C, H, W); crop them")
         bases: dict[Fraction, Dataset] = {Fraction(0): base}
@@ -156,6 +156,8 @@ class LabelPermutations:
     def build(self, load: Load) -> list[Cluster]:
         """Read the source and draw the permutations."""
         base = load(self.source)
+        if base.num_classes is None:
+            raise DataError(f"{base.name} has no classes; labels can be permuted only where targets are classes")
         clusters = [Cluster("labels 0", base)]
         for i in range(1, self.num_clusters):
             permuted = generator(self.seed, "labels", i).permutation(base.num_classes)
@@ -180,7 +182,7 @@ class Shifts:
 
     def build(self, load: Load) -> list[Cluster]:
         """Read the source and apply each shift."""
-        base = load(self.source)
+        base = _images(load(self.source))
         return [
             Cluster(name, base if name == "none" else _change(base, partial(shift, description=name)))
             for name in self.shifts
@@ -196,25 +198,31 @@ def join(name: str, datasets: list[Dataset]) -> Dataset:
         raise DataError(f"{name} joins images of different sizes {shapes} (C, H, W); give the recipe a shape")
     return Dataset(
         name,
-        torch.cat([dataset.train_images for dataset in datasets]),
-        torch.cat([dataset.train_labels for dataset in datasets]),
-        torch.cat([dataset.test_images for dataset in datasets]),
-        torch.cat([dataset.test_labels for dataset in datasets]),
-        max(dataset.num_classes for dataset in datasets),
+        torch.cat([dataset.train_inputs for dataset in datasets]),
+        torch.cat([dataset.train_targets for dataset in datasets]),
+        torch.cat([dataset.test_inputs for dataset in datasets]),
+        torch.cat([dataset.test_targets for dataset in datasets]),
+        max(dataset.num_classes or 0 for dataset in datasets) or None,
         next((dataset.class_names for dataset in datasets if dataset.class_names), ()),
         tuple(note for dataset in datasets for note in dataset.notes),
     )
 
 
 def _fit(dataset: Dataset, shape: tuple[int, int, int] | None) -> Dataset:
-    return dataset if shape is None else _change(dataset, partial(reshape, shape=shape))
+    return dataset if shape is None else _change(_images(dataset), partial(reshape, shape=shape))
+
+
+def _images(dataset: Dataset) -> Dataset:
+    if not dataset.is_image:
+        raise DataError(f"{dataset.name} does not hold images; expected uint8 (N, C, H, W)")
+    return dataset
 
 
 def _change(dataset: Dataset, change: Callable[[Tensor], Tensor]) -> Dataset:
     return replace(
         dataset,
-        train_images=change(dataset.train_images),
-        test_images=change(dataset.test_images),
+        train_inputs=change(dataset.train_inputs),
+        test_inputs=change(dataset.test_inputs),
     )
 
 

@@ -45,7 +45,7 @@ def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
 
 def _base_labels(federation: Federation, k: int) -> np.ndarray:
     """Return the labels before any permutation, so that all rows show the same images."""
-    labels: np.ndarray = federation.clusters[k].dataset.test_labels.cpu().numpy()[federation.splits[k].proxy]
+    labels: np.ndarray = federation.clusters[k].dataset.test_targets.cpu().numpy()[federation.splits[k].proxy]
     return labels
 
 

@@ -1,9 +1,10 @@
-"""Split the images of K clusters between server and clients, and draw each client's data."""
+"""Split the samples of K clusters between server and clients, and draw each client's data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from cdfl.data.clusters import Cluster
 from cdfl.data.drift import Drift, apportion, checked_counts
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
-from cdfl.data.split import HALF_OF, Sizes, split_dataset
+from cdfl.data.split import Sizes, half_sizes, split_dataset
+from cdfl.data.transforms import to_input
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """References to images, sorted by cluster; `Federation.fetch` returns the images."""
+    """References to samples, sorted by cluster; `Federation.fetch` returns the inputs and targets."""
 
     split: str  # "pretraining", "train", "proxy" or "test"
     cluster: np.ndarray  # int64 (n,)
@@ -33,12 +35,15 @@ class Draw:
     """What a client holds between two uploads."""
 
     train: Samples
-    test: Samples  # other images, the same mixture
+    test: Samples  # other samples, the same mixture
     true_mixture: np.ndarray  # float64 (K,), share of each cluster among the training samples
 
 
 class Federation:
-    """K clusters of real images, split between server and clients.
+    """K clusters of samples, split between server and clients.
+
+    With `validation`, clients are scored on samples that no other run is scored on (see `split_dataset`). Without
+    `sizes`, they follow the number of samples.
 
     >>> from cdfl.scenarios import load_scenario
     >>> federation = load_scenario("digits-4").federation(seed=0)
@@ -50,24 +55,47 @@ class Federation:
     (2, 1.0)
     """
 
-    def __init__(self, clusters: Sequence[Cluster], drift: Drift, sizes: Sizes, seed: int = 0) -> None:
+    def __init__(
+        self,
+        clusters: Sequence[Cluster],
+        drift: Drift,
+        sizes: Sizes | None = None,
+        seed: int = 0,
+        *,
+        validation: bool = False,
+        clients: bool = True,
+    ) -> None:
         if not clusters:
             raise DataError("a federation needs at least one cluster, got none")
-        shapes = {cluster.dataset.input_shape for cluster in clusters}
-        if len(shapes) > 1:
-            raise DataError(
-                f"the clusters have images of different sizes {sorted(shapes)} (C, H, W); resize them to one"
-            )
+        _check_alike(clusters)
+        datasets = [cluster.dataset for cluster in clusters]
         self.clusters = tuple(clusters)
         self.drift = drift
-        self.sizes = sizes
+        self.sizes = sizes or Sizes.fitting(*half_sizes(datasets, validation=validation))
         self.seed = seed
+        self.validation = validation
+        self.clients = clients
         self.num_clusters = len(clusters)
-        self.num_classes = max(cluster.dataset.num_classes for cluster in clusters)
-        self.input_shape = clusters[0].dataset.input_shape
-        self.device = clusters[0].dataset.train_images.device
-        checked_counts(drift, seed, 0, 0, sizes.high, len(clusters))  # raises before any work is done
-        self.splits = [split_dataset(cluster.dataset, sizes, seed) for cluster in clusters]
+        classes = [dataset.num_classes for dataset in datasets if dataset.num_classes is not None]
+        self.num_classes = max(classes) if len(classes) == len(datasets) else None
+        self.is_image = datasets[0].is_image
+        self.input_shape = datasets[0].input_shape
+        self.target_shape = datasets[0].target_shape
+        self.device = datasets[0].device
+        checked_counts(drift, seed, 0, 0, self.sizes.high, len(clusters))  # raises before any work is done
+        self.splits = [
+            split_dataset(dataset, self.sizes, seed, validation=validation, clients=clients) for dataset in datasets
+        ]
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of classes, or of the numbers in a target."""
+        return prod(self.target_shape) if self.num_classes is None else self.num_classes
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the clusters."""
+        return [cluster.name for cluster in self.clusters]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,9 +105,9 @@ class Federation:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the images held in memory; clusters that share images count once."""
+        """Bytes of the inputs held in memory; clusters that share them count once."""
         datasets = {id(cluster.dataset): cluster.dataset for cluster in self.clusters}.values()
-        return sum(data.train_images.nbytes + data.test_images.nbytes for data in datasets)
+        return sum(data.train_inputs.nbytes + data.test_inputs.nbytes for data in datasets)
 
     def draw(self, client: int, update: int) -> Draw:
         """Draw what `client` holds after its `update`-th upload: a pure function of (seed, client, update).
@@ -97,52 +125,91 @@ class Federation:
         )
 
     def fetch(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Gather the images, uint8 `(n, C, H, W)`, and labels, int64 `(n,)`, in the order of `samples`."""
-        images = torch.empty((len(samples), *self.input_shape), dtype=torch.uint8, device=self.device)
-        labels = torch.empty(len(samples), dtype=torch.int64, device=self.device)
+        """Gather inputs and targets as they are stored, in the order of `samples`."""
+        like, target = self.clusters[0].dataset.half("train")
+        inputs = torch.empty((len(samples), *self.input_shape), dtype=like.dtype, device=self.device)
+        targets = torch.empty((len(samples), *self.target_shape), dtype=target.dtype, device=self.device)
         for k in np.unique(samples.cluster):
             where = np.flatnonzero(samples.cluster == k)
-            picked = self.splits[k].part(samples.split)[samples.index[where]]
-            found = self.clusters[k].take(HALF_OF[samples.split], torch.from_numpy(picked).to(self.device))
+            split = self.splits[k]
+            picked = split.part(samples.split)[samples.index[where]]
+            found = self.clusters[k].take(split.half(samples.split), torch.from_numpy(picked).to(self.device))
             if where[-1] - where[0] + 1 == len(where):  # contiguous, as in every draw: no scatter needed
-                images[where[0] : where[-1] + 1], labels[where[0] : where[-1] + 1] = found
+                inputs[where[0] : where[-1] + 1], targets[where[0] : where[-1] + 1] = found
             else:
                 at = torch.from_numpy(where).to(self.device)
-                images[at], labels[at] = found
-        return images, labels
+                inputs[at], targets[at] = found
+        return inputs, targets
+
+    def ready(self, samples: Samples, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Gather inputs and targets for the network: pixels scaled to [-1, 1], other numbers as `dtype`."""
+        inputs, targets = self.fetch(samples)
+        return to_input(inputs, dtype), targets.to(dtype) if targets.is_floating_point() else targets
+
+    def dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+        """Return the types of the inputs and targets that `ready` gives."""
+        inputs, targets = self.clusters[0].dataset.half("train")
+        return (
+            torch.int64 if inputs.dtype == torch.int64 else dtype,
+            dtype if targets.is_floating_point() else torch.int64,
+        )
 
     def pretraining(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return the images on which the server pre-trains a cluster."""
+        """Return the samples on which the server pre-trains a cluster."""
         return self.fetch(self.all_samples("pretraining", cluster))
 
     def proxy(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return the images with which the server recognises a cluster (D_k in the paper)."""
+        """Return the samples with which the server recognises a cluster (D_k in the paper)."""
         return self.fetch(self.all_samples("proxy", cluster))
 
     def test(self, cluster: int) -> tuple[Tensor, Tensor]:
-        """Return all images of a cluster from which clients' test sets are drawn."""
+        """Return all samples of a cluster from which clients' test sets are drawn."""
         return self.fetch(self.all_samples("test", cluster))
 
     def to(self, device: torch.device | str) -> Federation:
-        """Copy the images to another device; every draw and every pixel stay the same."""
+        """Copy the samples to another device; every draw and every number stay the same."""
         held = {id(cluster.dataset): cluster.dataset for cluster in self.clusters}
-        moved = {key: dataset.to(device) for key, dataset in held.items()}  # copies shared images once
+        moved = {key: dataset.to(device) for key, dataset in held.items()}  # copies shared inputs once
         clusters = [cluster.on(moved[id(cluster.dataset)]) for cluster in self.clusters]
-        return Federation(clusters, self.drift, self.sizes, self.seed)
+        return self._with(clusters, self.seed)
 
     def reseeded(self, seed: int) -> Federation:
-        """Return a federation of the same images in memory, split and drawn with another seed."""
-        return Federation(self.clusters, self.drift, self.sizes, seed)
+        """Return a federation of the same samples in memory, split and drawn with another seed."""
+        return self._with(self.clusters, seed)
+
+    def _with(self, clusters: Sequence[Cluster], seed: int) -> Federation:
+        return Federation(clusters, self.drift, self.sizes, seed, validation=self.validation, clients=self.clients)
 
     def all_samples(self, split: str, cluster: int) -> Samples:
-        """Return references to all images of one split of a cluster."""
+        """Return references to all samples of one split of a cluster."""
         index = np.arange(len(self.splits[cluster].part(split)))
         return Samples(split, np.full_like(index, cluster), index)
 
     def _sample(self, rng: np.random.Generator, split: str, counts: np.ndarray) -> Samples:
         index = [
-            # With replacement only if a cluster has fewer images than the client needs.
+            # With replacement only if a cluster has fewer samples than the client needs.
             rng.choice(available, count, replace=bool(count > available))
             for count, available in zip(counts, (len(s.part(split)) for s in self.splits), strict=True)
         ]
         return Samples(split, np.repeat(np.arange(len(counts)), counts), np.concatenate(index))
+
+
+def _check_alike(clusters: Sequence[Cluster]) -> None:
+    """Raise DataError if the clusters differ in the shape or type of their samples."""
+    datasets = [cluster.dataset for cluster in clusters]
+    if all(dataset.is_image for dataset in datasets):
+        shapes = {dataset.input_shape for dataset in datasets}
+        if len(shapes) > 1:
+            raise DataError(
+                f"the clusters have images of different sizes {sorted(shapes)} (C, H, W); resize them to one"
+            )
+    first = clusters[0]
+    for cluster in clusters[1:]:
+        for what, one, other in zip(
+            ("inputs", "targets"), first.dataset.half("train"), cluster.dataset.half("train"), strict=True
+        ):
+            if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
+                raise DataError(
+                    f"cluster {cluster.name} has {what} {list(other.shape[1:])} ({other.dtype}) and cluster "
+                    f"{first.name} {list(one.shape[1:])} ({one.dtype}); expected one shape and type in all clusters"
+                )

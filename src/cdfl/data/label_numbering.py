@@ -18,7 +18,7 @@ def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
     >>> half = np.zeros((2, 4, 4), np.uint8), [0, 1]
     >>> first = Dataset.from_arrays("first", half, half, class_names=("car", "dog"))
     >>> second = Dataset.from_arrays("second", half, half, class_names=("bike", "car"))
-    >>> [(data.num_classes, data.train_labels.tolist()) for data in one_numbering([first, second])]
+    >>> [(data.num_classes, data.train_targets.tolist()) for data in one_numbering([first, second])]
     [(3, [1, 2]), (3, [0, 1])]
     """
     given = {dataset.class_names for dataset in datasets if dataset.class_names}
@@ -29,11 +29,11 @@ def one_numbering(datasets: list[Dataset]) -> list[Dataset]:
 
 
 def _renumbered(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
-    numbers = torch.tensor([names.index(name) for name in dataset.class_names], device=dataset.train_labels.device)
+    numbers = torch.tensor([names.index(name) for name in dataset.class_names], device=dataset.train_targets.device)
     return replace(
         dataset,
-        train_labels=numbers[dataset.train_labels],
-        test_labels=numbers[dataset.test_labels],
+        train_targets=numbers[dataset.train_targets],
+        test_targets=numbers[dataset.test_targets],
         num_classes=len(names),
         class_names=names,
     )

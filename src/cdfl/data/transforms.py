@@ -12,18 +12,21 @@ from cdfl.data.errors import DataError
 CHUNK = 4096  # this many images are transformed at a time, to bound the memory of their float32 copies
 
 
-def to_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Scale uint8 pixels to [-1, 1].
+def to_input(inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Prepare stored inputs for the network: scale uint8 pixels to [-1, 1], convert floating-point numbers to `dtype`.
 
-    Every source is scaled in the same way. Clients would have to share the mean and deviation of their data to
-    normalise by them, and normalising each domain by its own mean would hide the shift between domains.
+    Tokens (int64) stay as they are. Every source of images is scaled in the same way. Clients would have to share the
+    mean and deviation of their data to normalise by them, and normalising each domain by its own mean would hide the
+    shift between domains.
 
     >>> to_input(torch.tensor([0, 51, 255], dtype=torch.uint8))
     tensor([-1.0000, -0.6000,  1.0000])
+    >>> to_input(torch.tensor([3, 17]))
+    tensor([ 3, 17])
     """
-    if images.dtype != torch.uint8:
-        raise TypeError(f"to_input scales uint8 pixels, got {images.dtype}; pass the images as fetched")
-    return images.to(dtype) / 127.5 - 1
+    if inputs.dtype == torch.uint8:
+        return inputs.to(dtype) / 127.5 - 1
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def quarter_turns(images: Tensor, turns: int) -> Tensor:

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from torch.nn.functional import cross_entropy
+
+from cdfl.core import Loss
 from cdfl.data import Clusters, Drift, Federation, PaperDrift, Sizes, load_source
 from cdfl.jsonable import jsonable
+from cdfl.metrics import ACCURACY, Metric
 from cdfl.models import MODELS, MakeModel
 
 NAME = re.compile(r"(?!\.{1,2}\Z)[^/\\:\x00-\x1f\x7f]+")  # one valid part of a path
@@ -28,6 +32,8 @@ class Scenario:
     sizes: Sizes = field(default_factory=Sizes)
     paper_row: str | None = None  # for the preset `paper`: a key of the paper's parameter table
     settings: Mapping[str, object] = field(default_factory=dict)  # overrides of the default preset
+    loss: Loss = cross_entropy  # of a batch: (outputs, targets) -> one number
+    metrics: tuple[Metric, ...] = (ACCURACY,)  # the first is the main one
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
@@ -61,10 +67,10 @@ class Scenario:
         given = getattr(self.clusters, "sources", None) or (getattr(self.clusters, "source", ""),)
         return [name for source in given for name in source.split("+") if name]
 
-    def federation(self, seed: int = 0, data_dir: Path | str | None = None) -> Federation:
+    def federation(self, seed: int = 0, data_dir: Path | str | None = None, *, validation: bool = False) -> Federation:
         """Read the data and split them between server and clients."""
         clusters = self.clusters.build(lambda source: load_source(source, data_dir))
-        return Federation(clusters, self.drift, self.sizes, seed)
+        return Federation(clusters, self.drift, self.sizes, seed, validation=validation)
 
     def to_dict(self) -> dict[str, object]:
         """Return all fields as plain values, to be stored with a run."""

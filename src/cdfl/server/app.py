@@ -4,15 +4,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.base import SecurityBase
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -21,11 +20,22 @@ from cdfl.core import Layout
 from cdfl.server.auth import Access
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine
 from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
-from cdfl.server.events import Notifier, StreamLimit, event_of, stream
+from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import RateLimit
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from cdfl.server.openapi import METRICS_PAGE, UPLOAD, ClientStatus, Health, Problem, Status, model_reply, refusals
+from cdfl.server.openapi import (
+    EVENTS_PAGE,
+    METRICS_PAGE,
+    REFUSED,
+    UPLOAD,
+    ClientStatus,
+    Health,
+    Status,
+    model_reply,
+    refusals,
+)
 from cdfl.server.uploads import Uploads
+from cdfl.server.watching import add_watching
 from cdfl.wire import (
     BASE_EPOCH,
     CLIENT,
@@ -94,10 +104,10 @@ LastEvent = Annotated[
 
 def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     """Return the service of one engine."""
-    app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, redoc_url=None)
+    app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None)
     uploads, limits = Uploads(engine), engine.limits
     rate_limit = RateLimit(limits.requests_per_second, limits.burst)
-    engine.on_commit = notifier.notify
+    engine.listeners.append(notifier)
     check_store = _StoreCheck(engine.store.check)
     scheme: SecurityBase = HTTPBearer(auto_error=False, scheme_name="token", description="The token of one client.")
     if access.is_open:
@@ -110,8 +120,9 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         return client_id
 
     async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> str | None:
-        """Return the client that asks; None for the operator."""
-        return None if access.is_operator(request.headers) else await authenticate(request, _)
+        """Return the client that asks; None for the operator, and for one without a name on an open server."""
+        is_watcher = access.is_operator(request.headers) or (access.is_open and CLIENT not in request.headers)
+        return None if is_watcher else await authenticate(request, _)
 
     async def first_epoch(last_event: LastEvent = None) -> int:
         """Return the epoch after which events are sent."""
@@ -161,19 +172,22 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
 
     @app.get(
         "/v1/events",
-        response_class=EventSourceResponse,
-        responses=refusals(400, 401, 403, 429, 503) | {"default": {"model": Problem, "description": "Refused."}},
+        response_class=StreamingResponse,
+        responses=EVENTS_PAGE | refusals(400, 401, 403, 429, 503) | REFUSED,
     )
     async def events(
         client_id: ClientOrOperator,
         after: Annotated[int, Depends(first_epoch)],
         _: Annotated[None, Depends(StreamLimit(limits.streams))],
-    ) -> AsyncIterator[ServerSentEvent]:
+    ) -> StreamingResponse:
         """Stream events: one an upload, `id` is its epoch. Last-Event-ID continues after that epoch."""
         sees_all = access.is_open or client_id is None
-        show = lambda entry: event_of(entry, whole=sees_all or entry.client_id == client_id)  # noqa: E731
-        async for event in stream(engine.store, notifier, after, show):
-            yield event
+
+        def show(told: Told) -> bytes:
+            return told.whole if sees_all or told.entry.client_id == client_id else told.public
+
+        content = stream(engine.store, notifier, after, show, joins=sees_all)
+        return StreamingResponse(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/metrics", response_class=Response, responses=METRICS_PAGE | refusals(401))
     async def metrics(request: Request) -> Response:
@@ -193,6 +207,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         await check_store()
         return Health(status="ready")
 
+    add_watching(app, engine, access, uploads)
     _handle_errors(app, engine)
     return app
 

@@ -39,6 +39,7 @@ from cdfl.device import torch_threads
 from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
+from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Claim, Entry, numbers
 from cdfl.server.store import Store
@@ -112,6 +113,22 @@ class _Step:
     body: tuple[bytes | memoryview, ...]  # of the reply
 
 
+class Listener(Protocol):
+    """Is told what happens on a server. Calls come from the engine's threads and must return at once."""
+
+    def joined(self, client_id: str) -> None:
+        """Note that a new client was sent a model."""
+        ...
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Note that uploads were answered and are durable."""
+        ...
+
+    def forgot(self, client_id: str) -> None:
+        """Forget a client."""
+        ...
+
+
 class Engine:
     """The state, the queue before it, and the threads that empty it. May be called from any thread.
 
@@ -132,16 +149,17 @@ class Engine:
         limits: Limits = Limits(),  # noqa: B008  frozen
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
-        on_commit: Callable[[], None] = lambda: None,
+        matrices: Matrices | None = None,
         on_loss: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
-        self.on_commit = on_commit  # called after every commit, by the thread that applies
+        self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
+        self.matrices = matrices
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
-        self.maintenance = Maintenance(store, snapshot_every)
+        self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
         self.outage = Outage()
         self._evaluate_uploads, self._evaluate_clusters, self._trial = evaluate_uploads, evaluate_clusters, trial
         self._defence = defence_of(settings)
@@ -163,6 +181,11 @@ class Engine:
         self.metrics.show(state.epoch, state.cluster_losses)
         for thread in self._threads:
             thread.start()
+
+    @property
+    def cluster_names(self) -> list[str]:
+        """Return the names of the clusters."""
+        return [f"cluster {number}" for number in range(self.state.num_clusters)]
 
     # -- for clients
 
@@ -186,9 +209,12 @@ class Engine:
         body = body_parts(reply.personal_model.cpu(), self.layout)
         is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_sent)
         if not is_recorded:
-            claim = replace(claim, since=record and record.since)
+            claim = replace(claim, since=None if record is None else record.since)
             self.store.record_sent(claim.client_id, reply.epoch, body if self._needs_base else None, claim)
         self.metrics.joins.inc()
+        if record is None:
+            for listener in self.listeners:
+                listener.joined(claim.client_id)
         return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
 
     def check_room(self) -> None:
@@ -242,6 +268,10 @@ class Engine:
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
             self.on_loss(str(error))
+
+    def _forgot(self, client_id: str) -> None:
+        for listener in self.listeners:
+            listener.forgot(client_id)
 
     def _leave(self, _: object) -> None:
         with self._turn:
@@ -364,7 +394,8 @@ class Engine:
             if entry.outcome == "rejected" and not step.submission.was_rejected:  # not every one of many
                 logger.warning("an upload of %s was rejected: %s", entry.client_id, entry.verdict.reason)
             step.submission.answer.set_result(Answer(reply_head(entry), step.body))
-        self.on_commit()
+        for listener in self.listeners:
+            listener.committed(entries)
 
     def _without(self, group: list[Submission], client_ids: set[str]) -> list[Submission]:
         """Drop the uploads of clients that were forgotten, or whose tokens were revoked, while they waited."""

@@ -1,11 +1,18 @@
-"""The stream of events: one event an upload, from any epoch that the journal still has."""
+"""The stream of events: one event an upload, from any epoch that the journal still has.
+
+After a commit each entry is turned into bytes once, however many streams there are, and streams are woken a few times a
+second. So a hundred watchers cost little more than one.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import json
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
-
-from fastapi.sse import ServerSentEvent
 
 from cdfl.server.engine import RETRY_SECONDS
 from cdfl.server.errors import StoreUnavailable
@@ -14,22 +21,73 @@ from cdfl.server.store import Store
 from cdfl.wire import UnavailableError
 
 PAGE = 100  # entries read at a time
-OPENING = ServerSentEvent(comment="the epochs after this line are events")
+RECENT = 1000  # entries in memory
+WAKE_SECONDS = 0.25  # streams are woken at most this often
+QUIET_SECONDS = 15.0  # a comment is sent this often, so that a peer that is gone is noticed
+OPENING = b": the epochs after this line are events\n\n"
+SIGN_OF_LIFE = b": nothing new\n\n"
+
+
+class Told:
+    """An entry as events: what everybody sees, and what its client and the operator see."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    @cached_property
+    def whole(self) -> bytes:
+        """The event with everything in it."""
+        return _encoded(event_of(self.entry, whole=True), self.entry.epoch)
+
+    @cached_property
+    def public(self) -> bytes:
+        """The event without its client."""
+        return _encoded(event_of(self.entry, whole=False), self.entry.epoch)
 
 
 class Notifier:
-    """Wakes all streams after a commit."""
+    """Keeps the newest entries, and wakes all streams after a commit. A listener of the engine."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Event] = set()
+        self._recent: deque[Told] = deque(maxlen=RECENT)
+        self._joins: deque[tuple[int, bytes]] = deque(maxlen=RECENT)  # (number, event)
+        self.num_joins = 0
+        self._woken = 0.0
         self.is_over = False
+
+    @property
+    def num_streams(self) -> int:
+        """Return how many streams are open."""
+        return len(self._waiting)
+
+    # -- from the engine's threads
+
+    def committed(self, entries: Sequence[Entry]) -> None:
+        """Keep new entries and wake all streams."""
+        self._recent.extend(Told(entry) for entry in entries)
+        self.notify()
+
+    def joined(self, client_id: str) -> None:
+        """Tell the streams that a client has joined; this is not part of the journal."""
+        event = json.dumps({"client_id": client_id, "time": time.time()})
+        self.num_joins += 1
+        self._joins.append((self.num_joins, f"event: joined\ndata: {event}\n\n".encode()))
+        self.notify()
+
+    def forgot(self, client_id: str) -> None:
+        """Drop what is in memory; the journal has it without the client's data."""
+        self._recent.clear()
+        self._joins.clear()
 
     def notify(self) -> None:
         """Wake all streams; may be called from any thread."""
         if self._loop is not None and self._waiting:
             with suppress(RuntimeError):  # the loop has just ended, and with it all streams
-                self._loop.call_soon_threadsafe(self._wake)
+                self._loop.call_soon_threadsafe(self._wake_soon, self._loop)
+
+    # -- on the event loop
 
     def end(self) -> None:
         """Let all streams end; called on the event loop."""
@@ -38,7 +96,7 @@ class Notifier:
 
     @contextmanager
     def subscribed(self) -> Iterator[asyncio.Event]:
-        """Lend an event that is set by the next notification."""
+        """Lend an event that is set when something is new."""
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()
         self._waiting.add(event)
@@ -46,6 +104,25 @@ class Notifier:
             yield event
         finally:
             self._waiting.discard(event)
+
+    def after(self, epoch: int) -> list[Told] | None:
+        """Return the entries after an epoch; None if they are not all in memory."""
+        recent = list(self._recent)
+        if not recent or recent[0].entry.epoch > epoch + 1:
+            return None
+        return recent[bisect_right(recent, epoch, key=lambda told: told.entry.epoch) :]
+
+    def joins_after(self, number: int) -> list[bytes]:
+        """Return the joins after this one."""
+        return [event for join, event in list(self._joins) if join > number]
+
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake all streams, unless that is about to happen anyway."""
+        now = loop.time()
+        if now >= self._woken:
+            wait = max(0.0, self._woken + WAKE_SECONDS - now)
+            self._woken = now + wait
+            loop.call_later(wait, self._wake)
 
     def _wake(self) -> None:
         for event in self._waiting:
@@ -71,20 +148,35 @@ class StreamLimit:
 
 
 async def stream(
-    store: Store, notifier: Notifier, after: int, show: Callable[[Entry], dict[str, Any]]
-) -> AsyncIterator[ServerSentEvent]:
-    """Yield an event for each epoch above `after`: first those of the journal, then new ones as they come."""
+    store: Store, notifier: Notifier, after: int, show: Callable[[Told], bytes], *, joins: bool
+) -> AsyncIterator[bytes]:
+    """Yield events for the epochs above `after`: first those of the journal, then new ones as they come.
+
+    With `joins`, clients that join are shown, too.
+    """
     yield OPENING
-    while not notifier.is_over:
-        with notifier.subscribed() as news:  # before the journal is read, so that no commit is missed
-            entries: list[Entry] = []
-            with suppress(StoreUnavailable):  # a later read finds everything
-                entries = await asyncio.to_thread(store.entries, after, PAGE)
-            if not entries:
-                await news.wait()
-        for entry in entries:
-            yield ServerSentEvent(data=show(entry), id=str(entry.epoch))
-            after = entry.epoch
+    seen = notifier.num_joins
+    with notifier.subscribed() as news:
+        while not notifier.is_over:
+            news.clear()  # before anything is read, so that no commit is missed
+            told = notifier.after(after)
+            if told is None:
+                told = []
+                with suppress(StoreUnavailable):  # a later read finds everything
+                    told = [Told(entry) for entry in await asyncio.to_thread(store.entries, after, PAGE)]
+            pieces = [show(each) for each in told]
+            if joins:
+                pieces += notifier.joins_after(seen)
+                seen = notifier.num_joins
+            if told:
+                after = told[-1].entry.epoch
+            if pieces:
+                yield b"".join(pieces)
+            if not told:
+                try:
+                    await asyncio.wait_for(news.wait(), QUIET_SECONDS)
+                except TimeoutError:
+                    yield SIGN_OF_LIFE
 
 
 def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
@@ -97,3 +189,7 @@ def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
         "received": entry.received,
     }
     return public | {"client_id": entry.client_id} | entry.decision if whole else public
+
+
+def _encoded(event: dict[str, Any], epoch: int) -> bytes:
+    return f"data: {json.dumps(event)}\nid: {epoch}\n\n".encode()

@@ -23,8 +23,15 @@ FORGET_SECONDS = 1.0  # requests to forget a client are checked this often
 class Maintenance:
     """Snapshots, deletions, forgotten clients. The thread that commits calls it; long work runs in another thread."""
 
-    def __init__(self, store: Store, snapshot_every: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        snapshot_every: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_forget: Callable[[str], None] = lambda client_id: None,
+    ) -> None:
         self.store, self.snapshot_every = store, snapshot_every
+        self.on_forget = on_forget  # called after a client was forgotten
         self._clock = clock
         self._snapshot_epoch = max((snapshot.epoch for snapshot in store.snapshots()), default=0)
         self._snapshot_time = self._prune_time = self._forget_time = clock()
@@ -45,6 +52,7 @@ class Maintenance:
             self._forget_time = self._clock()
             for client_id in self.store.asked_to_forget():
                 self.store.forget(client_id, state)
+                self.on_forget(client_id)
                 logger.info("a client was forgotten")
 
     def finish(self, state: ServerState) -> None:

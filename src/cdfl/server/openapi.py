@@ -103,6 +103,38 @@ class ClientStatus(BaseModel):
         )
 
 
+class ClientInfo(ClientStatus):
+    """One client in the list of all."""
+
+    last_upload: float | None = Field(description="Unix time of its last upload.")
+    staleness: int | None = Field(description="The staleness of its last upload.")
+
+    @classmethod
+    def of_record(cls, record: ClientRecord) -> "ClientInfo":
+        """Describe a known client."""
+        known, last = ClientStatus.of(record.client_id, record), record.last
+        return cls(
+            **known.model_dump(),
+            last_upload=None if last is None else last.received,
+            staleness=None if last is None else last.staleness,
+        )
+
+
+class ClientList(BaseModel):
+    """A part of the clients, by name."""
+
+    clients: list[ClientInfo]
+    more: bool = Field(description="Whether there are more; ask again with `after` set to the last name.")
+
+
+class ClusterComparison(BaseModel):
+    """How the clusters compare."""
+
+    epoch: int
+    losses: list[list[float | None]] = Field(description="Row k: the loss of cluster k's model on every proxy set.")
+    distances: list[list[float | None]] = Field(description="The norm of the difference of two cluster models.")
+
+
 class Health(BaseModel):
     """The answer of a running server."""
 
@@ -129,6 +161,8 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _RETRY = {"headers": {"Retry-After": {"description": "Seconds to wait.", "schema": _COUNT}}}
 
 Responses = dict[int | str, dict[str, Any]]
+# A route that says this has no 422, which FastAPI adds to every route with parameters.
+REFUSED: Responses = {"default": {"model": Problem, "description": "Refused."}}
 
 
 def refusals(*statuses: int) -> Responses:
@@ -156,6 +190,7 @@ def model_reply(*, to_upload: bool) -> Responses:
     return {200: {"description": text, "content": {CONTENT_TYPE: _BINARY}, "headers": headers}}
 
 
+EVENTS_PAGE: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 METRICS_PAGE: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 UPLOAD: dict[str, Any] = {
     "requestBody": {

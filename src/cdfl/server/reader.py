@@ -216,6 +216,11 @@ class Reader:
         with self.reading() as connection:
             return tables.client(connection, client_id, known, key)
 
+    def clients(self, after: str = "", limit: int = 1000) -> list[ClientRecord]:
+        """Return clients with names above `after`, by name, each with its newest entry."""
+        with self.reading() as connection:
+            return tables.all_clients(connection, after, limit)
+
     def num_clients(self) -> int:
         """Return how many clients are known."""
         with self.reading() as connection:

@@ -4,7 +4,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -15,8 +17,12 @@ from cdfl.server.auth import Access
 from cdfl.server.connections import ConnectionLimit
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
+from cdfl.server.limits import Limits
+from cdfl.server.matrices import Matrices
+from cdfl.server.metrics import Metrics
 from cdfl.server.records import Recovered
 from cdfl.server.setup import Progress, Setup
+from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
 
@@ -36,6 +42,7 @@ def open_engine(
     *,
     accept_all: bool = False,
     progress: Progress = lambda message: None,
+    trained: Callable[[int, int], Any] = lambda done, total: None,
     replayed: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Engine:
@@ -45,15 +52,16 @@ def open_engine(
     if recovered is None:
         if setup.pretraining_sets is None and setup.num_clusters > 1:
             logger.warning(EQUAL_CLUSTERS, setup.place, setup.num_clusters)
-        state = setup.start(progress)
+        state = setup.start(progress, trained)
         store.begin(state, setup.layout, settings)
     else:
         _check_fits(setup, recovered)
         state = recovered.state
         if settings != recovered.settings:
             store.snapshot(state, settings)
-    evaluators = [setup.evaluator(), setup.evaluator()]
-    return Engine(state, setup.layout, settings, store, *evaluators, trial=setup.evaluator(TRIAL_SAMPLES), **options)
+    evaluators = setup.evaluator(), setup.evaluator()
+    more = {"trial": setup.evaluator(TRIAL_SAMPLES), "matrices": Matrices(setup.evaluator())}
+    return Engine(state, setup.layout, settings, store, *evaluators, **more, **options)
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
@@ -62,13 +70,19 @@ def in_service(settings: Settings, *, accept_all: bool) -> Settings:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with a limit on connections, and with event streams that end when it stops."""
+    """uvicorn with a limit on connections, and with event streams that end when it stops.
 
-    def __init__(self, config: uvicorn.Config, connections: ConnectionLimit, notifier: Notifier) -> None:
+    It listens before the engine is ready, and answers 503 until `open`.
+    """
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, connections: ConnectionLimit, notifier: Notifier) -> None:
         super().__init__(config)
-        self.connections, self.notifier = connections, notifier
-        self.on_open: Callable[[str], Any] = lambda url: None  # called with the URL
+        self.gate, self.connections, self.notifier = gate, connections, notifier
+        self.listens = threading.Event()
+        self.stopped = threading.Event()  # set when it must stop or has stopped
+        self.failure: BaseException | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -76,12 +90,22 @@ class WebServer(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def open(self, engine: Engine, access: Access) -> None:
+        """Serve an engine from now on; stop if it loses its store."""
+        engine.on_loss = lambda why: self.stop()
+        self.gate.open(create_app(engine, access, self.notifier))
+
+    def stop(self) -> None:
+        """Answer open requests, then stop."""
+        self.should_exit = True
+        self.stopped.set()
+
     async def startup(self, sockets: Any = None) -> None:
         """Start to listen, and to watch idle connections."""
         await super().startup(sockets)
         if not self.should_exit:
             self._watch = asyncio.create_task(self.connections.watch())
-            self.on_open(self.url)
+            self.listens.set()
 
     async def shutdown(self, sockets: Any = None) -> None:
         """End all streams, then stop as uvicorn does."""
@@ -91,12 +115,49 @@ class WebServer(uvicorn.Server):
         if self._watch is not None:
             self._watch.cancel()
 
+    @contextmanager
+    def serving(self, taken: socket.socket) -> Iterator[None]:
+        """Serve in a thread while the block runs; then answer open requests and stop."""
+        self._thread = threading.Thread(target=self._run, args=(taken,), name="cdfl-http")
+        self._thread.start()
+        try:
+            while not (self.listens.wait(0.1) or self.stopped.is_set()):
+                pass
+            if self.failure is not None:
+                raise self.failure
+            yield
+        finally:
+            self.finish()
 
-def make_server(engine: Engine, access: Access, tls_cert: str | None = None, tls_key: str | None = None) -> WebServer:
-    """Return a web server for an engine; `run` it on a socket."""
-    notifier, connections = Notifier(), ConnectionLimit(engine.limits, engine.metrics)
+    def finish(self) -> None:
+        """Stop, and wait until open requests are answered. The engine must still be there."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait_for_signal(self) -> None:
+        """Return after SIGTERM or SIGINT, or if the server must stop. Later signals change nothing."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stopped.set())
+        while not self.stopped.wait(0.5):  # a signal that another thread received is handled here
+            pass
+
+    def _run(self, taken: socket.socket) -> None:
+        try:
+            self.run(sockets=[taken])
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.stopped.set()
+
+
+def make_server(
+    limits: Limits, metrics: Metrics, starting: Starting, tls_cert: str | None = None, tls_key: str | None = None
+) -> WebServer:
+    """Return a web server that is not open yet."""
+    gate, notifier, connections = Gate(starting), Notifier(), ConnectionLimit(limits, metrics)
     config = uvicorn.Config(
-        create_app(engine, access, notifier),
+        gate,
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
         http=connections.protocol,  # type: ignore[arg-type]  # a function in place of a class
@@ -105,46 +166,10 @@ def make_server(engine: Engine, access: Access, tls_cert: str | None = None, tls
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(engine.limits.idle_seconds) + 1,
+        timeout_keep_alive=int(limits.idle_seconds) + 1,
         timeout_graceful_shutdown=LAST_SECONDS,
     )
-    server = WebServer(config, connections, notifier)
-    engine.on_loss = lambda why: setattr(server, "should_exit", True)
-    return server
-
-
-def take_port(host: str, port: int) -> socket.socket:
-    """Bind the address of a server. Call it before pre-training, which may take long."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
-        raise OSError(f"cannot listen on {host!r}: {why}; give --host an address of this machine") from None
-    taken = socket.socket(family, kind, protocol)
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
-    except OSError as error:
-        taken.close()
-        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}; name another --port or --host") from None
-    return taken
-
-
-def serve_until_stopped(server: WebServer, engine: Engine, taken: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT; then empty the queue and take a snapshot.
-
-    Later signals change nothing: the snapshot is not interrupted.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        server.should_exit = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    try:
-        server.run(sockets=[taken])  # handles signals itself, and raises them once more when it is done
-    finally:
-        engine.close()
+    return WebServer(config, gate, connections, notifier)
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:

@@ -99,7 +99,11 @@ class Setup:
                     "`model` for NaN and infinity, and `loss` for a logarithm of 0 or a division by 0"
                 )
 
-    def start(self, progress: Progress = lambda message: None) -> ServerState:
+    def start(
+        self,
+        progress: Progress = lambda message: None,
+        trained: Callable[[int, int], Any] = lambda done, total: None,
+    ) -> ServerState:
         """Return the state at epoch 0: pre-trained clusters with a shared start.
 
         It stays on the CPU, whatever device trains and evaluates, so that a replay gets the same bits.
@@ -109,7 +113,9 @@ class Setup:
         else:
             shuffle = torch.Generator().manual_seed(0)
             with report_errors(self.place, "pre-training", "tensors that `model` and `loss` can be trained with"):
-                clusters = pretrain(self.model, self.pretraining_sets, self.loss, self.settings, shuffle, progress)
+                clusters = pretrain(
+                    self.model, self.pretraining_sets, self.loss, self.settings, shuffle, progress, trained
+                )
         return initial_state(clusters.cpu(), self.evaluator(), self.layout.num_parameters)
 
     def _check_pairs(self, name: str, sets: Any) -> None:

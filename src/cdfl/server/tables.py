@@ -446,6 +446,20 @@ def valid_token(now: float) -> sa.ColumnElement[bool]:
     return sa.and_(tokens.c.revoked.is_(None), sa.or_(tokens.c.expires.is_(None), tokens.c.expires > now))
 
 
+def all_clients(connection: sa.Connection, after: str, limit: int) -> list[ClientRecord]:
+    """Return clients with names above `after`, by name, each with its newest entry."""
+    chosen = select(clients).where(clients.c.client_id > after).order_by(clients.c.client_id).limit(limit)
+    known = connection.execute(chosen).all()
+    names = [row.client_id for row in known]
+    last: dict[str, Entry] = {}
+    for begin in range(0, len(names), MAX_NAMES):
+        named = journal.c.client_id.in_(names[begin : begin + MAX_NAMES])
+        newest = select(func.max(journal.c.number)).where(named).group_by(journal.c.client_id)
+        for row in connection.execute(select(journal).where(journal.c.number.in_(newest))):
+            last[row.client_id] = Entry.from_row(row._asdict())
+    return [ClientRecord(row.client_id, row.since, row.uploads, last=last.get(row.client_id)) for row in known]
+
+
 def num_clients(connection: sa.Connection) -> int:
     """Return how many clients are known."""
     return connection.execute(select(func.count()).select_from(clients)).scalar_one()

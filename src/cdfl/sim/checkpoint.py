@@ -45,16 +45,16 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark for a new simulation of the same config."""
-    problem = simulation.problem
-    with _opened(folder, str(problem.device)) as (file, numbers):
+    workload = simulation.workload
+    with _opened(folder, str(workload.device)) as (file, numbers):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    problem.start = tensors["start"]
-    begun = simulation.algorithm.initial(problem.start, simulation.evaluate, problem.layout.num_parameters)
+    workload.start = tensors["start"]
+    begun = simulation.algorithm.initial(workload.start, simulation.evaluate, workload.layout.num_parameters)
     state = replace(begun, **_joined(numbers["state"], "state", tensors))
     clients = {}
     for text, values in numbers["clients"].items():
         held = _joined(values, f"clients.{text}", tensors)
-        held["turn_data"] = problem.turn_data(int(text), held["turns"])
+        held["turn_data"] = workload.turn_data(int(text), held["turns"])
         held["state"] = None if held["state"] is None else replace(begun, **held["state"])
         held["memory"] = tuple(held["memory"])
         reply, assignment = held["reply"], held["assignment"]

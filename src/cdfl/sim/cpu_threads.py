@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cdfl.core import Layout, Loss, TrainingSettings, client_update
-from cdfl.data import to_input
 from cdfl.device import torch_threads
 from cdfl.malloc import keep_freed_memory
 from cdfl.sim.engine import DataSet, Training, losses_of
@@ -40,8 +39,12 @@ class Workers:
         count: int | None = None,
         *,
         random: bool = False,
+        images: bool = True,
     ) -> None:
-        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = copy.deepcopy(model)
+        self.images = images  # inputs are (n, C, H, W), and the network takes them channels last
+        if images:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         pool_first(self.model)
         self.layout = Layout.of(model)
         self.loss = loss
@@ -70,21 +73,25 @@ class Workers:
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
         """Return the loss of each model (n, P) on the data set of its cluster (n,)."""
-        return losses_of(self, models, clusters, sets)
+        return losses_of(self, self.loss, models, clusters, sets)
 
     def _train_one(self, training: Training, over: threading.Event) -> Tensor:
-        images, targets = training.federation.fetch(training.samples)
-        inputs = to_input(images, self.dtype).to(memory_format=torch.channels_last)  # (n, C, H, W)
+        inputs, targets = training.federation.ready(training.samples, self.dtype)
+        inputs = self._laid_out(inputs)
         batches = ((inputs[batch], targets[batch]) for batch in training.plan if not over.is_set())
         with self._noise(training.noise_seed), self._cast():
             return client_update(self._copy(), training.start, batches, self.loss, self.settings)
 
     def _predict(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         vector, inputs = pair
-        inputs = inputs.to(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        inputs = self._laid_out(inputs)
         with torch.no_grad(), self._cast():
             outputs: Tensor = functional_call(self._copy().eval(), self.layout.views(vector), (inputs,))
         return outputs.to(self.dtype)
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        """Return images (n, C, H, W) channels last, and other inputs as they are."""
+        return inputs.to(memory_format=torch.channels_last) if self.images else inputs
 
     def _copy(self) -> nn.Module:
         if not hasattr(self._mine, "model"):

@@ -38,8 +38,9 @@ class GraphStack(Stack):
         together: int = 2**17,
         *,
         one_by_one: bool = False,
+        images: bool = True,
     ) -> None:
-        super().__init__(model, loss, settings, dtype, width, precision, one_by_one=one_by_one)
+        super().__init__(model, loss, settings, dtype, width, precision, one_by_one=one_by_one, images=images)
         self.together = together
         if not one_by_one:  # an optimiser step for each tensor is cheaper than joining the gradients first
             self.network.pieces = learned_pieces(model, self.layout, apart=True)
@@ -96,8 +97,9 @@ class GraphBuffers:
         self.height_held: int = height
         self.samples: int = _with_headroom(samples)
         self.steps: int = _with_headroom(steps)
-        channels, kernels = trainings[0].federation.input_shape[0], stack.network.kernel_network_for(trainings[0].start)
-        channels = channels if kernels is None else kernels.channels(channels)
+        channels = trainings[0].federation.input_shape[0] if stack.images else None
+        kernels = stack.network.kernel_network_for(trainings[0].start)
+        channels = channels if kernels is None or channels is None else kernels.channels(channels)
         self.rows = Rows(self.height_held, self.samples, self.steps, trainings[0], stack.dtype, channels)
         self.graphs: dict[int, torch.cuda.CUDAGraph | Eager] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.rows.limits.is_cuda else None
@@ -130,12 +132,12 @@ class ProxyLosses:
 
     def __init__(self, stack: Stack, sets: Sequence[DataSet]) -> None:
         self.stack = stack
-        last = [inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs for inputs, _ in sets]
+        last = [inputs.permute(0, 2, 3, 1) if stack.images else inputs for inputs, _ in sets]
         inputs = pad_sequence(last, batch_first=True)  # (K, n, H, W, C)
         kernels = stack.network.kernel_network_for(inputs)
         if kernels is not None:
             inputs = pad(inputs, (0, kernels.channels(inputs.shape[4]) - inputs.shape[4]))
-        self.inputs = inputs.permute(0, 1, 4, 2, 3) if inputs.ndim == 5 else inputs  # channels last in memory
+        self.inputs = inputs.permute(0, 1, 4, 2, 3) if stack.images else inputs  # channels last in memory
         # (K, n); -1: padding
         self.targets = pad_sequence([targets for _, targets in sets], batch_first=True, padding_value=-1)
 

@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from cdfl.data import Federation, Samples, to_input
+from cdfl.core import Loss
+from cdfl.data import Federation, Samples
 
-DataSet = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n,)
+DataSet = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +46,11 @@ class Evaluator(Protocol):
         ...
 
 
-def losses_of(evaluator: Evaluator, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
+def losses_of(evaluator: Evaluator, loss: Loss, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
     """Return the loss of each model (n, P) on the data set of its cluster (n,), from the evaluator's outputs."""
     chosen = [sets[cluster] for cluster in clusters.tolist()]
     outputs = evaluator.outputs(models, [inputs for inputs, _ in chosen])
-    return torch.stack([cross_entropy(output, targets) for output, (_, targets) in zip(outputs, chosen, strict=True)])
+    return torch.stack([loss(output, targets) for output, (_, targets) in zip(outputs, chosen, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def fetch_all(wanted: Sequence[tuple[Federation, Samples]], dtype: torch.dtype) 
     for places in groups.values():
         federation, _ = wanted[places[0]]
         parts = [wanted[place][1] for place in places]
-        images, targets = federation.fetch(joined(parts))
+        inputs, targets = federation.ready(joined(parts), dtype)
         sizes = [len(part) for part in parts]
-        pairs = zip(to_input(images, dtype).split(sizes), targets.split(sizes), strict=True)
+        pairs = zip(inputs.split(sizes), targets.split(sizes), strict=True)
         for place, pair in zip(places, pairs, strict=True):
             found[place] = pair
     return found

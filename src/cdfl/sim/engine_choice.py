@@ -1,6 +1,7 @@
 """Choose the engines for a network and a device."""
 
 import copy
+import warnings
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -11,11 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings, flatten
+from cdfl.core.losses import row_losses
 from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
-from cdfl.sim.problem import Problem
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
+from cdfl.sim.workload import Workload
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -30,34 +32,42 @@ BIG_BATCH_FLOPS = 20e9
 EVALUATION_FLOPS = 2e12
 
 
-def make_engines(problem: Problem, *, precision: Precision = "float32", width: int | None = None) -> Engines:
+def make_engines(workload: Workload, *, precision: Precision = "float32", width: int | None = None) -> Engines:
     """Return the fastest known engines for this network and device; `width` forces stacks of at most that many clients.
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
-    training = problem.settings.training
+    training = workload.settings.training
     free = replace(training, proximal_strength=0.0)  # pre-training has no received model to stay close to
-    check_precision(precision, problem.device.type)
+    check_precision(precision, workload.device.type)
 
     def stack(settings: TrainingSettings) -> Stack:
-        return Stack(problem.model, problem.loss, settings, problem.dtype, width or 64, precision)
+        return Stack(workload.model, workload.loss, settings, workload.dtype, width or 64, precision, images=images)
 
     def workers(settings: TrainingSettings) -> Workers:
-        return Workers(problem.model, problem.loss, settings, problem.dtype, precision, random=random)
+        return Workers(workload.model, workload.loss, settings, workload.dtype, precision, random=random, images=images)
 
-    batch_flops = problem.flops.forward * training.batch_size
-    random = draws_random(problem)
-    if not can_stack(problem):
+    batch_flops = workload.flops.forward * training.batch_size
+    random, images = draws_random(workload), takes_channels_last(workload)
+    if not can_stack(workload):
         return Engines(workers(training), workers(free), workers(training))
-    if problem.device.type == "cuda":
+    if workload.device.type == "cuda":
         from cdfl.sim.cuda_stack import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (STREAMS if big else 64)
-        together = max(256, int(EVALUATION_FLOPS / max(1, problem.flops.forward)))
+        together = max(256, int(EVALUATION_FLOPS / max(1, workload.flops.forward)))
         trainer, pretrainer = (
             GraphStack(
-                problem.model, problem.loss, settings, problem.dtype, height, precision, together, one_by_one=big
+                workload.model,
+                workload.loss,
+                settings,
+                workload.dtype,
+                height,
+                precision,
+                together,
+                one_by_one=big,
+                images=images,
             )
             for settings in (training, free)
         )
@@ -67,45 +77,67 @@ def make_engines(problem: Problem, *, precision: Precision = "float32", width: i
     return Engines(workers(training), workers(free), workers(training))
 
 
-def can_stack(problem: Problem) -> bool:
+def can_stack(workload: Workload) -> bool:
     """Return whether vmap can train this network, by trying it on two clients with two samples each.
 
-    vmap fails if the network draws random numbers or branches on computed values. Batch norm that averages over all
-    batches (momentum=None) cannot be stacked either: it needs a counter for each client, and a stack has only one.
+    vmap fails if the network draws random numbers or branches on computed values, and warns if it takes an operation
+    one row at a time. Batch norm that averages over all batches (momentum=None) cannot be stacked either: it needs a
+    counter for each client, and a stack has only one.
     """
-    model = copy.deepcopy(problem.model).train()
+    model = copy.deepcopy(workload.model).train()
     norms = (layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._NormBase))
     if any(norm.track_running_stats and norm.momentum is None for norm in norms):
         return False
-    rows = flatten(problem.model).repeat(2, 1)  # (2, P)
-    views = problem.layout.views(rows)
+    rows = flatten(workload.model).repeat(2, 1)  # (2, P)
+    views = workload.layout.views(rows)
     for name, parameter in model.named_parameters():
         views[name] = views[name].detach().requires_grad_(parameter.requires_grad)
-    inputs = rows.new_zeros(2, 2, *problem.federation.input_shape)
-    targets = torch.zeros(2, 2, dtype=torch.int64, device=problem.device)
+    inputs, targets = (part.expand(2, *part.shape) for part in workload.examples)
 
-    def loss(views: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return problem.loss(functional_call(model, views, (inputs,)), targets)
+    def outputs(views: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        found: Tensor = functional_call(model, views, (inputs,))
+        return found
 
     try:
-        vmap(loss)(views, inputs, targets).sum().backward()
-    except (RuntimeError, ValueError, NotImplementedError):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*performance drop")
+            row_losses(workload.loss, vmap(outputs)(views, inputs), targets).sum().backward()
+    except (RuntimeError, ValueError, NotImplementedError, UserWarning):
         return False
     return True
 
 
-def draws_random(problem: Problem) -> bool:
+def takes_channels_last(workload: Workload) -> bool:
+    """Return whether the inputs are images (n, C, H, W) that the network takes channels last, by trying it.
+
+    `inputs.view(len(inputs), -1)`, for example, works only on images that are stored channels first.
+    """
+    inputs, _ = workload.examples
+    if inputs.ndim != 4 or not inputs.is_floating_point():
+        return False
+    model = copy.deepcopy(workload.model).train()
+    with torch.random.fork_rng(devices=workload.gpus), torch.no_grad():
+        model(inputs)  # an error of the network comes out as it is
+        try:
+            model(inputs.to(memory_format=torch.channels_last))
+        except RuntimeError:
+            return False
+    return True
+
+
+def draws_random(workload: Workload) -> bool:
     """Return whether this network draws random numbers in training, as dropout does, by trying it."""
-    model = copy.deepcopy(problem.model).cpu().train()
+    model = copy.deepcopy(workload.model).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        model(torch.zeros(2, *problem.federation.input_shape, dtype=problem.dtype))
+        model(workload.examples[0].cpu())
         return not torch.equal(before, torch.get_rng_state())
 
 
-def make_fast(algorithm: Algorithm, problem: Problem, engines: Engines) -> Algorithm:
+def make_fast(algorithm: Algorithm, workload: Workload, engines: Engines) -> Algorithm:
     """Return the algorithm with its server step as a CUDA graph, if that is possible and faster."""
-    if problem.device.type == "cuda" and problem.loss is cross_entropy:
+    is_plain = workload.loss is cross_entropy and not workload.federation.target_shape
+    if workload.device.type == "cuda" and is_plain:
         from cdfl.sim.cuda_server import GraphServer
         from cdfl.sim.cuda_stack import GraphStack
 
@@ -113,7 +145,7 @@ def make_fast(algorithm: Algorithm, problem: Problem, engines: Engines) -> Algor
         # plain algorithm is faster, because it evaluates only those.
         stack = engines.evaluator
         if GraphServer.fits(algorithm) and isinstance(stack, GraphStack) and not stack.network.one_by_one:
-            return GraphServer(algorithm, stack, problem.proxy_sets)
+            return GraphServer(algorithm, stack, workload.proxy_sets)
     return algorithm
 
 

@@ -2,21 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import log
+from math import isfinite, log
 from statistics import fmean
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
-from cdfl.sim.problem import TURNS_PER_UPLOAD, Problem
+from cdfl.sim.workload import TURNS_PER_UPLOAD, Workload
 
 SMOOTHING = 1e-4
 
 
 class Scores(NamedTuple):
-    """Accuracies on a client's held-out data: of the model it held, the one it uploaded, and the reply."""
+    """Scores on a client's held-out data: of the model it held, the one it uploaded, and the reply."""
 
     held: float
     before: float
@@ -46,32 +49,35 @@ def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float
     return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
 
 
-def started_event(problem: Problem, algorithm: Algorithm) -> Started:
+def started_event(workload: Workload, algorithm: Algorithm) -> Started:
     """Return the first event of a run."""
-    scenario = problem.scenario
+    scenario = workload.scenario
     return Started(
         scenario=scenario.name,
         algorithm=algorithm.name,
-        seed=problem.seed,
+        seed=workload.seed,
         num_clients=scenario.num_clients,
-        num_clusters=problem.federation.num_clusters,
+        num_clusters=workload.federation.num_clusters,
         num_uploads=scenario.num_uploads,
-        model_bytes=problem.model_bytes,
-        notes="\n".join(problem.federation.notes),
+        model_bytes=workload.model_bytes,
+        metrics=[metric.to_jsonable() for metric in workload.metrics],
+        clusters=workload.federation.names,
+        notes="\n".join(workload.federation.notes),
     )
 
 
 def uploaded_event(
-    problem: Problem, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Scores
+    workload: Workload, algorithm: Algorithm, info: UploadInfo, draw: Draw, reply: Reply, scores: Sequence[Scores]
 ) -> Uploaded:
-    """Return the event of one upload, with its costs."""
-    num_clusters = problem.federation.num_clusters
+    """Return the event of one upload, with its costs; `scores` has one entry for each metric."""
+    main, *others = scores
+    num_clusters = workload.federation.num_clusters
     down = {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down]
     # A client that receives all cluster models evaluates each on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
     server_passes = 0
     if algorithm.uses_proxy and reply.outcome != "deprecated":
-        sizes = [len(targets) for _, targets in problem.proxy_sets]
+        sizes = [len(targets) for _, targets in workload.proxy_sets]
         moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
         server_passes = sum(sizes) + sum(moved)
     true_mixture = draw.true_mixture.tolist()
@@ -84,29 +90,45 @@ def uploaded_event(
         samples=len(draw.train),
         staleness=reply.staleness,
         outcome=reply.outcome,
-        held=scores.held,
-        before=scores.before,
-        after=scores.after,
+        held=main.held,
+        before=main.before,
+        after=main.after,
         true_mixture=true_mixture,
         mixture=mixture,
         divergence=None if mixture is None else divergence(true_mixture, mixture),
         rates=reply.rates.tolist(),
-        bytes_up=problem.model_bytes if down else 0,
-        bytes_down=down * problem.model_bytes,
-        client_flops=info.trained * problem.flops.training + tried * problem.flops.forward,
-        server_flops=server_passes * problem.flops.forward,
+        bytes_up=workload.model_bytes if down else 0,
+        bytes_down=down * workload.model_bytes,
+        client_flops=info.trained * workload.flops.training + tried * workload.flops.forward,
+        server_flops=server_passes * workload.flops.forward,
         trained=info.trained,
+        more={metric.name: own._asdict() for metric, own in zip(workload.metrics[1:], others, strict=True)},
     )
 
 
-def shortfall(problem: Problem, events: Iterable[Event], ticks: Counter[str]) -> str:
+def clusters_event(
+    workload: Workload, epoch: int, models: Tensor, scores: Sequence[Sequence[float]], losses: Tensor
+) -> Clusters:
+    """Return the event of the cluster models (K, P) or (1, P): their scores by each metric, and proxy losses (·, K)."""
+    main, *others = map(list, scores)
+    trained = models[:, : workload.layout.num_parameters].expand(len(main), -1)
+    return Clusters(
+        epoch,
+        main,
+        {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)},
+        losses=[[loss if isfinite(loss) else None for loss in row] for row in losses.expand(len(main), -1).tolist()],
+        distances=torch.cdist(trained, trained, compute_mode="donot_use_mm_for_euclid_dist").double().tolist(),
+    )
+
+
+def shortfall(workload: Workload, events: Iterable[Event], ticks: Counter[str]) -> str:
     """Return why a run made fewer uploads than planned, given its ticks of each kind; "" if it made all."""
-    events, asked = list(events), problem.scenario.num_uploads
+    events, asked = list(events), workload.scenario.num_uploads
     made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
     if made == asked:
         return ""
     reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
-    if made + diverged < asked and ticks.total() == problem.most_ticks:
+    if made + diverged < asked and ticks.total() == workload.most_ticks:
         times = f"uploaded {made + diverged} times" if made + diverged else "never uploaded"
         reasons.append(
             f"the policy {times} in {ticks['turn']} turns, and a run ends after about "
@@ -121,8 +143,8 @@ def shortfall(problem: Problem, events: Iterable[Event], ticks: Counter[str]) ->
 def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") -> Finished:
     """Summarize a run in a few numbers, from its events.
 
-    Client accuracies and divergence are means over the last upload of every client that made one; cluster accuracy
-    is the mean over clusters at the end.
+    Client scores and divergence are means over the last upload of every client that made one; the cluster score is the
+    mean over clusters at the end.
     """
     events = list(events)
     uploads = only(events, Uploaded)
@@ -133,7 +155,7 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
         uploads=len(uploads),
         before=_mean(event.before for event in last),
         after=_mean(event.after for event in last),
-        cluster=fmean(clusters[-1].accuracies) if clusters else 0.0,
+        cluster=fmean(clusters[-1].scores) if clusters else 0.0,
         divergence=_mean(divergences),
         deprecated_share=_mean(float(event.outcome == "deprecated") for event in uploads) or 0.0,
         rejected_share=_mean(float(event.outcome == "rejected") for event in uploads) or 0.0,
@@ -145,6 +167,14 @@ def summarize(events: Iterable[Event], num_clients: int, shortfall: str = "") ->
         server_flops=sum(event.server_flops for event in uploads),
         trained=sum(event.trained for event in uploads),
         shortfall=shortfall,
+        more={
+            name: {
+                "before": _mean(event.more[name]["before"] for event in last),
+                "after": _mean(event.more[name]["after"] for event in last),
+                "cluster": fmean(scores),
+            }
+            for name, scores in (clusters[-1].more if clusters else {}).items()
+        },
     )
 
 

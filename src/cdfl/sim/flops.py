@@ -4,10 +4,8 @@ import copy
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-
-SAMPLES = 2  # the size of the counted batch; batch norm cannot train on one sample
 
 
 class Flops(NamedTuple):
@@ -17,22 +15,23 @@ class Flops(NamedTuple):
     training: int
 
 
-def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> Flops:
-    """Run a copy of the model on a small batch, and count its multiplications and additions.
+def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
+    """Run a copy of the model on a few inputs (n, ...), and count its multiplications and additions.
+
+    Batch norm cannot train on one sample, so pass two at least. Operations that torch cannot count are left out.
 
     The backward pass costs less than twice the forward pass: the gradients of the inputs and of frozen parameters are
     not computed. The optimiser and the proximal term, once a batch, are not counted.
 
-    >>> count_flops(nn.Linear(3, 2), (3,))      # 3 x 2 of each; the same again for the gradient of the weights
+    >>> count_flops(nn.Linear(3, 2), torch.zeros(2, 3))  # 3 x 2 of each; as many for the gradient of the weights
     Flops(forward=12, training=24)
     """
     model = copy.deepcopy(model)
     weight = next(model.parameters())
-    inputs = torch.zeros(SAMPLES, *input_shape, device=weight.device, dtype=weight.dtype)
     gpus = [weight.device] if weight.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):  # dropout draws random numbers
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model.eval()(inputs)
         with FlopCounterMode(display=False) as training, torch.enable_grad():
             model.train()(inputs).sum().backward()  # the counter ignores losses anyway
-    return Flops(forward.get_total_flops() // SAMPLES, training.get_total_flops() // SAMPLES)
+    return Flops(forward.get_total_flops() // len(inputs), training.get_total_flops() // len(inputs))

@@ -13,10 +13,18 @@ import torch
 from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
-from cdfl.record import Clusters, Diverged, Event
-from cdfl.sim.event_builders import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
-from cdfl.sim.problem import Problem
+from cdfl.record import Diverged, Event
+from cdfl.sim.event_builders import (
+    Scores,
+    UploadInfo,
+    clusters_event,
+    shortfall,
+    started_event,
+    summarize,
+    uploaded_event,
+)
 from cdfl.sim.time_models import TimeModel
+from cdfl.sim.workload import Workload
 
 
 @dataclass
@@ -30,20 +38,29 @@ class Client:
     memory: Memory = ()  # of its policy
 
 
-def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS) -> Iterator[Event]:
+def simulate(
+    workload: Workload, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS
+) -> Iterator[Event]:
     """Run a scenario, and yield every event as it happens."""
-    scenario, federation = problem.scenario, problem.federation
+    scenario, federation = workload.scenario, workload.federation
     events: list[Event] = []
-    yield started_event(problem, algorithm)
+    yield started_event(workload, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
-    state = algorithm.initial(problem.pretrain(), problem.evaluate, problem.layout.num_parameters)
-    events.append(Clusters(0, problem.cluster_accuracies(algorithm.cluster_models(state))))
+    state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+
+    def scored() -> Event:
+        models = algorithm.cluster_models(state)
+        proxies = torch.arange(federation.num_clusters)
+        losses = torch.stack([workload.evaluate(model.expand(len(proxies), -1), proxies) for model in models])
+        return clusters_event(workload, state.epoch, models, workload.cluster_scores(models), losses)
+
+    events.append(scored())
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0
     ticks: Counter[str] = Counter()
-    for time, client, kind in problem.ticks(time_model):
+    for time, client, kind in workload.ticks(time_model):
         if attempts == scenario.num_uploads:
             break
         ticks[kind] += 1
@@ -58,20 +75,20 @@ def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, poli
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
-        assignment = algorithm.assign(mine.state, mine.reply, problem.view(draw))
+        assignment = algorithm.assign(mine.state, mine.reply, workload.view(draw))
         mine.memory, upload_now = decide_upload(
-            policy, mine.memory, problem.observe(assignment.personal_model, draw, client, turn)
+            policy, mine.memory, workload.observe(assignment.personal_model, draw, client, turn)
         )
         if not upload_now:
             continue
 
         # Client: train from the model it received, on its own data, and upload.
-        inputs, targets = problem.inputs(draw.train)
-        plan = problem.plan(draw, client, turn).to(targets.device)
+        inputs, targets = workload.inputs(draw.train)
+        plan = workload.plan(draw, client, turn).to(targets.device)
         batches = ((inputs[batch], targets[batch]) for batch in plan)
-        with problem.noise(client, turn):
+        with workload.noise(client, turn):
             local_model = client_update(
-                problem.model, assignment.personal_model, batches, problem.loss, problem.settings.training
+                workload.model, assignment.personal_model, batches, workload.loss, workload.settings.training
             )
         attempts += 1
         upload = Upload(
@@ -87,25 +104,25 @@ def simulate(problem: Problem, algorithm: Algorithm, time_model: TimeModel, poli
             if not bool(torch.isfinite(local_model).all()):
                 raise NotFiniteError("the training has diverged")
             earlier = state.epoch
-            state, reply = algorithm.server_update(state, upload, assignment, problem.evaluate)
+            state, reply = algorithm.server_update(state, upload, assignment, workload.evaluate)
         except NotFiniteError:
             events.append(Diverged(time, client))
             yield events[-1]
             continue
 
         models = mine.reply.personal_model, local_model, reply.personal_model
-        scores = Scores(*(problem.accuracy(model, draw.test) for model in models))
+        scores = [Scores(*own) for own in zip(*(workload.scores(model, draw.test) for model in models), strict=True)]
         info = UploadInfo(time, client, mine.updates, plan.numel(), state.epoch)
-        events.append(uploaded_event(problem, algorithm, info, draw, reply, scores))
+        events.append(uploaded_event(workload, algorithm, info, draw, reply, scores))
         yield events[-1]
         if state.epoch > earlier and state.epoch % scenario.num_clients == 0:
-            events.append(Clusters(state.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
+            events.append(scored())
             yield events[-1]
 
         # Client: take the reply.
         mine.reply, mine.state, mine.updates = reply, state, mine.updates + 1
 
     if state.epoch % scenario.num_clients != 0:
-        events.append(Clusters(state.epoch, problem.cluster_accuracies(algorithm.cluster_models(state))))
+        events.append(scored())
         yield events[-1]
-    yield summarize(events, scenario.num_clients, shortfall(problem, events, ticks))
+    yield summarize(events, scenario.num_clients, shortfall(workload, events, ticks))

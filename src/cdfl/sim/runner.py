@@ -20,9 +20,9 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
-from cdfl.sim.problem import Problem
 from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
+from cdfl.sim.workload import Workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -39,6 +39,7 @@ class RunConfig:
     seed: int = 0
     device: str = "cpu"
     precision: Precision = "float32"
+    validation: bool = False  # scored on samples that no table is scored on, for choices
 
     def to_json(self) -> dict[str, Any]:
         """Return the resolved config, as it is stored with a run."""
@@ -80,13 +81,15 @@ def configure(
     precision: Precision | Literal["auto"] = "auto",
     num_uploads: int | None = None,
     num_clients: int | None = None,
+    validation: bool = False,
     **overrides: Any,
 ) -> RunConfig:
     """Resolve names into a RunConfig; raise ValueError for a bad argument before anything is computed.
 
     `algorithm` is a name or a class. `time_model` is a name, a trace file of waiting times (see
     `cdfl.sim.time_models.Span`) or an object with `ticks`; None takes the preset's. `policy` is a name or an object
-    with `decide`.
+    with `decide`. `validation` scores on a part of the train half, which is then not trained on: choices made so never
+    see a sample that a table is scored on.
 
     >>> configure("digits-4", base_rate=0.2).settings.rates.base_rate
     0.2
@@ -117,7 +120,7 @@ def configure(
     check_precision(precision, device)
     settings = preset_for(chosen, preset).replace(**overrides)
     name = make_algorithm(algorithm, settings).name  # raises if there is no such algorithm
-    return RunConfig(chosen, settings, name, clock, policy, seed, device, precision)
+    return RunConfig(chosen, settings, name, clock, policy, seed, device, precision, bool(validation))
 
 
 def run(
@@ -175,7 +178,7 @@ def compare_events(
     """
     first = configs[0]
     for config in configs:
-        for name in ("scenario", "device", "precision"):
+        for name in ("scenario", "device", "precision", "validation"):
             if jsonable(getattr(config, name)) != jsonable(getattr(first, name)):
                 raise ValueError(f"{name} differs between these runs; compare runs with the same {name}")
         for part in ("training", "pretraining"):
@@ -222,10 +225,10 @@ def _run_group(
                 return
             for place, simulation in enumerate(together.simulations):
                 path, bookmark = folders[numbers[place]].path, together.bookmarks.get(place)
-                if bookmark is None or simulation.problem.start is None:
+                if bookmark is None or simulation.workload.start is None:
                     checkpoint.remove(path)
                 else:
-                    checkpoint.save(path, bookmark, simulation.problem.start)
+                    checkpoint.save(path, bookmark, simulation.workload.start)
 
         saved = time.monotonic()
         try:
@@ -246,24 +249,25 @@ def _run_group(
 
 def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
     """Build the simulations of several configs; those of one seed share data and pre-training."""
-    problems: dict[int, Problem] = {}
+    workloads: dict[int, Workload] = {}
     built: list[Simulation] = []
     first = configs[0]
-    federation = first.scenario.federation(first.seed, data_dir).to(first.device)  # reads the images once
+    federation = first.scenario.federation(first.seed, data_dir, validation=first.validation)  # reads the data once
+    federation = federation.to(first.device)
     for config in configs:
-        if config.seed not in problems:
-            problems[config.seed] = Problem(config.scenario, federation.reseeded(config.seed), config.settings)
-        problem = problems[config.seed]
-        engines = built[0].engines if built else make_engines(problem, precision=config.precision)
-        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), problem, engines)
-        built.append(Simulation(problem, algorithm, config.time_model, engines, config.policy))
+        if config.seed not in workloads:
+            workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
+        workload = workloads[config.seed]
+        engines = built[0].engines if built else make_engines(workload, precision=config.precision)
+        algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)
+        built.append(Simulation(workload, algorithm, config.time_model, engines, config.policy))
     return built
 
 
 def _bytes_of(simulation: Simulation) -> int:
     """Return the bytes of a simulation: a received, a trained and a scored model for every client, and the data."""
-    problem = simulation.problem
-    return 3 * problem.scenario.num_clients * problem.model_bytes + problem.federation.num_bytes
+    workload = simulation.workload
+    return 3 * workload.scenario.num_clients * workload.model_bytes + workload.federation.num_bytes
 
 
 def _memory_budget(device: str) -> int:

@@ -17,15 +17,26 @@ from torch.nn.functional import cross_entropy
 from cdfl.algorithms import Algorithm, Assignment, ClientView
 from cdfl.core import NotFiniteError, Reply, Upload, flatten
 from cdfl.core.batches import batch_plan
+from cdfl.core.losses import each_loss, row_losses
 from cdfl.data import Draw, Samples
+from cdfl.metrics import ACCURACY, Metric
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
-from cdfl.record import Clusters, Diverged, Event
+from cdfl.record import Diverged, Event
 from cdfl.sim.engine import Engines, Training, fetch_all, joined
-from cdfl.sim.event_builders import Scores, UploadInfo, shortfall, started_event, summarize, uploaded_event
-from cdfl.sim.problem import Problem, TurnData
+from cdfl.sim.event_builders import (
+    Scores,
+    UploadInfo,
+    clusters_event,
+    shortfall,
+    started_event,
+    summarize,
+    uploaded_event,
+)
 from cdfl.sim.time_models import Tick, TimeModel
+from cdfl.sim.workload import TurnData, Workload
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
+NUMBERS = 2**26  # at most this many outputs are in memory at once, where networks have many
 
 
 @dataclass
@@ -90,13 +101,13 @@ class Simulation:
 
     def __init__(
         self,
-        problem: Problem,
+        workload: Workload,
         algorithm: Algorithm,
         time_model: TimeModel,
         engines: Engines,
         policy: Policy = ALWAYS,
     ) -> None:
-        self.problem = problem
+        self.workload = workload
         self.algorithm = algorithm
         self.engines = engines
         self.policy = policy
@@ -126,13 +137,13 @@ class Simulation:
 
     def steps(self) -> Steps:
         """Yield events, and requests; the caller sends the local models (B, P) of each request."""
-        scenario = self.problem.scenario
+        scenario = self.workload.scenario
         if self.bookmark is None:
             yield from self._begin()
         place = self.bookmark = self.bookmark or self._mark(ticks=0, attempts=0)
         self.state, self.clients = place.state, {number: replace(held) for number, held in place.clients.items()}
 
-        ticks = self.problem.ticks(self.time_model)
+        ticks = self.workload.ticks(self.time_model)
         left: Counter[int] | None = None
         if self.policy == ALWAYS:  # every turn is an upload, so the last one of each client is known
             planned = list(_until(ticks, scenario.num_uploads))
@@ -181,16 +192,16 @@ class Simulation:
         if self.state.epoch % scenario.num_clients != 0:
             self._score_clusters()
         yield from self._emit()
-        yield summarize(self.emitted, scenario.num_clients, shortfall(self.problem, self.emitted, passed))
+        yield summarize(self.emitted, scenario.num_clients, shortfall(self.workload, self.emitted, passed))
 
     def _begin(self) -> Steps:
         """Initialization: start the server from the pre-trained clusters, and score them."""
-        problem = self.problem
-        self.emitted.append(started_event(problem, self.algorithm))
+        workload = self.workload
+        self.emitted.append(started_event(workload, self.algorithm))
         yield self.emitted[-1]
-        if problem.start is None:
+        if workload.start is None:
             raise RuntimeError("the clusters are not pre-trained; iterate over `events`, not over `steps`")
-        self.state = self.algorithm.initial(problem.start, self.evaluate, problem.layout.num_parameters)
+        self.state = self.algorithm.initial(workload.start, self.evaluate, workload.layout.num_parameters)
         self._score_clusters()
         yield from self._emit()
 
@@ -204,14 +215,14 @@ class Simulation:
     def _join(self, number: int) -> None:
         reply = self.algorithm.join(self.state)
         assignment = Assignment(reply.personal_model, reply.epoch)
-        drawn = self.problem.turn_data(number, 0)
+        drawn = self.workload.turn_data(number, 0)
         self.clients[number] = Client(reply, self.state, drawn, assignment, ahead=drawn)
         self._prepare(number)
 
     def _prepare(self, number: int) -> None:
         """Give a client its reply and its next data, and let its policy decide."""
-        client, problem = self.clients[number], self.problem
-        client.turn_data = client.ahead or problem.turn_data(number, client.turns)
+        client, workload = self.clients[number], self.workload
+        client.turn_data = client.ahead or workload.turn_data(number, client.turns)
         client.ahead, client.trained = None, None
         draw = client.turn_data.draw
         view = ClientView(
@@ -222,18 +233,18 @@ class Simulation:
         if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
-        seen = problem.observe(client.assignment.personal_model, draw, number, client.turns)
+        seen = workload.observe(client.assignment.personal_model, draw, number, client.turns)
         client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
         client = self.clients[number]
         draw, plan, noise_seed = client.turn_data
-        return Training(self.problem.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
+        return Training(self.workload.federation, draw.train, client.assignment.personal_model, plan, noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Store trained models with their losses until their uploads are due."""
         for number in numbers:  # draw the next data while the GPU is still training
-            self.clients[number].ahead = self.problem.turn_data(number, self.clients[number].turns + 1)
+            self.clients[number].ahead = self.workload.turn_data(number, self.clients[number].turns + 1)
         finite = torch.isfinite(models).all(dim=1).tolist()
         losses = self._proxy_losses(models) if self.algorithm.uses_proxy else None
         known = finite if losses is None else torch.isfinite(losses).all(dim=1).tolist()
@@ -269,17 +280,19 @@ class Simulation:
             return
         info = UploadInfo(time, number, client.updates, turn_data.plan.numel(), self.state.epoch)
         self._waiting.append(_Unscored(info, turn_data.draw, client.reply.personal_model, trained.local_model, reply))
-        if self.state.epoch > earlier and self.state.epoch % self.problem.scenario.num_clients == 0:
+        if self.state.epoch > earlier and self.state.epoch % self.workload.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
-        return self.engines.evaluator.evaluate(models, clusters, self.problem.proxy_sets)
+        return self.engines.evaluator.evaluate(models, clusters, self.workload.proxy_sets)
 
     def _proxy_losses(self, models: Tensor) -> Tensor:
-        """Return the losses (B, K) of many models (B, P) on all proxy sets, computed in one pass."""
-        sets = self.problem.proxy_sets
+        """Return the losses (B, K) of many models (B, P) on all proxy sets."""
+        sets, loss = self.workload.proxy_sets, self.workload.loss
+        if loss is not cross_entropy or sets[0][1].ndim > 1:
+            return torch.stack([self._losses_on(models, *own) for own in sets], dim=1).double().cpu()
         sizes = [len(targets) for _, targets in sets]
         outputs = self.engines.evaluator.outputs(models, torch.cat([inputs for inputs, _ in sets]))
         logits = torch.stack(outputs)  # (B, n, classes)
@@ -287,11 +300,20 @@ class Simulation:
         losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
         return torch.stack([own.mean(dim=1) for own in losses.split(sizes, dim=1)], dim=1).double().cpu()
 
+    def _losses_on(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss (B,) of each model (B, P) on common samples."""
+        together = max(1, NUMBERS // (len(inputs) * self.workload.output_size))
+        found = []
+        for some in models.split(together):
+            outputs = torch.stack(self.engines.evaluator.outputs(some, inputs))  # (B, n, ...)
+            found.append(row_losses(self.workload.loss, outputs, targets.expand(len(some), *targets.shape)))
+        return torch.cat(found)
+
     def _sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
-        inputs, targets = self.problem.inputs(samples)
+        inputs, targets = self.workload.inputs(samples)
         outputs = self.engines.evaluator.outputs(models, inputs)
-        return torch.stack([cross_entropy(out, targets, reduction="none") for out in outputs], dim=1)
+        return torch.stack([each_loss(self.workload.loss, out, targets) for out in outputs], dim=1)
 
     # -- scores, which do not influence the run
 
@@ -307,38 +329,50 @@ class Simulation:
         for item in waiting:
             event: Event
             if isinstance(item, _Unscored):
-                event = uploaded_event(self.problem, self.algorithm, item.info, item.draw, next(replies), next(scores))
+                event = uploaded_event(self.workload, self.algorithm, item.info, item.draw, next(replies), next(scores))
             elif isinstance(item, Diverged):
                 event = item
             else:
-                event = Clusters(item[0], self._cluster_accuracies(item[1]))
+                epoch, models = item
+                scored, losses = self._cluster_scores(models), self._proxy_losses(models)
+                event = clusters_event(self.workload, epoch, models, scored, losses)
             self.emitted.append(event)
             yield event
 
-    def _scores(self, answered: Sequence[_Unscored]) -> list[Scores]:
-        """Return each client's accuracies on its held-out samples, of the models in `Scores`."""
-        ready = fetch_all([(self.problem.federation, item.draw.test) for item in answered], self.problem.dtype)
+    def _scores(self, answered: Sequence[_Unscored]) -> list[list[Scores]]:
+        """Return the scores of each client on its held-out samples, by each metric."""
+        together = max(1, NUMBERS // (3 * len(answered[0].draw.test) * self.workload.output_size))
+        return [
+            scores
+            for first in range(0, len(answered), together)
+            for scores in self._scores_of(answered[first : first + together])
+        ]
+
+    def _scores_of(self, answered: Sequence[_Unscored]) -> list[list[Scores]]:
+        ready = fetch_all([(self.workload.federation, item.draw.test) for item in answered], self.workload.dtype)
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
         outputs = self.engines.evaluator.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
-        shares = _shares_right(outputs, [targets for _, targets in ready] * 3)
-        count = len(answered)
-        return [Scores(*shares[place::count]) for place in range(count)]
+        targets, count = [targets for _, targets in ready] * 3, len(answered)
+        found = [_score(metric, outputs, targets) for metric in self.workload.metrics]
+        return [[Scores(*own[place::count]) for own in found] for place in range(count)]
 
-    def _cluster_accuracies(self, models: Tensor) -> list[float]:
-        sets = self.problem.test_sets
+    def _cluster_scores(self, models: Tensor) -> list[list[float]]:
+        """Return the score of each cluster's model on its test set, by each metric."""
+        sets = self.workload.test_sets
         outputs = self.engines.evaluator.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
-        return _shares_right(outputs, [targets for _, targets in sets])
+        targets = [targets for _, targets in sets]
+        return [_score(metric, outputs, targets) for metric in self.workload.metrics]
 
 
-def _shares_right(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
-    if all(len(own) == len(targets[0]) for own in targets):
+def _score(metric: Metric, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+    """Return the score of each of many outputs, with one copy from the device."""
+    if metric is ACCURACY and targets[0].ndim == 1 and all(len(own) == len(targets[0]) for own in targets):
         right = torch.stack(list(outputs)).argmax(dim=2) == torch.stack(list(targets))  # (B, n)
-        shares = right.double().mean(dim=1)
+        scores = right.double().mean(dim=1)
     else:
-        pairs = zip(outputs, targets, strict=True)
-        shares = torch.stack([(out.argmax(dim=1) == own).double().mean() for out, own in pairs])
-    return [float(share) for share in shares.tolist()]
+        scores = torch.stack([metric(out, own) for out, own in zip(outputs, targets, strict=True)])
+    return [float(score) for score in scores.tolist()]
 
 
 def _on_host(replies: Sequence[Reply]) -> list[Reply]:
@@ -374,8 +408,8 @@ class SimulationGroup:
 
     def events(self) -> Iterator[tuple[int, Event]]:
         """Run all simulations to their end; yield (which, event)."""
-        problems = {id(simulation.problem): simulation.problem for simulation in self.simulations}.values()
-        untrained = [_pretraining(problem) for problem in problems if problem.start is None]
+        workloads = {id(simulation.workload): simulation.workload for simulation in self.simulations}.values()
+        untrained = [_pretraining(workload) for workload in workloads if workload.start is None]
         for _ in self._advance(dict(enumerate(untrained))):
             pass  # pre-training has no events
         yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
@@ -406,16 +440,15 @@ class SimulationGroup:
                     answers |= dict(zip(asking, models.split(sizes), strict=True))
 
 
-def _pretraining(problem: Problem) -> Steps:
-    """Set `problem.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
-    shuffle, batch_size = problem.pretraining_shuffle(), problem.settings.training.batch_size
-    passes = problem.settings.pretraining
-    sets = [problem.federation.all_samples("pretraining", k) for k in range(problem.federation.num_clusters)]
+def _pretraining(workload: Workload) -> Steps:
+    """Set `workload.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
+    shuffle, batch_size = workload.pretraining_shuffle(), workload.settings.training.batch_size
+    passes = workload.settings.pretraining
+    sets = [workload.federation.all_samples("pretraining", k) for k in range(workload.federation.num_clusters)]
     plan = batch_plan(sum(map(len, sets)), batch_size, passes.shared_epochs, shuffle)
-    noise = problem.pretraining_noise_seed
-    shared = (yield Request([Training(problem.federation, joined(sets), flatten(problem.model), plan, noise)], False))[
-        0
-    ]
+    noise = workload.pretraining_noise_seed
+    everything = Training(workload.federation, joined(sets), flatten(workload.model), plan, noise)
+    shared = (yield Request([everything], proximal=False))[0]
     plans = [batch_plan(len(own), batch_size, passes.separate_epochs, shuffle) for own in sets]
-    separate = [Training(problem.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
-    problem.start = yield Request(separate, proximal=False)
+    separate = [Training(workload.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
+    workload.start = yield Request(separate, proximal=False)

@@ -17,36 +17,46 @@ from torch import Tensor, nn
 from cdfl.core import Layout, Loss, TrainingSettings
 from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
 from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
+from cdfl.sim.kernels.gather import take_batch_torch
 from cdfl.sim.stacked_network import StackedNetwork
 
 
 class Rows:
-    """The tensors of a stack under training: row b is client b."""
+    """The tensors of a stack under training: row b is client b.
+
+    `channels` is the number of channels that images (C, H, W) are stored with, channels last; None for other inputs.
+    """
 
     def __init__(
-        self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype, channels: int
+        self, height: int, samples: int, steps: int, like: Training, dtype: torch.dtype, channels: int | None
     ) -> None:
         device, size = like.start.device, len(like.start)
-        sides = like.federation.input_shape[1:]
+        self.images = channels is not None
+        shape, target_shape = like.federation.input_shape, like.federation.target_shape
+        stored = shape if channels is None else (*shape[1:], channels)
+        input_dtype, target_dtype = like.federation.dtypes(dtype)
         wide = torch.zeros(4, height, aligned(size), dtype=dtype, device=device)
         self.anchors: Tensor = wide[0, :, :size]  # (B, P) the models that the clients received
         self.models: Tensor = wide[1, :, :size]  # (B, P)
         self.first: Tensor = wide[2, :, :size]  # (B, P) state of the optimiser
         self.second: Tensor = wide[3, :, :size]
-        self.images = torch.zeros(height, samples, *sides, channels, dtype=dtype, device=device)  # (B, n, H, W, C)
-        self.targets = torch.zeros(height, samples, dtype=torch.int64, device=device)  # (B, n)
+        self.inputs = torch.zeros(height, samples, *stored, dtype=input_dtype, device=device)  # (B, n, ...)
+        self.targets = torch.zeros(height, samples, *target_shape, dtype=target_dtype, device=device)  # (B, n, ...)
+        # The kernel copies rows of images with one target each.
+        self._take = take_batch if self.images and not target_shape else take_batch_torch
         self.plans = torch.zeros(height, steps, like.plan.shape[1], dtype=torch.int64, device=device)
         self.limits = torch.zeros(height, dtype=torch.int64, device=device)  # (B,) steps to take
         self.step = torch.zeros_like(self.limits)  # (B,) steps taken
 
     @classmethod
-    def of(cls, trainings: Sequence[Training], dtype: torch.dtype) -> "Rows":
+    def of(cls, trainings: Sequence[Training], dtype: torch.dtype, *, images: bool) -> "Rows":
         """Allocate just enough for these trainings."""
-        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype, trainings[0].federation.input_shape[0])
+        channels = trainings[0].federation.input_shape[0] if images else None
+        return cls(len(trainings), *sizes_of(trainings), trainings[0], dtype, channels)
 
     def load(self, trainings: Sequence[Training]) -> None:
         """Load trainings into the first rows; the other rows have no steps to take."""
-        parts = fetch_all([(training.federation, training.samples) for training in trainings], self.images.dtype)
+        parts = fetch_all([(training.federation, training.samples) for training in trainings], self.models.dtype)
         count, steps = len(trainings), sizes_of(trainings)[1]
         plans = torch.zeros(count, steps, self.plans.shape[2], dtype=torch.int64)  # on the CPU, to copy it once
         limits = torch.zeros(len(self.limits), dtype=torch.int64)
@@ -55,7 +65,10 @@ class Rows:
         for row, (training, (inputs, targets)) in enumerate(zip(trainings, parts, strict=True)):
             plans[row, : len(training.plan)] = training.plan
             limits[row] = len(training.plan)
-            self.images[row, : len(inputs), ..., : inputs.shape[1]] = inputs.permute(0, 2, 3, 1)
+            if self.images:
+                self.inputs[row, : len(inputs), ..., : inputs.shape[1]] = inputs.permute(0, 2, 3, 1)
+            else:
+                self.inputs[row, : len(inputs)] = inputs
             self.targets[row, : len(targets)] = targets
         self.plans[:count, :steps] = plans.to(self.plans.device)
         self.limits.copy_(limits)
@@ -65,11 +78,11 @@ class Rows:
     def batch(self, alive: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next batch of the first rows, and which rows still have steps to take, (B,).
 
-        Inputs are (B, batch, C, H, W), channels last in memory; targets are (B, batch).
+        Images are (B, batch, C, H, W), channels last in memory; targets are (B, batch, ...).
         """
-        tensors = (self.images, self.targets, self.plans, self.step, self.limits)
-        inputs, targets, active = take_batch(*(tensor[:alive] for tensor in tensors))
-        return inputs.permute(0, 1, 4, 2, 3), targets, active
+        tensors = (self.inputs, self.targets, self.plans, self.step, self.limits)
+        inputs, targets, active = self._take(*(tensor[:alive] for tensor in tensors))
+        return inputs.permute(0, 1, 4, 2, 3) if self.images else inputs, targets, active
 
 
 def sizes_of(trainings: Sequence[Training]) -> tuple[int, int]:
@@ -90,13 +103,17 @@ class Stack:
         precision: str = "float32",
         *,
         one_by_one: bool = False,
+        images: bool = True,
     ) -> None:
         self.layout = Layout.of(model)
-        self.network = StackedNetwork(copy.deepcopy(model), self.layout, loss, precision, one_by_one=one_by_one)
+        self.images = images  # inputs are (n, C, H, W), and the network takes them channels last
+        self.network = StackedNetwork(
+            copy.deepcopy(model), self.layout, loss, precision, one_by_one=one_by_one, images=images
+        )
         self.settings = settings
         self.dtype = dtype
         self.width = width
-        self.together = 2**16  # images evaluated at once
+        self.together = 2**16  # samples evaluated at once
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """Train, and return the local models (B, P)."""
@@ -141,10 +158,10 @@ class Stack:
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
         """Return the loss of each model (n, P) on the data set of its cluster (n,)."""
-        return losses_of(self, models, clusters, sets)
+        return losses_of(self, self.network.loss, models, clusters, sets)
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
-        rows = Rows.of(trainings, self.dtype)
+        rows = Rows.of(trainings, self.dtype, images=self.images)
         rows.load(trainings)
         alive = len(trainings)
         for step in range(len(trainings[0].plan)):

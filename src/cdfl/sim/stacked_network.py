@@ -9,6 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
+from cdfl.core.losses import row_losses
 from cdfl.sim.kernel_network import KernelNetwork, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
@@ -29,7 +30,14 @@ class StackedNetwork:
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, loss: Loss, precision: str, *, one_by_one: bool = False
+        self,
+        model: nn.Module,
+        layout: Layout,
+        loss: Loss,
+        precision: str,
+        *,
+        one_by_one: bool = False,
+        images: bool = True,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -41,9 +49,9 @@ class StackedNetwork:
         parameters = dict(model.named_parameters())
         self._learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
         self._statistics = [name for name in layout.names if name not in parameters]
-        self.kernel_network = (
-            KernelNetwork.of(model, layout, KERNEL_PRECISION[precision]) if loss is cross_entropy else None
-        )
+        self.kernel_network = None
+        if images and loss is cross_entropy:
+            self.kernel_network = KernelNetwork.of(model, layout, KERNEL_PRECISION[precision])
         self._piece_columns = [columns for columns, _ in self.pieces]  # for gradients that are one tensor
         self._streams: list[torch.cuda.Stream] = []
         for layer in model.modules() if one_by_one else ():
@@ -130,8 +138,7 @@ class StackedNetwork:
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.loss is cross_entropy and outputs.ndim == 3:  # on a GPU, one kernel for forward and backward
             return stacked_cross_entropy(outputs, targets)
-        losses: Tensor = vmap(self.loss)(outputs, targets)
-        return losses
+        return row_losses(self.loss, outputs, targets)
 
     def _forward(self, views: Views, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):

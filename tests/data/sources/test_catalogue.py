@@ -24,16 +24,16 @@ pytestmark = pytest.mark.slow
 def test_shapes_and_classes(real_data, name, shape, train, test, first):
     data = load_source(name, real_data)
     assert data.input_shape == shape
-    assert (len(data.train_labels), len(data.test_labels)) == (train, test)
-    assert torch.bincount(data.train_labels, minlength=data.num_classes).min() > 0
+    assert (len(data.train_targets), len(data.test_targets)) == (train, test)
+    assert torch.bincount(data.train_targets, minlength=data.num_classes).min() > 0
     if first is not None:
-        assert data.train_labels[:5].tolist() == first
+        assert data.train_targets[:5].tolist() == first
     if name in ("fashion-mnist", "cifar-10", "mini-imagenet"):
-        assert len(torch.bincount(data.train_labels).unique()) == 1
+        assert len(torch.bincount(data.train_targets).unique()) == 1
     if name == "svhn":
-        assert torch.bincount(data.train_labels)[[1, 9]].tolist() == [13_861, 4_659]
+        assert torch.bincount(data.train_targets)[[1, 9]].tolist() == [13_861, 4_659]
     if name == "usps":
-        assert torch.bincount(data.train_labels)[[0, 8]].tolist() == [1_194, 542]
+        assert torch.bincount(data.train_targets)[[0, 8]].tolist() == [1_194, 542]
 
 
 def test_fashion_mnist_is_the_published_one(real_data):

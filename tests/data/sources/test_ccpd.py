@@ -45,8 +45,8 @@ def test_digits_are_cut_from_tilted_plates(tmp_path):
         wanted += [c - 24 for c in plate[2:] if c >= 24]
     data = ccpd(tmp_path)
     assert data.input_shape == (3, 32, 32)
-    assert sorted([*data.train_labels.tolist(), *data.test_labels.tolist()]) == sorted(wanted)
-    for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels)):
+    assert sorted([*data.train_targets.tolist(), *data.test_targets.tolist()]) == sorted(wanted)
+    for images, labels in ((data.train_inputs, data.train_targets), (data.test_inputs, data.test_targets)):
         middle = images[:, 0, 10:22, 12:20].float().mean((1, 2))
         assert ((middle - 20) / 20 - labels).abs().max() < 0.4  # the digit that its file name says, nothing else
     assert (tmp_path / "data.npz").is_file()  # cut once
@@ -61,7 +61,7 @@ def test_a_plate_is_never_in_both_halves(tmp_path):
             corners = [(x + 4 * view, y + int(rng.integers(3))) for x, y in CORNERS]
             photograph(tmp_path / name_of(plate, corners, number=3 * number + view), plate, corners)
     data = ccpd(tmp_path)
-    assert not set(data.train_labels.tolist()) & set(data.test_labels.tolist())
+    assert not set(data.train_targets.tolist()) & set(data.test_targets.tolist())
 
 
 @pytest.mark.parametrize(

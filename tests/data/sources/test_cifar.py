@@ -17,9 +17,9 @@ def test_cifar_100_takes_the_fine_label(tmp_path, write_tar):
     files = {"fine_label_names.txt": b"apple", "train.bin": train, "test.bin": test}
     write_tar(tmp_path / "cifar-100-binary.tar.gz", {f"cifar-100-binary/{name}": raw for name, raw in files.items()})
     data = cifar_100(tmp_path)
-    assert data.train_labels.tolist() == [99, 3, 50]
-    assert np.array_equal(data.train_images.numpy(), pixels)
-    assert data.test_labels.tolist() == [7]
+    assert data.train_targets.tolist() == [99, 3, 50]
+    assert np.array_equal(data.train_inputs.numpy(), pixels)
+    assert data.test_targets.tolist() == [7]
     assert data.num_classes == 100
 
 
@@ -29,7 +29,7 @@ def test_cifar_10_joins_its_five_batches_in_order(tmp_path, write_tar):
     path = tmp_path / "cifar-10-binary.tar.gz"
     write_tar(path, {f"cifar-10-batches-bin/{name}": raw for name, raw in batches.items()})
     data = cifar_10(tmp_path)
-    assert data.train_labels.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+    assert data.train_targets.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
     assert data.input_shape == (3, 32, 32)
 
 
@@ -50,5 +50,5 @@ def test_broken_archives_get_one_sentence(tmp_path, write_tar):
         cifar_100(tmp_path)
     bad, _ = records([[0, 100]])
     write_tar(path, {"cifar-100-binary/train.bin": bad, "cifar-100-binary/test.bin": good})
-    with pytest.raises(DataError, match=r"label 100 is out of range; 100 classes are numbered 0..99"):
+    with pytest.raises(DataError, match=r"label 100 of sample 0 is out of range; 100 classes are numbered 0..99"):
         cifar_100(tmp_path)

@@ -28,11 +28,11 @@ CLASSES = {f"n0{c}/{i}.png": picture(10 * c + i) for c in (3, 1, 2) for i in ran
 def test_class_folders_are_divided_by_class(tmp_path):
     place(tmp_path, CLASSES)
     data = mini_imagenet(tmp_path)
-    assert np.bincount(data.train_labels).tolist() == [8, 8, 8]
-    assert np.bincount(data.test_labels).tolist() == [2, 2, 2]
+    assert np.bincount(data.train_targets).tolist() == [8, 8, 8]
+    assert np.bincount(data.test_targets).tolist() == [2, 2, 2]
     # Class numbers follow the sorted names: n01 has the shades 10..19.
-    assert (data.train_images[:, 0, 0, 0] // 10 - 1).tolist() == data.train_labels.tolist()
-    shades = [int(image[0, 0, 0]) for image in (*data.train_images, *data.test_images)]
+    assert (data.train_inputs[:, 0, 0, 0] // 10 - 1).tolist() == data.train_targets.tolist()
+    shades = [int(image[0, 0, 0]) for image in (*data.train_inputs, *data.test_inputs)]
     assert sorted(shades) == list(range(10, 40))
 
 
@@ -48,14 +48,14 @@ def test_an_archive_is_read_like_its_folder(tmp_path, write_tar, kind):
     else:
         write_tar(archive, CLASSES)
     data = read_folder("x", archive)
-    assert np.array_equal(data.train_images, expected.train_images)
+    assert np.array_equal(data.train_inputs, expected.train_inputs)
 
 
 def test_given_halves_are_kept(tmp_path):
     place(tmp_path, {f"{half}/{c}/1.png": picture(s) for half, s in (("train", 5), ("test", 6)) for c in "ab"})
     data = read_folder("x", tmp_path)
-    assert data.train_images.unique().tolist() == [5]
-    assert data.test_images.unique().tolist() == [6]
+    assert data.train_inputs.unique().tolist() == [5]
+    assert data.test_inputs.unique().tolist() == [6]
 
 
 def test_the_few_shot_split_is_pooled(tmp_path):
@@ -63,7 +63,7 @@ def test_the_few_shot_split_is_pooled(tmp_path):
     place(tmp_path, files)
     data = read_folder("x", tmp_path)
     assert data.num_classes == 3
-    assert np.bincount(data.test_labels).tolist() == [1, 1, 1]
+    assert np.bincount(data.test_targets).tolist() == [1, 1, 1]
     said = (
         f"{tmp_path.name}: test, train, val share no class, so all are pooled and a fifth of each class is for testing"
     )
@@ -73,8 +73,8 @@ def test_the_few_shot_split_is_pooled(tmp_path):
 def test_folders_of_one_class_without_a_split_are_pooled(tmp_path):
     place(tmp_path, {f"site{s}/{c}/{i}.png": picture(s) for s in (1, 2) for c in ("car", "dog") for i in range(10)})
     data = read_folder("x", tmp_path)
-    assert [np.bincount(labels).tolist() for labels in (data.train_labels, data.test_labels)] == [[16, 16], [4, 4]]
-    shades = np.concatenate([data.train_images[:, 0, 0, 0], data.test_images[:, 0, 0, 0]])
+    assert [np.bincount(labels).tolist() for labels in (data.train_targets, data.test_targets)] == [[16, 16], [4, 4]]
+    shades = np.concatenate([data.train_inputs[:, 0, 0, 0], data.test_inputs[:, 0, 0, 0]])
     assert np.bincount(shades).tolist() == [0, 20, 20]
     assert data.notes == (f"{tmp_path.name}: site1, site2 are pooled and a fifth of each class is for testing",)
     place(tmp_path, {"emu/1.png": picture(3)})
@@ -90,16 +90,16 @@ def test_hidden_folders_are_left_out(tmp_path, write_tar, hidden):
     write_tar(tmp_path / "mine.tar.gz", {**files, hidden: picture(2)})
     for path in (tmp_path / "folder", tmp_path / "mine.tar.gz"):
         data = read_folder("x", path)
-        assert (data.train_labels.tolist(), data.test_labels.tolist()) == ([0, 1], [0, 1])
-        assert data.train_images.unique().tolist() == [1]
+        assert (data.train_targets.tolist(), data.test_targets.tolist()) == ([0, 1], [0, 1])
+        assert data.train_inputs.unique().tolist() == [1]
 
 
 def test_halves_need_not_have_the_same_classes(tmp_path):
     halves = {"train": "abc", "test": "bcd"}
     place(tmp_path, {f"{half}/{c}/1.png": picture(len(half)) for half, classes in halves.items() for c in classes})
     data = read_folder("x", tmp_path)
-    assert data.train_images.unique().tolist() == [5]
-    assert (data.train_labels.tolist(), data.test_labels.tolist()) == ([0, 1, 2], [1, 2, 3])
+    assert data.train_inputs.unique().tolist() == [5]
+    assert (data.train_targets.tolist(), data.test_targets.tolist()) == ([0, 1, 2], [1, 2, 3])
     assert (data.num_classes, data.notes) == (4, ())
 
 
@@ -122,7 +122,7 @@ def test_tables_beside_one_folder_of_images(tmp_path):
     rows = "filename,label\n" + "".join(f"{i}.png,c{i % 2}\n" for i in range(10))
     place(tmp_path, {**files, "train.csv": rows.encode()})
     data = read_folder("x", tmp_path)
-    assert (data.train_images[:, 0, 0, 0] % 2).tolist() == data.train_labels.tolist()
+    assert (data.train_inputs[:, 0, 0, 0] % 2).tolist() == data.train_targets.tolist()
     (tmp_path / "images" / "3.png").unlink()
     with pytest.raises(DataError, match=r"3.png is in the tables but not among the images \(1 are missing\)"):
         read_folder("x", tmp_path)
@@ -141,8 +141,8 @@ def test_tables_that_share_classes_are_the_two_halves(tmp_path):
         files[f"{half}.csv"] = ("filename,label\n" + "".join(f"{i}.png,c{i % 2}\n" for i in numbers)).encode()
     place(tmp_path, files)
     data = read_folder("x", tmp_path)
-    assert data.train_images.unique().tolist() == list(range(6))
-    assert data.test_images.unique().tolist() == list(range(6, 10))
+    assert data.train_inputs.unique().tolist() == list(range(6))
+    assert data.test_inputs.unique().tolist() == list(range(6, 10))
     place(tmp_path, {"others/3.png": picture(1)})
     with pytest.raises(DataError, match="the tables name images by file name, but some occur twice"):
         read_folder("x", tmp_path)

@@ -15,8 +15,8 @@ def test_a_folder_in_mnists_form(tmp_path, write_idx):
         write_idx(tmp_path / f"{stem}-labels-idx1-ubyte.gz", np.arange(len(pixels)) % 10)
     data = mnist(tmp_path)
     assert data.input_shape == (1, 28, 28)
-    assert np.array_equal(data.train_images[:, 0].numpy(), images["train"])
-    assert data.test_labels.tolist() == [*range(10), 0, 1]
+    assert np.array_equal(data.train_inputs[:, 0].numpy(), images["train"])
+    assert data.test_targets.tolist() == [*range(10), 0, 1]
 
 
 def test_broken_files_get_one_sentence(tmp_path, write_idx):
@@ -43,5 +43,5 @@ def test_a_label_out_of_range(tmp_path, write_idx):
     for stem in ("train", "t10k"):
         write_idx(tmp_path / f"{stem}-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
         write_idx(tmp_path / f"{stem}-labels-idx1-ubyte.gz", np.array([3, 11]))
-    with pytest.raises(DataError, match=r"mnist train: label 11 is out of range; 10 classes are numbered 0..9"):
+    with pytest.raises(DataError, match=r"mnist train: label 11 of sample 1 is out of range; 10 classes"):
         mnist(tmp_path)

@@ -26,8 +26,8 @@ def test_mosaics_are_cut_in_the_order_of_the_labels(tmp_path):
     mosaic(tmp_path / "test-00.webp", test, 84, 96, columns=2)
     np.savez(tmp_path / "labels.npz", train_labels=np.arange(7, dtype=np.uint8), test_labels=np.arange(2))
     data = read_packed("mini-imagenet", tmp_path, num_classes=100)
-    assert np.array_equal(data.train_images.permute(0, 2, 3, 1).numpy(), train)
-    assert np.array_equal(data.test_images.permute(0, 2, 3, 1).numpy(), test)
+    assert np.array_equal(data.train_inputs.permute(0, 2, 3, 1).numpy(), train)
+    assert np.array_equal(data.test_inputs.permute(0, 2, 3, 1).numpy(), test)
     (tmp_path / "train-01.webp").unlink()
     with pytest.raises(DataError, match="has 7 train labels but only 4 images; is a mosaic missing"):
         read_packed("mini-imagenet", tmp_path, num_classes=100)
@@ -39,8 +39,8 @@ def test_npz_there_and_back(tmp_path, make_dataset):
     write_npz(path, data)
     assert is_packed(tmp_path)
     again = read_npz("mine", path)
-    assert torch.equal(again.train_images, data.train_images)
-    assert torch.equal(again.test_labels, data.test_labels)
+    assert torch.equal(again.train_inputs, data.train_inputs)
+    assert torch.equal(again.test_targets, data.test_targets)
     assert (again.notes, again.class_names) == (data.notes, data.class_names)
     assert [file.name for file in tmp_path.iterdir()] == ["data.npz"]
 

@@ -16,9 +16,9 @@ def test_ten_is_the_digit_zero(tmp_path):
     images = write(tmp_path, [1, 10, 9])
     write(tmp_path, [5, 10], half="test")
     data = svhn(tmp_path)
-    assert data.train_labels.tolist() == [1, 0, 9]
-    assert data.test_labels.tolist() == [5, 0]
-    assert np.array_equal(data.train_images[2].numpy(), images[..., 2].transpose(2, 0, 1))
+    assert data.train_targets.tolist() == [1, 0, 9]
+    assert data.test_targets.tolist() == [5, 0]
+    assert np.array_equal(data.train_inputs[2].numpy(), images[..., 2].transpose(2, 0, 1))
 
 
 def test_broken_files_get_one_sentence(tmp_path):

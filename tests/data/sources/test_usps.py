@@ -18,12 +18,12 @@ def test_values_labels_and_what_is_left_out(tmp_path):
     write(tmp_path, line(1, dict.fromkeys(range(1, 257), -1.0)), line(10, {2: 1.0, 17: 0.5}))
     write(tmp_path, line(4, {256: -0.2}), name="usps.t.bz2")
     data = usps(tmp_path)
-    assert data.train_labels.tolist() == [0, 9]
-    assert data.test_labels.tolist() == [3]
-    assert data.train_images[0].max() == 0
-    second = data.train_images[1, 0]
+    assert data.train_targets.tolist() == [0, 9]
+    assert data.test_targets.tolist() == [3]
+    assert data.train_inputs[0].max() == 0
+    second = data.train_inputs[1, 0]
     assert (second[0, 1], second[1, 0], second[0, 0]) == (255, 191, 128)  # 0 is the middle grey
-    assert data.test_images[0, 0, 15, 15] == 102
+    assert data.test_inputs[0, 0, 15, 15] == 102
 
 
 def test_broken_files_get_one_sentence(tmp_path):
@@ -42,5 +42,5 @@ def test_broken_files_get_one_sentence(tmp_path):
     with pytest.raises(DataError, match="has no lines; expected `LABEL"):
         usps(tmp_path)
     write(tmp_path, line(11, {1: 1.0}))
-    with pytest.raises(DataError, match="label 10 is out of range"):
+    with pytest.raises(DataError, match="label 10 of sample 0 is out of range"):
         usps(tmp_path)

@@ -12,7 +12,7 @@ def read_digits() -> Dataset:
     """Read the digits and split them, always in the same way, since they are published without a test half.
 
     >>> digits = read_digits()
-    >>> len(digits.train_labels), len(digits.test_labels), digits.input_shape
+    >>> len(digits.train_targets), len(digits.test_targets), digits.input_shape
     (1297, 500, (1, 8, 8))
     """
     from sklearn.datasets import load_digits

@@ -82,8 +82,8 @@ def check(name: str, data_dir: Path | str | None = None) -> Report:
     problems = [] if folder is None else _wrong_checksums(source, folder)
     lines = []
     for half, expected in (("train", source.num_train), ("test", source.num_test)):
-        labels = dataset.train_labels if half == "train" else dataset.test_labels
-        sizes = torch.bincount(labels, minlength=dataset.num_classes)
+        labels = dataset.train_targets if half == "train" else dataset.test_targets
+        sizes = torch.bincount(labels, minlength=dataset.num_classes or 0)
         lines.append(f"{len(labels):,} {half} images, {int(sizes.min()):,} to {int(sizes.max()):,} in a class")
         if len(labels) != expected:
             problems.append(f"{expected:,} {half} images were published, {len(labels):,} are here")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import ClientView
-from cdfl.core import Layout, Loss, Settings, pretrain
+from cdfl.core import Layout, Loss, Settings, flatten, pretrain
 from cdfl.core.batches import batch_plan
+from cdfl.core.losses import each_loss
 from cdfl.core.proxy import ProxySets, outputs
-from cdfl.data import Draw, Federation, Samples, to_input
+from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.models import build
 from cdfl.policy import Observation
@@ -25,7 +25,7 @@ from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 
 # A run ends after this many turns for each planned upload, even if its policy rarely uploads.
 TURNS_PER_UPLOAD = 50
-# A problem caches the data of this many turns: runs of one seed share it and need the same data at about the same time.
+# It caches the data of this many turns: runs of one seed share it and need the same data at about the same time.
 DRAWS_KEPT = 256
 
 
@@ -37,7 +37,7 @@ class TurnData(NamedTuple):
     noise_seed: int
 
 
-class Problem:
+class Workload:
     """What `reference_simulation` and `simulation` share. Its methods compute one model at a time."""
 
     def __init__(
@@ -53,18 +53,19 @@ class Problem:
         self.device = federation.device
         self.dtype = dtype
         self.seed = federation.seed
-        self.loss: Loss = cross_entropy  # the mean over a batch, as in the paper
+        self.loss: Loss = scenario.loss
+        self.metrics = scenario.metrics
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._torch_seed("weights"))
-            self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_classes)
+            self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_outputs)
         self.model.to(self.device, dtype)
         self.layout = Layout.of(self.model)
         self.start: Tensor | None = None  # (K, P) the clusters after pre-training
-        self.proxy_sets = [self.ready(*federation.proxy(k)) for k in range(federation.num_clusters)]
-        self.test_sets = [self.ready(*federation.test(k)) for k in range(federation.num_clusters)]
+        self.proxy_sets = self._sets("proxy")
+        self.test_sets = self._sets("test")
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
-    def with_federation(self, federation: Federation) -> "Problem":
+    def with_federation(self, federation: Federation) -> "Workload":
         """Return the same learning problem with other client data."""
         other = copy.copy(self)
         other.federation = federation
@@ -83,8 +84,8 @@ class Problem:
 
     def pretrain(self) -> Tensor:
         """Return the cluster models (K, P) at epoch 0."""
-        sets = [self.ready(*self.federation.pretraining(k)) for k in range(self.federation.num_clusters)]
-        with torch.random.fork_rng(devices=self._gpus):
+        sets = self._sets("pretraining")
+        with torch.random.fork_rng(devices=self.gpus):
             # Called before each training: like a client, each starts from the same random state (dropout).
             begin = lambda message: torch.manual_seed(self.pretraining_noise_seed)  # noqa: E731
             return pretrain(self.model, sets, self.loss, self.settings, self.pretraining_shuffle(), begin)
@@ -122,7 +123,7 @@ class Problem:
     @contextmanager
     def noise(self, client: int, turn: int) -> Iterator[None]:
         """Seed the random numbers of one training, and restore the state afterwards."""
-        with torch.random.fork_rng(devices=self._gpus):
+        with torch.random.fork_rng(devices=self.gpus):
             torch.manual_seed(self.noise_seed(client, turn))
             yield
 
@@ -144,8 +145,8 @@ class Problem:
         return float(self.loss(self.outputs(vector, inputs), targets))
 
     def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return images scaled for the network (n, C, H, W), and labels (n,)."""
-        return self.ready(*self.federation.fetch(samples))
+        """Return inputs for the network (n, ...), and targets (n, ...)."""
+        return self.federation.ready(samples, self.dtype)
 
     def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
         """Return the outputs of a model (P,) in evaluation mode."""
@@ -159,35 +160,48 @@ class Problem:
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
         inputs, targets = self.inputs(samples)
-        return torch.stack(
-            [cross_entropy(self.outputs(vector, inputs), targets, reduction="none") for vector in models], dim=1
-        )
+        return torch.stack([each_loss(self.loss, self.outputs(vector, inputs), targets) for vector in models], dim=1)
 
-    def accuracy(self, vector: Tensor, samples: Samples) -> float:
-        """Return the accuracy of a model (P,) on samples."""
-        return self._score(vector, *self.inputs(samples))
+    def scores(self, vector: Tensor, samples: Samples) -> list[float]:
+        """Return the score of a model (P,) on samples, by each metric."""
+        return self._scores(vector, *self.inputs(samples))
 
-    def cluster_accuracies(self, models: Tensor) -> list[float]:
-        """Return the accuracy of each cluster's model on its test set; one model may serve all clusters."""
-        return [
-            self._score(models[min(k, len(models) - 1)], inputs, targets)
+    def cluster_scores(self, models: Tensor) -> list[list[float]]:
+        """Return the score of each cluster's model on its test set, by each metric; one model may serve all."""
+        found = [
+            self._scores(models[min(k, len(models) - 1)], inputs, targets)
             for k, (inputs, targets) in enumerate(self.test_sets)
         ]
+        return [list(own) for own in zip(*found, strict=True)]
 
     @cached_property
     def flops(self) -> Flops:
         """The floating-point operations of one sample."""
-        return count_flops(self.model, self.federation.input_shape)
+        return count_flops(self.model, self.examples[0])
 
-    def _score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> float:
-        return float((self.outputs(vector, inputs).argmax(dim=1) == targets).double().mean())
-
-    def ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale fetched images for the network."""
-        return to_input(images, self.dtype), labels
+    @cached_property
+    def output_size(self) -> int:
+        """The number of outputs for one sample."""
+        return max(1, self.outputs(flatten(self.model), self.examples[0])[0].numel())
 
     @property
-    def _gpus(self) -> list[torch.device]:
+    def examples(self) -> tuple[Tensor, Tensor]:
+        """Two samples, to try the network with."""
+        inputs, targets = self.proxy_sets[0]
+        few = torch.arange(2, device=inputs.device) % len(inputs)
+        return inputs[few], targets[few]
+
+    def _scores(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> list[float]:
+        guesses = self.outputs(vector, inputs)
+        return [float(metric(guesses, targets)) for metric in self.metrics]
+
+    def _sets(self, split: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the samples of one split of every cluster."""
+        return [self.inputs(self.federation.all_samples(split, k)) for k in range(self.federation.num_clusters)]
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The GPUs whose random state a training uses."""
         return [self.device] if self.device.type == "cuda" else []
 
     def _torch_seed(self, purpose: str, *key: int) -> int:

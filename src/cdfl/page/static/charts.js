@@ -1,0 +1,242 @@
+// Curves, bars and their legends, drawn by Chart.js. The legend is a list beside the chart, with the values at the moment
+// that is shown; the same numbers can be opened as a table.
+
+import { make, say } from "./dom.js";
+import { number } from "./words.js";
+
+const charts = new Set();
+const resolved = new Map(); // the colours of the present theme
+const probe = make("span", { hidden: true });
+
+// light-dark() and other functions are computed by the browser: ask it for the colour that it would use.
+export function rgb(name) {
+  if (!resolved.has(name)) {
+    if (!probe.isConnected) document.body.append(probe);
+    probe.style.color = `var(${name})`;
+    resolved.set(name, getComputedStyle(probe).color);
+  }
+  return resolved.get(name);
+}
+
+export function themeChanged() {
+  resolved.clear();
+  for (const chart of charts) chart.restyle();
+}
+
+const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
+
+// A line at the moment that is shown.
+const cursor = {
+  id: "cursor",
+  afterDatasetsDraw(chart, _, { at }) {
+    if (at === null || at === undefined) return;
+    const { left, right, top, bottom } = chart.chartArea;
+    const x = chart.scales.x.getPixelForValue(at);
+    if (x < left || x > right) return;
+    const pen = chart.ctx;
+    pen.save();
+    pen.strokeStyle = rgb("--text");
+    pen.lineWidth = 1;
+    pen.setLineDash([3, 3]);
+    pen.beginPath();
+    pen.moveTo(x, top);
+    pen.lineTo(x, bottom);
+    pen.stroke();
+    pen.restore();
+  },
+};
+
+class Drawing {
+  constructor(place, { label, low = false }) {
+    this.label = label;
+    this.plot = make("div", { class: low ? "plot low" : "plot" });
+    this.canvas = make("canvas", { role: "img", "aria-label": label });
+    this.plot.append(this.canvas);
+    this.side = make("ul", { class: "side" });
+    this.empty = make("p", { class: "empty", hidden: true });
+    this.numbers = make("details", {}, make("summary", {}, "Numbers"));
+    this.numbers.addEventListener("toggle", () => this.fillTable());
+    place.replaceChildren(this.plot, this.side, this.empty, this.numbers);
+    this.curves = [];
+    charts.add(this);
+  }
+
+  remove() {
+    charts.delete(this);
+    this.chart?.destroy();
+  }
+
+  restyle() {
+    if (!this.chart) return;
+    for (const scale of Object.values(this.chart.options.scales)) {
+      scale.ticks.color = rgb("--quiet");
+      scale.grid.color = rgb("--line");
+      if (scale.title) scale.title.color = rgb("--quiet");
+    }
+    this.paint();
+    this.chart.update("none");
+  }
+
+  axes(x, y) {
+    const axis = (title, more) => ({
+      ticks: { color: rgb("--quiet"), maxTicksLimit: 7, ...more?.ticks },
+      grid: { color: rgb("--line") },
+      title: { display: Boolean(title), text: title, color: rgb("--quiet") },
+      ...more,
+    });
+    return { x: axis(x.title, x.more), y: axis(y.title, y.more) };
+  }
+
+  // Show a sentence in place of a chart that has nothing to draw.
+  nothing(words) {
+    say(this.empty, words);
+    this.empty.hidden = !words;
+    this.plot.hidden = this.side.hidden = this.numbers.hidden = Boolean(words);
+  }
+
+  legend(entries) {
+    while (this.side.children.length > entries.length) this.side.lastChild.remove();
+    entries.forEach(({ label, colorName, dash, value }, place) => {
+      let item = this.side.children[place];
+      if (!item) {
+        item = make("li", {}, make("span", { class: "mark" }), make("span", { class: "label" }), make("span", { class: "value" }));
+        this.side.append(item);
+      }
+      item.children[0].style.borderTopColor = `var(${colorName})`;
+      item.children[0].style.borderTopStyle = dash ?? "solid";
+      say(item.children[1], label);
+      say(item.children[2], value ?? "");
+    });
+  }
+
+  fillTable() {
+    this.table?.remove();
+    if (!this.numbers.open) return;
+    this.table = this.tableOf();
+    this.numbers.append(this.table);
+  }
+}
+
+// Curves over the number of uploads.
+export class Curves extends Drawing {
+  constructor(place, { label, x = "uploads", y = "", low = false, stacked = false, range = null }) {
+    super(place, { label, low });
+    const more = { type: "linear", min: 0, ticks: { color: rgb("--quiet"), maxTicksLimit: 6, precision: 0 } };
+    const scales = this.axes({ title: x, more }, { title: y, more: stacked ? { stacked: true, min: 0, max: 1 } : {} });
+    this.stacked = stacked;
+    if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
+    this.chart = new Chart(this.canvas, {
+      type: "line",
+      data: { datasets: [] },
+      plugins: [cursor],
+      options: {
+        animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: true, scales,
+        events: ["mousemove", "mouseout", "touchstart", "touchmove"],
+        interaction: { mode: "nearest", axis: "x", intersect: false },
+        elements: { point: { radius: 0, hitRadius: 6, hoverRadius: 3 } },
+        plugins: {
+          legend: { display: false },
+          cursor: { at: null },
+          tooltip: { animation: false, callbacks: { label: (item) => ` ${item.dataset.label}: ${number(item.parsed.y)}`, title: (items) => `upload ${items[0]?.parsed.x ?? ""}` } },
+        },
+      },
+    });
+  }
+
+  // `curves`: label, points, colorName, dash, width, value (in the legend); `at` is the moment that is shown, or null.
+  update(curves, { at = null, last = null, range = null } = {}) {
+    this.curves = curves;
+    this.legend(curves);
+    const sets = this.chart.data.datasets;
+    sets.length = curves.length;
+    curves.forEach((curve, place) => {
+      sets[place] ??= {};
+      Object.assign(sets[place], { label: curve.label, data: curve.points, borderWidth: curve.width ?? 2 });
+      sets[place].borderDash = DASHES[curve.dash ?? "solid"];
+      sets[place].fill = this.stacked ? (place === 0 ? "origin" : "-1") : false;
+    });
+    this.paint();
+    const { scales, plugins } = this.chart.options;
+    plugins.cursor.at = at;
+    if (last !== null) scales.x.max = Math.max(last, 1);
+    if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
+    const ends = curves.filter((curve) => curve.points.length).map((curve) => `${curve.label} ${number(curve.points.at(-1).y)}`);
+    this.canvas.setAttribute("aria-label", `${this.label}. Latest: ${ends.join(", ") || "nothing yet"}.`);
+    this.chart.update("none");
+    if (this.numbers.open) this.fillTable();
+  }
+
+  paint() {
+    this.chart.data.datasets.forEach((set, place) => {
+      const shade = rgb(this.curves[place].colorName);
+      set.borderColor = shade;
+      set.backgroundColor = shade.replace("rgb(", "rgba(").replace(")", ", .75)");
+      set.pointBackgroundColor = shade;
+    });
+  }
+
+  tableOf() {
+    const longest = this.curves.reduce((best, curve) => (curve.points.length > best.length ? curve.points : best), []);
+    const step = Math.max(1, Math.ceil(longest.length / 12));
+    const rows = longest.filter((_, i) => i % step === 0 || i === longest.length - 1);
+    const head = make("tr", {}, make("th", { scope: "col" }, "uploads"), ...this.curves.map((curve) => make("th", { scope: "col" }, curve.label)));
+    const body = rows.map(({ x }) =>
+      make("tr", {}, make("th", { scope: "row" }, String(x)), ...this.curves.map((curve) => {
+        const point = curve.points.findLast((one) => one.x <= x) ?? curve.points[0];
+        return make("td", {}, number(point?.y));
+      })),
+    );
+    return make("table", {}, make("caption", {}, this.label), make("thead", {}, head), make("tbody", {}, ...body));
+  }
+}
+
+// Bars with names below them; several sets may be stacked.
+export class Bars extends Drawing {
+  constructor(place, { label, x = "", y = "", low = false, stacked = false, max = null }) {
+    super(place, { label, low });
+    const scales = this.axes({ title: x, more: { stacked } }, { title: y, more: { stacked, beginAtZero: true, ...(max ? { max } : {}) } });
+    this.chart = new Chart(this.canvas, {
+      type: "bar",
+      data: { labels: [], datasets: [] },
+      options: {
+        animation: false, responsive: true, maintainAspectRatio: false, scales,
+        plugins: { legend: { display: false }, tooltip: { animation: false } },
+      },
+    });
+  }
+
+  // `sets`: label, values, colorName, stack, thin
+  update(labels, sets, { legend = true } = {}) {
+    this.curves = sets;
+    this.legend(legend ? sets : []);
+    this.side.hidden = !legend;
+    this.chart.data.labels = labels;
+    const held = this.chart.data.datasets;
+    held.length = sets.length;
+    sets.forEach((set, place) => {
+      held[place] ??= {};
+      Object.assign(held[place], { label: set.label, data: set.values, stack: set.stack ?? "all", borderWidth: set.outlined ? 2 : 0 });
+      held[place].categoryPercentage = 0.92;
+      held[place].barPercentage = set.outlined ? 0.55 : 0.95;
+    });
+    this.paint();
+    this.canvas.setAttribute("aria-label", `${this.label}: ${labels.length} columns.`);
+    this.chart.update("none");
+    if (this.numbers.open) this.fillTable();
+  }
+
+  paint() {
+    this.chart.data.datasets.forEach((set, place) => {
+      const shade = rgb(this.curves[place].colorName);
+      set.backgroundColor = shade;
+      set.borderColor = rgb("--panel");
+    });
+  }
+
+  tableOf() {
+    const head = make("tr", {}, make("th", { scope: "col" }, ""), ...this.curves.map((set) => make("th", { scope: "col" }, set.label)));
+    const body = this.chart.data.labels.map((label, i) =>
+      make("tr", {}, make("th", { scope: "row" }, String(label)), ...this.curves.map((set) => make("td", {}, number(set.values[i], 2)))));
+    return make("table", {}, make("caption", {}, this.label), make("thead", {}, head), make("tbody", {}, ...body));
+  }
+}

@@ -1,0 +1,308 @@
+// The panels of one run. `refresh` brings all of them up to a moment, one a frame; nothing else draws.
+
+import { Bars, Curves } from "./charts.js";
+import { ClientList, Glance } from "./clients.js";
+import { clusterColor, make, say } from "./dom.js";
+import { OUTCOMES, SCORES } from "./model.js";
+import { number, OUTCOME_WORDS, percent, sentence } from "./words.js";
+
+const LINES = 120; // of the feed that are in the document
+const SEARCHED = 3000; // of the feed that are looked through for notable ones
+const SCORE_LABELS = { held: "last reply (held)", before: "own training (before)", after: "new reply (after)", served: "served" };
+const SCORE_DASHES = { held: "dotted", before: "dashed", after: "solid", served: "solid" };
+
+let views = 0;
+
+export class RunView {
+  constructor(run, openClient) {
+    this.run = run;
+    this.root = document.getElementById("run-template").content.firstElementChild.cloneNode(true);
+    this.openClient = openClient;
+    const id = `run-${views++}`;
+    this.root.querySelectorAll("section").forEach((section, place) => {
+      const heading = section.querySelector("h3");
+      heading.id = `${id}-${place}`;
+      section.setAttribute("aria-labelledby", heading.id);
+    });
+    this.root.querySelector(".rows").id = `${id}-rows`;
+    this.isBuilt = false;
+  }
+
+  part(selector) {
+    return this.root.querySelector(selector);
+  }
+
+  // Make the panels, once the number of clusters is known.
+  build() {
+    const { run } = this;
+    this.isBuilt = true;
+    this.K = run.K;
+    this.list = new ClientList(this.root, run, (number) => this.openClient(run, number));
+    this.glance = new Glance(this.part(".glance"), run);
+    const legend = run.clusterNames.map((name, k) => {
+      const swatch = make("span", { class: "swatch" });
+      swatch.style.background = `var(${clusterColor(k)})`;
+      return make("li", {}, swatch, name);
+    });
+    this.part(".legend.clusters").replaceChildren(...legend);
+    say(this.part(".clients .explain"), run.simulated
+      ? "Thick bar: what the server estimated from the client's upload. Thin bar: what is true. Click one for its history."
+      : "Each bar is what the server estimated from the client's last upload. Click one for its history.");
+    const metric = run.metric.name;
+    this.replies = new Curves(this.part(".replies .chart"), { label: "Do the replies help", y: metric });
+    say(this.part(".replies .explain"), run.simulated
+      ? `Mean ${metric} on the client's held-out data: of the model it came with, of what it trained itself, and of the server's reply. ${run.metric.higher_is_better ? "Higher" : "Lower"} is better.`
+      : "What clients report: the loss on their own data, with the model they held and with the reply. Lower is better.");
+    this.fleet = new Curves(this.part(".fleet .chart"), { label: "Mean share of each cluster", stacked: true, low: true });
+    this.losses = new Curves(this.part(".losses .chart"), { label: "Clusters" });
+    this.uploads = new Curves(this.part(".uploads .chart"), { label: "Outcomes of uploads", stacked: true, low: true });
+    this.staleness = new Bars(this.part(".staleness .chart"), { label: "Staleness", x: "epochs", y: "uploads", low: true });
+    this.what = run.simulated ? "score" : "loss";
+    this.buildChoice();
+    this.part(".notable").addEventListener("change", () => this.feedLines());
+    this.panels = [
+      (shown) => this.tiles(shown),
+      (shown) => this.clients(shown),
+      (shown) => this.replyCurves(shown),
+      (shown) => this.fleetCurves(shown),
+      (shown) => this.clusterCurves(shown),
+      (shown) => this.matrices(shown),
+      (shown) => this.outcomeCurves(shown),
+      (shown) => this.stalenessBars(shown),
+      (shown) => this.feedLines(shown),
+    ];
+  }
+
+  destroy() {
+    for (const chart of [this.replies, this.fleet, this.losses, this.uploads, this.staleness]) chart?.remove();
+    this.root.remove();
+  }
+
+  // Yield after each panel, so that no frame has to draw all of them.
+  *refresh(shown, ranges) {
+    if (!this.run.columns) return;
+    if (!this.isBuilt) this.build();
+    this.ranges = ranges;
+    this.shown = shown;
+    this.at = shown < this.run.length ? shown : null;
+    for (const panel of this.panels) {
+      panel(shown);
+      yield;
+    }
+  }
+
+  tiles(shown) {
+    const { run } = this;
+    say(this.part(".run-title"), run.title);
+    say(this.part(".about"), run.about);
+    const scores = run.scores(shown);
+    const rate = run.rate(shown);
+    const outcomes = run.outcomes(shown, 500);
+    const recent = Math.max(1, Math.min(shown, 500));
+    const last = run.clusterState(shown, "scores");
+    const tiles = [["uploads", shown.toLocaleString("en"), run.planned ? `of ${run.planned.toLocaleString("en")}` : `epoch ${shown ? run.columns.epoch.at(shown - 1) : 0}`]];
+    tiles.push(["clients", run.names.length.toLocaleString("en"), ""]);
+    if (!Number.isNaN(scores.after)) {
+      const served = Number.isNaN(scores.served) ? "" : `, served ${number(scores.served)}`;
+      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}, before ${number(scores.before)}${served}`]);
+    }
+    if (last) tiles.push([`${run.metric.name} of clusters`, number(mean(last.scores)), `${number(Math.min(...last.scores))} to ${number(Math.max(...last.scores))}`]);
+    tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), ""]);
+    tiles.push(["applied", percent(outcomes[0] / recent), `${percent(outcomes[1] / recent)} too stale, ${percent(outcomes[2] / recent)} rejected`]);
+    const box = this.part(".tiles");
+    while (box.children.length > tiles.length) box.lastChild.remove();
+    tiles.forEach(([name, value, more], place) => {
+      let tile = box.children[place];
+      if (!tile) {
+        tile = make("div", {}, make("dt"), make("dd", {}, make("span"), make("small")));
+        box.append(tile);
+      }
+      say(tile.children[0], name);
+      say(tile.children[1].children[0], value);
+      say(tile.children[1].children[1], more);
+    });
+  }
+
+  clients(shown) {
+    this.list.update(shown);
+    this.glance.update(shown, this.list.order);
+  }
+
+  replyCurves(shown) {
+    const { run } = this;
+    const named = SCORES.map((name, i) => [name, i]).filter(([, i]) => run.scoreBins.has(i));
+    this.replies.nothing(named.length ? "" : run.simulated ? "No uploads yet." : "No client has reported yet. `cdfl join` reports by default, a Client with report=True.");
+    if (!named.length) return;
+    const now = run.scores(shown);
+    const curves = named.map(([name, i]) => ({
+      label: SCORE_LABELS[name], points: run.scoreBins.points(i, 4), colorName: `--${name}`, dash: SCORE_DASHES[name],
+      width: name === "after" ? 3 : 2, value: number(now[name]),
+    }));
+    this.replies.update(curves, { at: this.at, last: this.ranges.last, range: this.ranges.scores });
+  }
+
+  fleetCurves() {
+    const { run } = this;
+    this.fleet.nothing(run.fleetBins.has(0) ? "" : "This algorithm estimates no mixtures.");
+    if (!run.fleetBins.has(0)) return;
+    const row = run.fleetBins.bins.at(-1);
+    const areas = run.clusterNames.map((name, k) => ({
+      label: name, points: run.fleetBins.points(k), colorName: clusterColor(k), width: 1,
+      value: percent(row.sums[k] / row.counts[k]),
+    }));
+    this.fleet.update(areas, { at: this.at, last: this.ranges.last });
+  }
+
+  buildChoice() {
+    const box = this.part(".losses .choice");
+    const options = this.run.simulated ? [["score", this.run.metric.name], ["loss", "loss"]] : [["loss", "loss"]];
+    box.hidden = options.length < 2;
+    box.replaceChildren(...options.map(([what, words]) => {
+      const button = make("button", { type: "button", "aria-pressed": String(what === this.what) }, words);
+      button.addEventListener("click", () => {
+        this.what = what;
+        for (const other of box.children) other.setAttribute("aria-pressed", String(other === button));
+        this.clusterCurves(this.shown);
+      });
+      return button;
+    }));
+  }
+
+  clusterCurves() {
+    const { run } = this;
+    const bins = this.what === "score" ? run.clusterScoreBins : run.lossBins;
+    say(this.part(".losses .explain"), this.what === "score"
+      ? `${run.metric.name} of each cluster model on held-out data of its cluster, ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
+      : "Loss of each cluster model on the server's samples of its cluster, lower is better.");
+    this.losses.nothing(bins.bins.length ? "" : "Nothing yet.");
+    if (!bins.bins.length) return;
+    const dashes = ["solid", "dashed", "dotted"];
+    const curves = run.clusterNames.map((name, k) => {
+      const points = bins.points(k);
+      const now = points.findLast((point) => point.x <= this.shown) ?? points[0];
+      return { label: name, points, colorName: clusterColor(k), dash: dashes[Math.floor(k / 8) % 3], value: number(now?.y) };
+    });
+    this.losses.update(curves, { at: this.at, last: this.ranges.last });
+  }
+
+  matrices(shown) {
+    const { run } = this;
+    const [losses, distances] = [run.clusterState(shown, "matrix"), run.clusterState(shown, "distances")];
+    const seen = `${losses?.epoch} ${distances?.epoch}`;
+    if (this.matricesSeen === seen) return;
+    this.matricesSeen = seen;
+    const box = this.part(".matrices");
+    if (!losses && !distances) {
+      say(this.part(".apart .explain"), "Not measured yet.");
+      return;
+    }
+    say(this.part(".apart .explain"), apartWords(run, losses?.matrix));
+    const tables = [];
+    if (losses) tables.push(table(run, losses.matrix, `Loss of each cluster's model (row) on the samples of each cluster (column), epoch ${losses.epoch}`, { best: "row" }));
+    if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, epoch ${distances.epoch}`, {}));
+    box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": each.caption.textContent }, each)));
+  }
+
+  outcomeCurves(shown) {
+    const { run } = this;
+    const colors = ["--c2", "--c5", "--c1"];
+    const counts = run.outcomes(shown);
+    this.uploads.nothing(run.length ? "" : "No uploads yet.");
+    if (!run.length) return;
+    const curves = OUTCOMES.map((name, i) => ({
+      label: OUTCOME_WORDS[name], points: run.outcomeBins.points(i, 2), colorName: colors[i], width: 1, value: counts[i].toLocaleString("en"),
+    }));
+    this.uploads.update(curves, { at: this.at, last: this.ranges.last });
+    say(this.part(".uploads .explain"), "Share of each outcome over time, and how many there were.");
+    const reasons = new Map();
+    for (const [position, why] of run.refusals) if (position < shown) reasons.set(why, (reasons.get(why) ?? 0) + 1);
+    const items = [...reasons].sort(([, one], [, other]) => other - one).slice(0, 5);
+    this.part(".reasons").replaceChildren(...items.map(([why, times]) => make("li", {}, `${times.toLocaleString("en")} rejected: ${why}`)));
+  }
+
+  stalenessBars(shown) {
+    const bins = this.run.stalenessHistogram(shown);
+    this.staleness.nothing(shown ? "" : "No uploads yet.");
+    if (!shown) return;
+    const labels = bins.map(({ low, high }) => (low === high ? `${low}` : `${low}–${high}`));
+    this.staleness.update(labels, [{ label: "uploads", values: bins.map(({ count }) => count), colorName: "--before" }], { legend: false });
+  }
+
+  feedLines(shown = this.shown) {
+    const { run } = this;
+    const onlyNotable = this.part(".notable").checked;
+    const box = this.part(".lines");
+    const wanted = [];
+    let looked = 0;
+    for (let i = lastEntry(run.log, shown); i >= 0 && wanted.length < LINES && looked < SEARCHED; i--, looked++) {
+      const said = sentence(run, run.log[i]);
+      if (!onlyNotable || said.weight !== "usual") wanted.push([i, run.log[i], said]);
+    }
+    // Lines that are there already are kept: new ones come in above them.
+    const kept = new Map([...box.children].map((line) => [line.dataset.key, line]));
+    const lines = wanted.map(([i, entry, said]) => kept.get(`${i} ${said.words}`) ?? this.line(i, entry, said));
+    const isSame = lines.length === box.children.length && lines.every((line, place) => line === box.children[place]);
+    if (!isSame) box.replaceChildren(...lines);
+  }
+
+  line(i, entry, said) {
+    const { run } = this;
+    const when = entry.kind === "upload" ? `${run.columns.epoch.at(entry.position)}` : `${entry.position}`;
+    const item = make("li", {}, make("span", { class: "when" }, when));
+    item.dataset.key = `${i} ${said.words}`;
+    if (said.client) {
+      const button = make("button", { type: "button" }, said.client);
+      button.addEventListener("click", () => this.openClient(run, entry.client));
+      item.append(button, " ");
+    }
+    item.append(make("span", { class: said.weight }, said.words));
+    return item;
+  }
+}
+
+// The index of the last entry of the log that happened before `shown` uploads were over.
+function lastEntry(log, shown) {
+  let [low, high] = [0, log.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    const entry = log[middle];
+    if (entry.kind === "upload" ? entry.position < shown : entry.position <= shown) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+export function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function table(run, values, caption, { best }) {
+  const finite = values.flat().filter((value) => value !== null && Number.isFinite(value));
+  const most = Math.max(...finite, 1e-12);
+  const head = make("tr", {}, make("td"), ...run.clusterNames.map((name) => make("th", { scope: "col" }, name)));
+  const rows = values.map((row, k) => {
+    const lowest = Math.min(...row.filter((value) => value !== null));
+    const cells = row.map((value) => {
+      const cell = make("td", {}, number(value, most < 10 ? 3 : 1));
+      cell.style.background = `rgba(var(--heat), ${((value ?? 0) / most * 0.45).toFixed(3)})`;
+      if (best === "row" && value === lowest) cell.className = "low";
+      return cell;
+    });
+    return make("tr", {}, make("th", { scope: "row" }, run.clusterNames[k]), ...cells);
+  });
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...rows));
+}
+
+// One sentence: which clusters cannot be told apart.
+function apartWords(run, matrix) {
+  if (!matrix) return "";
+  const close = [];
+  for (let k = 0; k < matrix.length; k++) {
+    for (let j = k + 1; j < matrix.length; j++) {
+      const [own, other] = [matrix[k][k] + matrix[j][j], matrix[k][j] + matrix[j][k]];
+      if (other < 1.1 * own) close.push(`${run.clusterNames[k]} and ${run.clusterNames[j]}`);
+    }
+  }
+  if (!close.length) return "Every cluster's model is clearly better on its own samples than the other models.";
+  return `These clusters can hardly be told apart: ${close.join("; ")}.`;
+}

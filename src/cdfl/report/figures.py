@@ -1,0 +1,334 @@
+"""The pictures of runs. Each function returns a matplotlib figure; `cdfl.report.style.save` writes it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdfl.report import style
+from cdfl.series import Numbers, RunSeries, adaptation, groups, smoothed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WINDOW = 60  # uploads averaged in one point of a curve; fewer in short runs
+MOST_BARS = 30  # uploads of one client that are drawn
+
+
+def smoothing(num_uploads: int) -> int:
+    """Return how many uploads are averaged in one point, so that a short run still gives a curve.
+
+    >>> [smoothing(uploads) for uploads in (1, 12, 60, 600)]
+    [1, 3, 15, 60]
+    """
+    return max(1, min(WINDOW, num_uploads // 4))
+
+
+def story(runs: Sequence[RunSeries], client: int | None = None) -> "Figure":
+    """Draw what happens to one client, and what that does for all of them.
+
+    Left, for one client of the first run: what its data are made of, and what the server estimates. Right: the scores
+    of all clients. Runs of other algorithms are drawn beside them.
+    """
+    first = runs[0]
+    chosen = first.telling_client() if client is None else client
+    if not len(first.of_client(chosen)):
+        there = f"0 to {first.started.num_clients - 1}"
+        raise ValueError(f"client {chosen} made no upload in {first.name}; there are clients {there}")
+    with style.styled():
+        figure = style.new_figure(11.5, 4.4)
+        parts: Any = figure.subfigures(1, 2, width_ratios=(1.12, 1), wspace=0.03)
+        left, right = parts
+        if first.mixtures is None:
+            _mixtures(left.subplots(), None, first, chosen)
+        else:
+            truth, estimated = left.subplots(2, 1, sharex=True)
+            _mixtures(truth, estimated, first, chosen)
+        _scores(right.subplots(), runs)
+    return figure
+
+
+def comparison(runs: Sequence[RunSeries]) -> "Figure":
+    """Draw what the replies of several algorithms reach over time, and all scores at the end; bands are over seeds."""
+    grouped, window = groups(runs), smoothing(min(run.num_uploads for run in runs))
+    with style.styled():
+        figure = style.new_figure(11.5, max(3.4, 1.6 + 0.42 * len(grouped)))
+        over_time, at_end = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        labels = []
+        for place, (name, own) in enumerate(grouped.items()):
+            color, line = style.algorithm_color(name, place), style.LINES[place % len(style.LINES)]
+            labels.append((_band(over_time, [run.reply for run in own], window, color, line), name, color))
+        over_time.set_title("How good the replies are")
+        _label_axes(over_time, runs, window)
+        style.label_beside(over_time, labels)
+        _final_scores(at_end, grouped)
+    return figure
+
+
+def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]]) -> None:
+    """Draw one row an algorithm: its scores over the last upload of every client, with their deviation over seeds."""
+    markers = {"held": "o", "before": "s", "after": "D", "served": "*"}
+    names = [name for name in markers if any(name in run.scores for own in grouped.values() for run in own)]
+    for row, (algorithm, own) in enumerate(grouped.items()):
+        color = style.algorithm_color(algorithm, row)
+        for name in names:
+            values = [run.last(run.scores[name]) for run in own if name in run.scores]
+            if values:
+                spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+                filled = color if name in ("after", "served") else "white"
+                axes.errorbar(
+                    np.mean(values), row, xerr=spread, color=color, marker=markers[name], mfc=filled, capsize=2, ls=""
+                )
+    for name in names:
+        axes.plot([], [], color=style.QUIET, marker=markers[name], ls="", label=style.SCORE_WORDS[name],
+                  mfc=style.QUIET if name in ("after", "served") else "white")  # fmt: skip
+    axes.set_yticks(range(len(grouped)), list(grouped))
+    axes.set_ylim(len(grouped) - 0.4, -0.6)
+    first = next(iter(grouped.values()))[0]
+    axes.set(title="At the end: the last upload of every client", xlabel=f"{first.metric_label}, held-out data")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+
+
+def _mixtures(truth: "Axes", estimated: "Axes | None", run: RunSeries, client: int) -> None:
+    places = run.of_client(client)[:MOST_BARS]
+    uploads = np.arange(1.0, len(places) + 1)
+    shown = [(truth, run.true_mixtures[places], 1.0, f"1  What client {client}'s data are made of, over time")]
+    if estimated is not None and run.mixtures is not None:
+        shown.append((estimated, run.mixtures[places], 0.5, "2  The server's estimate, from uploaded models alone"))
+    for axes, mixtures, width, title in shown:
+        _stack(axes, uploads, mixtures, width)
+        axes.set(title=title, ylim=(0, 1), yticks=[0, 0.5, 1], yticklabels=["0 %", "50 %", "100 %"])
+        axes.grid(visible=False)
+        axes.margins(x=0.01)
+    main = run.true_mixtures[places].argmax(axis=1)
+    for place in np.flatnonzero(main[1:] != main[:-1]):
+        for axes, *_ in shown:
+            axes.axvline(place + 1.5, color=style.INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    _name_clusters(truth, run, run.true_mixtures[places])
+    lowest = shown[-1][0]
+    lowest.set_xlabel("its uploads, in order" + ("; dashed: its data move" if np.any(main[1:] != main[:-1]) else ""))
+    _whole_numbers(lowest)
+
+
+def _whole_numbers(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _stack(axes: "Axes", x: Numbers, mixtures: Numbers, width: float) -> None:
+    bottom = np.zeros(len(x))
+    for cluster, shares in enumerate(mixtures.T):
+        axes.bar(
+            x,
+            shares,
+            width,
+            bottom=bottom,
+            color=style.cluster_color(cluster),
+            hatch=style.cluster_hatch(cluster),
+            edgecolor="white" if width < 1 else style.cluster_color(cluster),
+            linewidth=0.6 if width < 1 else 0.2,
+        )
+        bottom = bottom + shares
+
+
+def _name_clusters(axes: "Axes", run: RunSeries, mixtures: Numbers) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=style.cluster_color(cluster), hatch=style.cluster_hatch(cluster), label=name)
+        for cluster, name in enumerate(run.clusters)
+    ]
+    axes.legend(
+        handles=handles[::-1],
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=9,
+        title="kind of data",
+    )
+
+
+def _scores(axes: "Axes", runs: Sequence[RunSeries]) -> None:
+    """Draw the scores of all clients of the first algorithm, and what the replies of others reach."""
+    (_, own), *others = groups(runs).items()
+    window = smoothing(min(run.num_uploads for run in runs))
+    labels = []
+    for name in own[0].scores:
+        color, width = style.SCORES[name], 2.6 if name == "after" else 1.8
+        end = _band(axes, [run.scores[name] for run in own], window, color, style.SCORE_LINES[name], width)
+        labels.append((end, style.SCORE_WORDS[name], color))
+    for place, (name, theirs) in enumerate(others):
+        color, line = style.algorithm_color(name, place), style.LINES[(place + 1) % len(style.LINES)]
+        labels.append((_band(axes, [run.reply for run in theirs], window, color, line), _words(name), color))
+    number = 2 if own[0].mixtures is None else 3
+    axes.set_title(f"{number}  How well the server's replies work, all clients")
+    _label_axes(axes, runs, window)
+    style.label_beside(axes, labels)
+
+
+def _label_axes(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
+    most = max(map(len, groups(runs).values()))
+    spread = f"; band: deviation over {most} seeds" if most > 1 else ""
+    mean = f"mean of the last {window}" if window > 1 else "each one"
+    axes.set_xlabel(f"uploads ({mean}{spread})")
+    axes.set_ylabel(f"{runs[0].metric_label}, held-out data")
+
+
+def _words(algorithm: str) -> str:
+    """Name an algorithm, with a word for those who do not know it."""
+    known = {"local": "alone", "local-keep": "alone", "fedasync": "one model", "fedbuff": "one model"}
+    return f"{known[algorithm]} ({algorithm})" if algorithm in known else algorithm
+
+
+def _band(axes: "Axes", series: Sequence[Numbers], window: int, color: str, line: str, width: float = 2.0) -> float:
+    """Draw the mean of several seeds, and their deviation as a band; return where the line ends."""
+    length = min(map(len, series))
+    curves = np.stack([smoothed(values[:length], window) for values in series])
+    x, mean = np.arange(window, length + 1), curves.mean(axis=0)
+    marker = "o" if len(x) == 1 else None
+    axes.plot(x, mean, color=color, linestyle=line, linewidth=width, marker=marker)
+    if len(curves) > 1:
+        deviation = curves.std(axis=0, ddof=1)
+        axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.18, linewidth=0)
+    return float(mean[-1])
+
+
+def clusters_figure(runs: Sequence[RunSeries]) -> "Figure":
+    """Draw the scores of the clusters of one algorithm over time, and how its models compare at the end."""
+    first = runs[0]
+    with style.styled():
+        panels = 1 + (first.cluster_losses is not None) + (first.cluster_distances is not None)
+        figure = style.new_figure(4.4 * panels, 3.6)
+        axes = np.atleast_1d(figure.subplots(1, panels))
+        labels = []
+        for cluster, name in enumerate(first.clusters):
+            same = [run.cluster_scores[: _common(runs), cluster] for run in runs]
+            mean = np.mean(same, axis=0)
+            x = first.cluster_uploads[: len(mean)]
+            line = style.LINES[cluster // len(style.CLUSTERS) % len(style.LINES)]
+            axes[0].plot(x, mean, color=style.cluster_color(cluster), linestyle=line, linewidth=2)
+            labels.append((float(mean[-1]), name, style.cluster_color(cluster)))
+        axes[0].set(title="Cluster models on their own cluster", xlabel="uploads", ylabel=first.metric_label)
+        style.label_beside(axes[0], labels)
+        tables = [(first.cluster_losses, "Loss of each model (row) on each\ncluster's samples (column)")]
+        tables.append((first.cluster_distances, "Distance between cluster models"))
+        shown = [(values, title) for values, title in tables if values is not None]
+        for own, (values, title) in zip(axes[1:], shown, strict=True):
+            _matrix(own, values[-1], first.clusters, title)
+    return figure
+
+
+def _common(runs: Sequence[RunSeries]) -> int:
+    return min(len(run.cluster_scores) for run in runs)
+
+
+def _matrix(axes: "Axes", values: Numbers, names: Sequence[str], title: str) -> None:
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=np.nanmax(values) * 1.6 or 1)
+    for row, numbers in enumerate(values):
+        for column, number in enumerate(numbers):
+            axes.text(column, row, f"{number:.3g}", ha="center", va="center", fontsize=9)
+    ticks = range(len(names))
+    axes.set_xticks(ticks, names, rotation=30, ha="right")
+    axes.set_yticks(ticks, names)
+    axes.set_title(title)
+    axes.grid(visible=False)
+
+
+def traffic_figure(run: RunSeries) -> "Figure":
+    """Draw staleness, outcomes and bytes of a run."""
+    with style.styled():
+        figure = style.new_figure(11.5, 3.0)
+        stale, outcomes, sent = figure.subplots(1, 3)
+        stale.hist(run.staleness, bins=min(30, int(run.staleness.max()) + 1), color=style.CLUSTERS[0])
+        stale.set(title="Staleness", xlabel="epochs between download and upload", ylabel="uploads")
+        names = ("applied", "deprecated", "rejected")
+        counts = [run.outcomes.count(name) for name in names]
+        drawn = outcomes.barh(
+            ["applied", "too stale", "rejected"], counts, color=[style.CLUSTERS[i] for i in (2, 5, 1)]
+        )
+        outcomes.bar_label(drawn, padding=3)
+        outcomes.margins(x=0.15)
+        outcomes.set(title="What happened to uploads", xlabel="uploads")
+        outcomes.invert_yaxis()
+        x = np.arange(1, run.num_uploads + 1)
+        up, down = run.bytes_up.cumsum() / 1e6, run.bytes_down.cumsum() / 1e6
+        sent.plot(x, down, color=style.CLUSTERS[1], linewidth=2)
+        sent.plot(x, up, color=style.CLUSTERS[0], linewidth=2, linestyle="--")
+        sent.set(title="Megabytes on the wire", xlabel="uploads", ylabel="MB, all clients")
+        style.label_beside(
+            sent, [(float(down[-1]), "down", style.CLUSTERS[1]), (float(up[-1]), "up", style.CLUSTERS[0])]
+        )
+    return figure
+
+
+def adaptation_figure(runs: Sequence[RunSeries]) -> "Figure | None":
+    """Draw the scores of clients after their data moved, by the number of uploads since; None if none moved."""
+    steps = [found for run in runs if (found := adaptation(run))]
+    if not steps:
+        return None
+    first = runs[0]
+    with style.styled():
+        figure = style.new_figure(6.4, 3.2)
+        axes, labels = figure.subplots(), []
+        for name in steps[0]:
+            known = np.array([each[name] for each in steps])
+            values = known[:, ~np.isnan(known).all(axis=0)]
+            values = np.nanmean(values, axis=0)
+            color = style.SCORES[name]
+            axes.plot(np.arange(1, len(values) + 1), values, color=color, linestyle=style.SCORE_LINES[name], marker="o")
+            labels.append((float(values[-1]), style.SCORE_WORDS[name], color))
+        axes.set(
+            xlabel="uploads since the client's main cluster changed", ylabel=f"{first.metric_label}, held-out data"
+        )
+        axes.set_title("How fast replies follow a client whose data move")
+        _whole_numbers(axes)
+        style.label_beside(axes, labels)
+    return figure
+
+
+def mixture_figure(run: RunSeries) -> "Figure | None":
+    """Draw the estimated against the true share of each cluster, over all uploads; None without estimates."""
+    if run.mixtures is None:
+        return None
+    with style.styled():
+        figure = style.new_figure(7.2, 3.4)
+        scatter, error = figure.subplots(1, 2)
+        for cluster, name in enumerate(run.clusters):
+            scatter.plot(
+                run.true_mixtures[:, cluster],
+                run.mixtures[:, cluster],
+                linestyle="",
+                marker="osD^vP*X"[cluster % 8],
+                markersize=3,
+                alpha=0.35,
+                color=style.cluster_color(cluster),
+                label=name,
+                rasterized=True,  # thousands of points
+            )
+        scatter.plot([0, 1], [0, 1], color=style.INK, linewidth=1, linestyle=":")
+        scatter.set(title="Mixtures", xlabel="true share", ylabel="estimated share", xlim=(0, 1), ylim=(0, 1))
+        scatter.set_aspect("equal")
+        scatter.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9, markerscale=2)
+        window = smoothing(run.num_uploads)
+        values = smoothed(run.divergence, window)
+        error.plot(np.arange(window, run.num_uploads + 1), values, color=style.INK, linewidth=1.8)
+        error.set(title="Error of the estimate", xlabel="uploads", ylabel="KL, true to estimated")
+        error.set_ylim(bottom=0)
+    return figure
+
+
+def all_figures(runs: Sequence[RunSeries], client: int | None = None) -> Mapping[str, "Figure"]:
+    """Return every picture of some runs by the name of its file. The first algorithm gets those of a single run."""
+    grouped = groups(runs)
+    own = next(iter(grouped.values()))
+    found = {
+        "story": story(own, client),
+        "comparison": comparison(runs) if len(grouped) > 1 else None,
+        "mixtures": mixture_figure(own[0]),
+        "adaptation": adaptation_figure(own),
+        "clusters": clusters_figure(own),
+        "uploads": traffic_figure(own[0]),
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}

@@ -1,0 +1,84 @@
+"""What is odd about runs, one sentence each: the part of a report to read first."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cdfl.series import RunSeries, groups
+
+MANY_REJECTED = 0.05
+MANY_STALE = 0.2
+HARDLY_APART = 1.1  # the loss on another cluster's samples, over the loss on its own
+FAR_HARDER = 3.0  # the loss of one cluster on its own samples, over the median
+
+
+def findings(runs: Sequence[RunSeries]) -> list[str]:
+    """Return one sentence for each odd thing; the name of the run is in front where there are several."""
+    found = []
+    for run in runs:
+        prefix = f"{run.name}: " if len(runs) > 1 else ""
+        found += [prefix + sentence for sentence in _of_run(run)]
+    for name, own in groups(runs).items():
+        found += _of_seeds(name, own)
+    return found
+
+
+def _of_run(run: RunSeries) -> list[str]:
+    found = list(run.notes)
+    if run.finished is None:
+        found.append(f"The run is not finished: {run.num_uploads} of {run.started.num_uploads} uploads are there.")
+    elif run.finished.shortfall:
+        found.append(run.finished.shortfall)
+    if run.num_diverged:
+        found.append(f"{run.num_diverged} trainings diverged and were refused; use a smaller learning_rate.")
+    shares = {name: run.outcomes.count(name) / run.num_uploads for name in ("deprecated", "rejected")}
+    if shares["deprecated"] > MANY_STALE:
+        found.append(f"{shares['deprecated']:.0%} of the uploads were too stale to count; raise max_staleness.")
+    if shares["rejected"] > MANY_REJECTED:
+        found.append(f"{shares['rejected']:.0%} of the uploads were rejected by the defence.")
+    better = 1 if run.higher_is_better else -1
+    if better * (run.last(run.reply) - run.last(run.scores["before"])) < 0:
+        found.append("Replies are worse than what clients train themselves: federation does not pay off here.")
+    elif better * (run.last(run.reply) - run.last(run.scores["held"])) < 0:
+        found.append("Replies are worse than the models that clients came with.")
+    return found + _of_clusters(run, better)
+
+
+def _of_clusters(run: RunSeries, better: int) -> list[str]:
+    found = []
+    for cluster, name in enumerate(run.clusters):
+        if better * (run.cluster_scores[-1, cluster] - run.cluster_scores[0, cluster]) < 0:
+            found.append(
+                f"The model of cluster {name} is worse at the end ({run.cluster_scores[-1, cluster]:.3f}) than at the "
+                f"start ({run.cluster_scores[0, cluster]:.3f})."
+            )
+    if run.cluster_losses is None:
+        return found
+    losses = run.cluster_losses[-1]
+    own = np.diag(losses)
+    if np.allclose(losses, losses[0]) and len(losses) > 1:
+        return found  # one model for all clusters
+    for one in range(len(losses)):
+        for other in range(one + 1, len(losses)):
+            across, within = losses[one, other] + losses[other, one], own[one] + own[other]
+            if across < HARDLY_APART * within:
+                found.append(
+                    f"The clusters {run.clusters[one]} and {run.clusters[other]} can hardly be told apart: "
+                    "each model is as good on the other's samples."
+                )
+    for name, loss in zip(run.clusters, own, strict=True):
+        if loss > FAR_HARDER * np.median(own):
+            found.append(f"Cluster {name} is far harder than the others: its loss is {loss:.3g}.")
+    return found
+
+
+def _of_seeds(name: str, runs: Sequence[RunSeries]) -> list[str]:
+    if len(runs) < 3:
+        return []
+    last = np.array([run.last(run.reply) for run in runs])
+    apart = np.abs(last - np.median(last))
+    usual = np.median(apart) or 1e-9
+    worst = int(apart.argmax())
+    if apart[worst] > 6 * usual and apart[worst] > 0.02 * abs(np.median(last)):
+        return [f"{name}: seed {runs[worst].started.seed} is far from the other seeds ({last[worst]:.3f})."]
+    return []

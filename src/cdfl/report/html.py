@@ -1,0 +1,185 @@
+"""A report: one HTML file that needs nothing else, and its plots as files."""
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdfl.record import RunFolder, versions
+from cdfl.report import style
+from cdfl.report.figures import all_figures
+from cdfl.report.findings import findings
+from cdfl.series import RunSeries, groups
+
+if TYPE_CHECKING:
+    pass
+
+CAPTIONS = {
+    "story": "One client: the true mixture of its data (1) and the server's estimate (2), upload by upload. All "
+    "clients (3): the model a client came with, what it trained from it, and the server's reply, on held-out data.",
+    "comparison": "Left: the replies of each algorithm on held-out data, over the run. Right: every score at the end; "
+    "bars are the standard deviation over seeds.",
+    "mixtures": "Left: the estimated against the true share of each cluster, one point an upload; on the dotted line "
+    "the estimate is exact. Right: the error of the estimate over time.",
+    "adaptation": "Scores by the number of uploads since a client's main cluster changed.",
+    "clusters": "Each cluster's model on held-out data of its cluster, over time; and at the end each model on the "
+    "server's samples of every cluster, and how far the models are apart.",
+    "uploads": "How old uploads were, what happened to them, and how many bytes were sent.",
+}
+LEGEND = (
+    "held: the model a client came with; before: what it trained from it; after: the reply. All are means over the "
+    "last upload of every client. clusters: each cluster's model on its own cluster. KL: from the true to the "
+    "estimated mixture."
+)
+CSS = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #d9dde1; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } caption { text-align: left; color: #565e66; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #d9dde1; text-align: right; white-space: nowrap; }
+th:first-child { text-align: left; }
+td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; } figure { margin: 1rem 0; } figure img { max-width: 100%; }
+figcaption, .quiet { color: #565e66; font-size: .92rem; } .scroll { overflow-x: auto; }
+@media print { h2 { break-after: avoid; } figure { break-inside: avoid; } }
+"""
+
+
+def write_report(
+    runs: Mapping[str, RunFolder],
+    read: Sequence[RunSeries],
+    out: Path,
+    client: int | None = None,
+    progress: Callable[[int, int], Any] = lambda done, total: None,
+) -> list[Path]:
+    """Write report.html, the plots as PNG and SVG, and scores.csv into a folder; return the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = all_figures(read, client)
+    files, images = [], {}
+    for done, (name, figure) in enumerate(pictures.items()):
+        progress(done, len(pictures))
+        for suffix in (".png", ".svg"):
+            style.save(figure, out / f"{name}{suffix}")
+            files.append(out / f"{name}{suffix}")
+        images[name] = (out / f"{name}.svg").read_bytes()
+    progress(len(pictures), len(pictures))
+    table = score_table(read)
+    (out / "scores.csv").write_text(_csv(table), encoding="utf-8")
+    (out / "report.html").write_text(_page(runs, read, table, images), encoding="utf-8")
+    return [out / "report.html", out / "scores.csv", *files]
+
+
+def score_table(runs: Sequence[RunSeries]) -> list[list[str]]:
+    """Return one row an algorithm, after a row of titles: means over seeds, with their standard deviation."""
+    names = [name for name in style.SCORES if any(name in run.scores for run in runs)]
+    rows = [["algorithm", "seeds", *names, "clusters", "KL", "MB up", "MB down"]]
+    for algorithm, own in groups(runs).items():
+        cells = [_spread([run.last(run.scores[name]) for run in own if name in run.scores]) for name in names]
+        cells.append(_spread([float(run.cluster_scores[-1].mean()) for run in own]))
+        cells.append(_spread([run.last(run.divergence) for run in own if run.mixtures is not None]))
+        cells += [f"{np.mean([values(run) for run in own]) / 1e6:.1f}" for values in (_sent_up, _sent_down)]
+        rows.append([algorithm, str(len(own)), *cells])
+    return rows
+
+
+def _sent_up(run: RunSeries) -> float:
+    return float(run.bytes_up.sum())
+
+
+def _sent_down(run: RunSeries) -> float:
+    return float(run.bytes_down.sum())
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{np.mean(values):.3f}" + (f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else "")
+
+
+def _page(
+    runs: Mapping[str, RunFolder], read: Sequence[RunSeries], table: list[list[str]], images: Mapping[str, bytes]
+) -> str:
+    first = read[0]
+    title = f"{', '.join(groups(read))} on {first.started.scenario}"
+    odd = findings(read)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="quiet">{_described(read)}</p>',
+        "<h2>Scores</h2>",
+        _table(table, f"{first.metric_label} on held-out data; mean ± standard deviation over seeds"),
+        f'<p class="quiet">{LEGEND}</p>',
+        "<h2>What was odd</h2>",
+        "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in odd) + "</ul>" if odd else "<p>Nothing.</p>",
+    ]
+    for name, image in images.items():
+        data = base64.b64encode(image).decode()
+        parts.append(
+            f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{escape(CAPTIONS[name])}">'
+            f"<figcaption>{escape(CAPTIONS[name])} Files: {name}.png, {name}.svg.</figcaption></figure>"
+        )
+    parts += ["<h2>What was run</h2>", *_settings(runs)]
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{CSS}</style></head>\n'
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _described(read: Sequence[RunSeries]) -> str:
+    first = read[0].started
+    seeds = sorted({run.started.seed for run in read})
+    kinds = ", ".join(read[0].clusters)
+    return escape(
+        f"{first.num_clients} clients, {first.num_uploads} uploads, {first.num_clusters} clusters ({kinds}), models of "
+        f"{first.model_bytes / 1e6:.3g} MB, seeds {', '.join(map(str, seeds))}; cdfl {versions()['cdfl']}."
+    )
+
+
+def _settings(runs: Mapping[str, RunFolder]) -> Iterable[str]:
+    """Yield the settings: those of the first run, then what differs in the others."""
+    configs = {name: dict(_flat(run.config())) for name, run in runs.items() if (run.path / "config.json").exists()}
+    if not configs:
+        yield "<p>The folders hold no config.json.</p>"
+        return
+    (first, common), *others = configs.items()
+    whole = _table([["setting", first], *map(list, common.items())])
+    yield f'<details><summary>All settings of {escape(first)}</summary><div class="scroll">{whole}</div></details>'
+    changed = [[name, *pair] for name, own in others for pair in own.items() if common.get(pair[0]) != pair[1]]
+    if changed:
+        yield _table([["run", "setting", "value"], *changed], "What differs in the other runs")
+    made = runs[first].path / "versions.json"
+    if made.exists():
+        found = json.loads(made.read_text(encoding="utf-8"))
+        yield f'<p class="quiet">{escape(", ".join(f"{name} {value}" for name, value in found.items()))}</p>'
+
+
+def _flat(values: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(values, dict) and values:
+        for name, value in values.items():
+            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, json.dumps(values, default=str)
+
+
+def _table(rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    head, *body = rows
+    words = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = [
+        f"<tr><th>{escape(row[0])}</th>"
+        + "".join(f'<td class="{"words" if len(cell) > 16 else ""}">{escape(cell)}</td>' for cell in row[1:])
+        + "</tr>"
+        for row in body
+    ]
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead><tr>{words}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,86 @@
+"""The report: one file that needs nothing else, and what it says is odd."""
+
+import csv
+import re
+from pathlib import Path
+
+from cdfl.record import RunFolder
+from cdfl.report import write_report
+from cdfl.report.findings import findings
+from cdfl.series import RunSeries
+
+from ..made_up import clusters, diverged, events, finished, started, uploaded, write_run
+
+
+def report(tmp_path: Path, **runs):
+    folders = {name: RunFolder(write_run(tmp_path / name, made)) for name, made in runs.items()}
+    read = [RunSeries.of(name, folder.events()) for name, folder in folders.items()]
+    write_report(folders, read, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_the_file_needs_nothing_else(tmp_path):
+    out = report(tmp_path, one=events(), two=events(start={"seed": 1}))
+    page = (out / "report.html").read_text()
+    assert re.findall(r"(?:src|href)=\"(?!data:)", page) == []
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+    assert page.count('src="data:image/svg+xml;base64,') == 5
+    for name in ("story", "mixtures", "adaptation", "clusters", "uploads"):
+        assert (out / f"{name}.png").stat().st_size > 5000
+        assert (out / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_scores_with_their_spread(tmp_path):
+    out = report(tmp_path, one=events(), two=events(start={"seed": 1}, upload={"after": 0.9}))
+    head, row = csv.reader((out / "scores.csv").read_text().splitlines())
+    found = dict(zip(head, row, strict=True))
+    assert (found["algorithm"], found["seeds"], found["MB up"]) == ("cdfl", "2", "0.0")
+    assert found["after"] == "0.855 ± 0.064"  # .81 and .9
+    assert "0.855 ± 0.064" in (out / "report.html").read_text()
+
+
+def test_words_of_users_are_text(tmp_path):
+    page = (report(tmp_path, one=events(start={"scenario": "<script>alert(1)</script>"})) / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def said(made):
+    return " ".join(findings([RunSeries.of("run", made)]))
+
+
+def test_nothing_odd():
+    assert findings([RunSeries.of("run", events())]) == []
+
+
+def test_what_is_odd():
+    assert "not finished: 12 of 12 uploads" in said(events()[:-1])
+    assert "1 trainings diverged" in said([*events(), diverged()])
+    assert "100% of the uploads were too stale" in said(events(upload={"outcome": "deprecated"}))
+    assert "rejected by the defence" in said(events(upload={"outcome": "rejected"}))
+    assert "worse than what clients train themselves" in said(events(upload={"after": 0.1}))
+    assert "worse than the models that clients came with" in said(events(upload={"after": 0.9, "held": 0.95}))
+    assert "7 of 12 uploads were made" in said(events(shortfall="7 of 12 uploads were made: all clients have left"))
+    assert "a note on the data" in said(events(start={"notes": "a note on the data"}))
+
+
+def with_clusters(**changes):
+    return [started(), clusters(0), *(uploaded(epoch) for epoch in range(1, 13)), clusters(12, **changes), finished()]
+
+
+def test_clusters_that_are_odd():
+    assert "upright is worse at the end (0.100) than at the start (0.700)" in said(with_clusters(scores=[0.1, 0.9]))
+    assert "upright and turned can hardly be told apart" in said(with_clusters(losses=[[0.3, 0.3], [0.31, 0.32]]))
+    assert "told apart" not in said(with_clusters(losses=[[0.3, 0.4], [0.3, 0.4]]))  # one model for both
+    three = started(num_clusters=3, clusters=["a", "b", "c"])
+    losses = [[0.1, 5.0, 5.0], [5.0, 0.1, 5.0], [5.0, 5.0, 2.0]]
+    made = [three, clusters(0, scores=[0.1] * 3, losses=losses), *with_clusters()[2:-2]]
+    assert "Cluster c is far harder" in said([*made, clusters(12, scores=[0.9] * 3, losses=losses), finished()])
+
+
+def test_a_seed_that_is_far_from_the_others():
+    runs = [
+        RunSeries.of(f"run-{seed}", events(start={"seed": seed}, upload={"after": after, "before": 0.1, "held": 0.1}))
+        for seed, after in enumerate((0.9, 0.901, 0.902, 0.5))
+    ]
+    assert findings(runs) == ["cdfl: seed 3 is far from the other seeds (0.500)."]

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from cdfl.series import RunSeries, adaptation, groups, scalars
+
+from .made_up import RMSE, clusters, diverged, events, finished, started, uploaded
+
+
+def series(name="run", **changes):
+    return RunSeries.of(name, events(**changes))
+
+
+def test_the_series_of_a_run():
+    run = series()
+    assert (run.metric, run.higher_is_better, run.clusters) == ("accuracy", True, ["upright", "turned"])
+    assert run.num_uploads == 12
+    assert list(run.scores) == ["held", "before", "after"]
+    assert run.scores["after"][0] == pytest.approx(0.71)
+    assert run.true_mixtures.shape == run.mixtures.shape == (12, 2)
+    assert run.cluster_losses.shape == run.cluster_distances.shape == (5, 2, 2)
+    assert run.last(run.reply) == pytest.approx(np.mean([0.8, 0.81, 0.82]))  # the last upload of each of 3 clients
+    assert run.bytes_up.sum() == 12000
+
+
+def test_what_a_client_is_served_is_its_reply():
+    made = events(upload={"after": 0.5})
+    run = RunSeries.of("run", made)
+    assert run.reply is run.scores["after"]
+    object.__setattr__(run, "scores", run.scores | {"served": run.scores["after"] + 0.1})
+    assert run.reply is run.scores["served"]
+
+
+def test_lower_may_be_better():
+    run = series(start={"metrics": [RMSE]})
+    assert run.metric_label == "rmse (lower is better)"
+
+
+def test_an_algorithm_without_estimates():
+    assert series(upload={"mixture": None, "divergence": None}).mixtures is None
+
+
+def test_a_run_without_uploads():
+    with pytest.raises(ValueError, match=r"young has no uploads yet; let the run make some first"):
+        RunSeries.of("young", [started(), clusters(0)])
+
+
+def test_a_run_that_is_not_finished():
+    run = RunSeries.of("run", [*events()[:-1], diverged()])
+    assert (run.finished, run.num_diverged) == (None, 1)
+
+
+def test_moves_and_adaptation_worked_by_hand():
+    """Each client uploads four times; its main cluster changes at its third upload."""
+    run = series()
+    assert run.moves() == [(0, 6), (1, 7), (2, 8)]
+    found = adaptation(run)
+    assert found["held"][0] == pytest.approx(np.mean([0.57, 0.58, 0.59]))
+    assert found["held"][1] == pytest.approx(np.mean([0.60, 0.61, 0.62]))
+    assert np.isnan(found["held"][2])
+    assert adaptation(series(upload={"true_mixture": [1.0, 0.0]})) == {}
+
+
+def test_the_telling_client_has_many_uploads_and_moves():
+    made = events(upload={})
+    still = [uploaded(13 + place, client=1, true_mixture=[1.0, 0.0]) for place in range(2)]
+    moving = [uploaded(15 + place, client=2, true_mixture=[place % 2, 1 - place % 2]) for place in range(3)]
+    assert RunSeries.of("run", [*made[:-1], *still, *moving]).telling_client() == 2
+
+
+def test_runs_are_grouped_by_what_makes_them_differ():
+    one, two = series("a-0"), series("a-1", start={"seed": 1})
+    other = series("b-0", start={"algorithm": "local"})
+    assert {name: [run.name for run in runs] for name, runs in groups([one, two, other]).items()} == {
+        "cdfl": ["a-0", "a-1"],
+        "local": ["b-0"],
+    }
+    elsewhere = series("c", start={"scenario": "other"})
+    assert list(groups([one, elsewhere])) == ["cdfl on toy", "cdfl on other"]
+
+
+def test_what_trackers_record():
+    assert scalars(started()) is None
+    epoch, values = scalars(uploaded(7, more={"loss": {"held": 1.0, "before": 0.5, "after": 0.4}}))
+    assert epoch == 7
+    assert values["client/after"] == pytest.approx(0.77)
+    assert values["loss/held"] == 1.0
+    assert values["upload/staleness"] == 3
+    assert values["mixture/divergence"] == 0.05
+    epoch, values = scalars(clusters(3))
+    assert values == {"cluster/0": 0.73, "cluster/1": 0.63, "cluster_loss/0": 0.2, "cluster_loss/1": 0.3}
+    assert scalars(finished(before=None)) == (12, {"final/after": 0.8, "final/cluster": 0.75, "final/divergence": 0.05})
