@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Settings
-from cdfl.server.run import MAX_HARM, in_service, open_engine
+from cdfl.server.run import in_service, open_engine
 from cdfl.server.setup import Setup, load_setup
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
@@ -272,6 +272,5 @@ class TestTakingUp:
 
 
 def test_uploads_are_tested_for_harm_unless_that_is_asked_away():
-    assert in_service(Settings(), accept_all=False).max_harm == MAX_HARM
-    assert in_service(Settings(max_harm=5), accept_all=False).max_harm == 5
-    assert in_service(Settings(max_harm=5), accept_all=True).max_harm is None
+    assert in_service(Settings(), accept_all=False).guard
+    assert not in_service(Settings(guard=True), accept_all=True).guard

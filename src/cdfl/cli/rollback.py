@@ -16,14 +16,18 @@ def rollback(
     epoch: Annotated[int | None, typer.Argument(help="Of a snapshot. Without: list them.")] = None,
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
+    healthy: Annotated[bool, flag("--healthy", "Take the newest snapshot whose clusters are as good as ever.")] = False,
     yes: Annotated[bool, flag("--yes", "Do not ask.")] = False,
 ) -> None:
     """Return to a snapshot: everything after it is deleted. The server must be stopped.
 
     The next upload of a client that was sent a later model is refused; the client then fetches a new model.
     """
-    with refuse_store(), open_store(store, blobs, own=epoch is not None) as opened:
+    with refuse_store(), open_store(store, blobs, own=healthy or epoch is not None) as opened:
         opened.layout()  # refuses an empty store
+        if healthy and epoch is not None:
+            raise ValueError("--healthy chooses the epoch; omit one of them")
+        epoch = opened.healthy_epoch() if healthy else epoch
         if epoch is None:
             _list(opened)
             return
@@ -42,10 +46,14 @@ def rollback(
 def _list(opened: "Store") -> None:
     newest = opened.newest_epoch()
     typer.echo(f"the store is at epoch {newest}; there are snapshots of")
-    for snapshot in opened.snapshots():
+    kept = opened.snapshots()
+    fit = opened.healthy_epochs()
+    for snapshot in kept:
         fault = opened.fault_of(snapshot)
         if fault and snapshot not in opened.snapshots():  # a running server has deleted it meanwhile
             continue
         taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created))
         ago = counted(newest - snapshot.epoch, "upload")
-        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {ago} ago{f'; cannot be read: {fault}' if fault else ''}")
+        health = "healthy" if snapshot.epoch in fit else "worse than the best"
+        words = f"cannot be read: {fault}" if fault else f"mean loss {snapshot.mean_loss:.4g}, {health}"
+        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {ago} ago; {words}")

@@ -74,7 +74,7 @@ class _Client(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The last accepted upload of a client. The changes of the K cluster losses follow; -1 if a cluster did not move."""
+    """The last accepted upload of a client. The changes of the K cluster losses follow; -1 if not moved."""
 
     epoch: float
     time: float
@@ -212,6 +212,12 @@ class Guard:
 def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
     """Return the defence that the settings name."""
     return Guard(settings.rates.base_rate, trial) if settings.guard else NO_DEFENCE
+
+
+def is_healthy(state: ServerState, best: ServerState) -> bool:
+    """Return whether no cluster is above the level that it had in the best state, within what the guard allows."""
+    limits = torch.maximum(best.cluster_losses, _limits(best.cluster_losses, _Memory.of(best.defence_memory)))
+    return bool((state.cluster_losses <= limits).all())
 
 
 # -- share

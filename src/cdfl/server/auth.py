@@ -77,10 +77,10 @@ class Access:
     def __init__(self, tokens: Tokens, *, is_open: bool = False, operator_token: str | None = None) -> None:
         self.is_open = is_open
         self.tokens = tokens
-        self._operator_token = None if operator_token is None else _checked(operator_token)
+        self._operator_token = _checked(operator_token) if operator_token else None
 
     def identify(self, headers: Mapping[str, str], certified: str | None = None) -> Claim:
-        """Return the client that sent a request; `certified` is the name in its TLS certificate, if one is asked for."""
+        """Return the client that sent a request; `certified` is the name in its TLS certificate, if it has one."""
         claim = self._claim(headers)
         if certified is not None and certified != claim.client_id:
             raise ForbiddenError("the TLS certificate belongs to another client than the token")
@@ -110,7 +110,7 @@ class Access:
         return hmac.compare_digest(token.encode(), self._operator_token.encode())
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
-        """Refuse the metrics to all but the operator; without an operator's token, to all but clients of an open server."""
+        """Refuse the metrics to all but the operator; an open server without an operator shows them to all."""
         if not self.is_operator(headers) and (self._operator_token is not None or not self.is_open):
             raise UnauthorizedError(
                 "the metrics are for the operator; expected 'Bearer ' and the token in the server's CDFL_OPERATOR_TOKEN"

@@ -35,14 +35,15 @@ from cdfl.core import (
     join,
     server_update,
 )
-from cdfl.device import torch_threads
+from cdfl.server.blobs import digest_in
 from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
-from cdfl.server.records import Claim, Entry, numbers
+from cdfl.server.records import Claim, Entry
 from cdfl.server.store import Store
+from cdfl.server.tape import Recording
 from cdfl.wire import (
     ForbiddenError,
     ReplyHead,
@@ -102,6 +103,7 @@ class Answer:
 
     head: ReplyHead
     body: tuple[bytes | memoryview, ...]
+    digest: str = ""  # sha256 of the body, if it is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,15 +153,19 @@ class Engine:
         snapshot_every: int = 100,
         matrices: Matrices | None = None,
         on_loss: Callable[[str], None] = lambda why: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
         self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
         self.matrices = matrices
+        self.clock = clock  # of the uploads, in seconds since 1970
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
-        self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
+        self.maintenance = Maintenance(
+            store, snapshot_every, on_forget=self._forgot, on_damage=self.metrics.damaged.inc
+        )
         self.outage = Outage()
         self._evaluate_uploads, self._evaluate_clusters, self._trial = evaluate_uploads, evaluate_clusters, trial
         self._defence = defence_of(settings)
@@ -393,7 +399,8 @@ class Engine:
             self.metrics.uploads.labels(entry.outcome).inc()
             if entry.outcome == "rejected" and not step.submission.was_rejected:  # not every one of many
                 logger.warning("an upload of %s was rejected: %s", entry.client_id, entry.verdict.reason)
-            step.submission.answer.set_result(Answer(reply_head(entry), step.body))
+            digest = "" if entry.reply is None else digest_in(entry.reply)
+            step.submission.answer.set_result(Answer(reply_head(entry), step.body, digest))
         for listener in self.listeners:
             listener.committed(entries)
 
@@ -418,7 +425,7 @@ class Engine:
         return state, steps
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
-        begun, tape = time.perf_counter(), _Tape(self._cores)
+        begun, tape = time.perf_counter(), Recording(self._cores)
         upload = Upload(
             submission.local_model,
             submission.base_epoch,
@@ -429,8 +436,8 @@ class Engine:
         )
         # A base model that replaces a lost one is journalled, too, so it is computed here.
         upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
-        evaluate = tape.recording(self._evaluate_clusters)
-        defence = defence_of(self.settings, tape.recording(self._trial) if self._trial else None)
+        evaluate = tape.of(self._evaluate_clusters)
+        defence = defence_of(self.settings, tape.of(self._trial) if self._trial else None)
         after, reply = server_update(state, upload, self.settings, evaluate, submission.client, defence=defence)
         is_kept = reply.outcome == "applied" or self.store.retention.keep_uploads
         if upload.base_model is not None and submission.base is None and is_kept:
@@ -445,7 +452,7 @@ class Engine:
             received=submission.received,
             upload=submission.upload,
             base=submission.base,
-            evaluated=numbers(torch.cat(tape.losses)) if tape.losses else (),
+            evaluated=tape.numbers,
         )
         step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
         self.metrics.seconds.labels("evaluate").observe(tape.seconds)
@@ -456,41 +463,6 @@ class Engine:
         """Answer with an error, and delete the upload."""
         self.store.drop(submission.upload, submission.base)
         submission.answer.set_exception(error)
-
-
-class _Tape:
-    """Records the losses that a decision asks for, so that the journal can repeat it."""
-
-    def __init__(self, cores: int) -> None:
-        self.losses: list[Tensor] = []
-        self.seconds = 0.0
-        self._cores = cores
-
-    def recording(self, evaluate: Evaluate) -> Evaluate:
-        """Return `evaluate` with all cores; a model whose loss raises has the loss NaN."""
-
-        def recorded(models: Tensor, clusters: Tensor) -> Tensor:
-            begun = time.perf_counter()
-            with torch_threads(self._cores):
-                losses = _losses(evaluate, models, clusters).double().cpu()
-            self.seconds += time.perf_counter() - begun
-            self.losses.append(losses)
-            return losses
-
-        return recorded
-
-
-def _losses(evaluate: Evaluate, models: Tensor, clusters: Tensor) -> Tensor:
-    try:
-        return evaluate(models, clusters)
-    except Exception:
-        if len(clusters) == 1:
-            return torch.tensor([torch.nan])
-        parts = [_losses(evaluate, model[None], cluster[None]) for model, cluster in zip(models, clusters, strict=True)]
-        losses = torch.cat([part.double().cpu() for part in parts])
-        if bool(losses.isnan().all()):
-            raise  # the evaluation itself is broken
-        return losses
 
 
 def reply_head(entry: Entry) -> ReplyHead:

@@ -1,7 +1,8 @@
 """Read a store, as its owner or beside it, from any thread; recover the state from it."""
 
+import json
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cdfl.core import (
     Layout,
+    NotFiniteError,
     Replay,
     Reply,
     ServerState,
@@ -19,11 +21,13 @@ from cdfl.core import (
     estimator_of,
     server_update,
 )
+from cdfl.core.guard import is_healthy
 from cdfl.server import tables
 from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
 from cdfl.server.errors import StoreDamaged, StoreError
 from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, tensor
+from cdfl.server.tape import Playback
 from cdfl.wire import decode_model
 
 PAGE = 256  # entries read at a time
@@ -86,15 +90,20 @@ class Reader:
             estimator=estimator_of(settings),
             defence=defence_of(settings),
         )
-        after, reply = server_update(
-            state,
-            upload,
-            settings,
-            _Tape(entry.evaluated),
-            entry.client_before,
-            estimator=None if anew else recorded,
-            defence=None if anew else recorded,
-        )
+        try:
+            after, reply = server_update(
+                state,
+                upload,
+                settings,
+                Playback(entry.evaluated),
+                entry.client_before,
+                estimator=None if anew else recorded,
+                defence=None if anew else recorded,
+            )
+        except NotFiniteError:
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:  # numbers that no server has written
+            raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: {error}", "restore a backup") from error
         if not anew and (reply.outcome, after.epoch) != (entry.outcome, entry.epoch):
             raise StoreDamaged(
                 f"the upload of entry {entry.epoch} was {entry.outcome}; the stored settings make it {reply.outcome}"
@@ -149,6 +158,20 @@ class Reader:
             return error.what
         return None
 
+    def healthy_epochs(self) -> list[int]:
+        """Return the epochs of snapshots whose clusters are about as good as in the best snapshot, oldest first."""
+        kept, nothing = self.snapshots(), torch.empty(0)
+        best = min(kept, key=lambda snapshot: snapshot.mean_loss)
+        states = {snapshot.epoch: snapshot.restore(nothing, self.layout()) for snapshot in kept}
+        return [epoch for epoch, state in states.items() if is_healthy(state, states[best.epoch])]
+
+    def healthy_epoch(self) -> int:
+        """Return the epoch of the newest snapshot that is healthy and can be read."""
+        for epoch in reversed(self.healthy_epochs()):
+            if self.fault_of(self.snapshot_at(epoch)) is None:
+                return epoch
+        raise StoreError("no healthy snapshot can be read; restore a backup")
+
     def layout(self) -> Layout:
         """Return the layout of the stored model."""
         with self.reading() as connection:
@@ -187,7 +210,7 @@ class Reader:
         return None if entry.reply is None else self.read_sent(entry.reply)
 
     def read_sent(self, name: str) -> bytes | None:
-        """Return a model that a client was sent, byte for byte; None if it is deleted, StoreDamaged if it has changed."""
+        """Return a model that a client was sent, byte for byte; None if deleted, StoreDamaged if it has changed."""
         data = self.blobs.read(name)
         if data is not None:
             check_digest(name, data)
@@ -236,6 +259,31 @@ class Reader:
         with self.reading() as connection:
             return tables.asked_to_forget(connection)
 
+    def fingerprints(self) -> dict[str, str] | None:
+        """Return what the losses in the store depend on; None if nothing was recorded."""
+        with self.reading() as connection:
+            text = tables.get(connection, "fingerprints")
+        return None if text is None else dict(json.loads(text))
+
+    def all_blobs(self) -> list[str]:
+        """Return the names of all blobs that the tables refer to."""
+        with self.reading() as connection:
+            return sorted(tables.all_blobs(connection))
+
+    def check_blob(self, name: str) -> bool:
+        """Return whether a blob is there; StoreDamaged if it has changed."""
+        data = self.blobs.view(name)
+        if data is not None:
+            check_digest(name, data)
+        return data is not None
+
+    @contextmanager
+    def moment(self) -> Iterator[sa.Connection]:
+        """Lend a connection that sees the database as it is at one moment."""
+        self._resolve()
+        with self.database.moment() as connection:
+            yield connection
+
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """Lend a connection for reading."""
@@ -253,17 +301,3 @@ def check_digest(name: str, data: bytes | bytearray | mmap.mmap) -> None:
     if found != expected:
         what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
         raise StoreDamaged(what, REMEDY)
-
-
-class _Tape:
-    """An `Evaluate` that repeats recorded losses in their order."""
-
-    def __init__(self, losses: Sequence[float | None]) -> None:
-        self._left = list(losses)
-
-    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
-        count = len(clusters)
-        if count > len(self._left):
-            raise StoreDamaged("fewer losses are recorded than the decision needs")
-        taken, self._left = self._left[:count], self._left[count:]
-        return tensor(taken)

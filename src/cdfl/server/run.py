@@ -5,18 +5,22 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 import uvicorn
 
-from cdfl.core import Settings
+from cdfl.core import ServerState, Settings
+from cdfl.core.estimate import reevaluated
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
-from cdfl.server.connections import ConnectionLimit
+from cdfl.server.connections import ConnectionLimit, Listener
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
+from cdfl.server.hosts import HostCheck
 from cdfl.server.limits import Limits
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
@@ -24,7 +28,9 @@ from cdfl.server.records import Recovered
 from cdfl.server.setup import Progress, Setup
 from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
+from cdfl.server.tls import Tls
 from cdfl.userfile import SetupError
+from cdfl.wire import VERSION
 
 logger = logging.getLogger("cdfl.server")
 
@@ -56,12 +62,33 @@ def open_engine(
         store.begin(state, setup.layout, settings)
     else:
         _check_fits(setup, recovered)
-        state = recovered.state
-        if settings != recovered.settings:
+        state = _with_these_losses(setup, recovered.state, store)
+        if settings != recovered.settings or state is not recovered.state:
             store.snapshot(state, settings)
+    store.put_fingerprints(setup.fingerprints())
     evaluators = setup.evaluator(), setup.evaluator()
-    more = {"trial": setup.evaluator(TRIAL_SAMPLES), "matrices": Matrices(setup.evaluator())}
-    return Engine(state, setup.layout, settings, store, *evaluators, **more, **options)
+    trial, matrices = setup.evaluator(TRIAL_SAMPLES), Matrices(setup.evaluator())
+    return Engine(state, setup.layout, settings, store, *evaluators, trial=trial, matrices=matrices, **options)
+
+
+def _with_these_losses(setup: Setup, state: ServerState, store: Store) -> ServerState:
+    """Return the state; evaluate the clusters again if the losses in it are those of other proxy sets or another loss.
+
+    What was usual of other losses is then forgotten, too.
+    """
+    before, now = store.fingerprints() or {}, setup.fingerprints()
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    if not changed:
+        return state
+    logger.warning(
+        "%s: %s changed since the last start; the clusters are evaluated again, and what was usual is forgotten",
+        setup.place,
+        " and ".join(changed),
+    )
+    unknown = torch.full_like(state.cluster_losses, torch.nan)
+    empty = state.estimator_memory.new_empty(0)
+    state = state.replace(cluster_losses=unknown, estimator_memory=empty, defence_memory=empty)
+    return reevaluated(state, setup.evaluator())
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
@@ -75,9 +102,11 @@ class WebServer(uvicorn.Server):
     It listens before the engine is ready, and answers 503 until `open`.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, connections: ConnectionLimit, notifier: Notifier) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gate: Gate, connections: ConnectionLimit, notifier: Notifier, tls: Tls | None
+    ) -> None:
         super().__init__(config)
-        self.gate, self.connections, self.notifier = gate, connections, notifier
+        self.gate, self.connections, self.notifier, self.tls = gate, connections, notifier, tls
         self.listens = threading.Event()
         self.stopped = threading.Event()  # set when it must stop or has stopped
         self.failure: BaseException | None = None
@@ -88,7 +117,7 @@ class WebServer(uvicorn.Server):
     def url(self) -> str:
         """Return the URL it listens on."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{'https' if self.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def open(self, engine: Engine, access: Access) -> None:
         """Serve an engine from now on; stop if it loses its store."""
@@ -101,8 +130,11 @@ class WebServer(uvicorn.Server):
         self.stopped.set()
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to listen, and to watch idle connections."""
-        await super().startup(sockets)
+        """Start to listen, and to watch idle connections. The sockets are accepted by `Listener`, not by asyncio."""
+        await self.lifespan.startup()
+        make = partial(self.connections.protocol, self.config, self.server_state, self.lifespan.state)
+        self.servers = [Listener(sockets[0], make, self.connections, self.tls)]  # type: ignore[list-item]
+        self.started = True
         if not self.should_exit:
             self._watch = asyncio.create_task(self.connections.watch())
             self.listens.set()
@@ -152,24 +184,23 @@ class WebServer(uvicorn.Server):
 
 
 def make_server(
-    limits: Limits, metrics: Metrics, starting: Starting, tls_cert: str | None = None, tls_key: str | None = None
+    limits: Limits, metrics: Metrics, starting: Starting, tls: Tls | None = None, hosts: Collection[str] = ()
 ) -> WebServer:
-    """Return a web server that is not open yet."""
+    """Return a web server that is not open yet; it answers only requests for `hosts`, if there are any."""
     gate, notifier, connections = Gate(starting), Notifier(), ConnectionLimit(limits, metrics)
     config = uvicorn.Config(
-        gate,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
+        HostCheck(gate, hosts),
         http=connections.protocol,  # type: ignore[arg-type]  # a function in place of a class
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=[(VERSION, "1")],
         timeout_keep_alive=int(limits.idle_seconds) + 1,
         timeout_graceful_shutdown=LAST_SECONDS,
     )
-    return WebServer(config, gate, connections, notifier)
+    return WebServer(config, gate, connections, notifier, tls)
 
 
 def _check_fits(setup: Setup, recovered: Recovered) -> None:

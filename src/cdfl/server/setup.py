@@ -12,6 +12,7 @@ from cdfl.core import DEFAULT, Layout, Loss, ProxySets, ServerState, Settings, i
 from cdfl.core.batches import described, pair_of
 from cdfl.core.flat import flatten
 from cdfl.core.proxy import outputs
+from cdfl.server.fingerprint import fingerprint
 from cdfl.userfile import SetupError, load_python, report_errors
 
 Progress = Callable[[str], Any]
@@ -80,6 +81,10 @@ class Setup:
             else [(inputs[:most], targets[:most]) for inputs, targets in self.proxy_sets]
         )
         return ProxySets(copy.deepcopy(self.model), self.loss, sets)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return a digest of what losses depend on, to notice at a restart that it has changed."""
+        return {"proxy_sets": fingerprint(list(self.proxy_sets)), "loss": fingerprint(self.loss)}
 
     def try_out(self) -> None:
         """Evaluate the model on every proxy set, so that errors show before the first upload."""

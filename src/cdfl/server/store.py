@@ -4,6 +4,7 @@ One process owns a store and writes to it, from one thread at a time; reads (`Re
 Every method may raise StoreUnavailable; then nothing was changed, and the caller may repeat the call later.
 """
 
+import json
 import secrets
 import threading
 import time
@@ -20,7 +21,7 @@ import sqlalchemy as sa
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.database import Database, UncertainCommit, database_url
+from cdfl.server.database import Database, UncertainCommit, database_url, turn_of
 from cdfl.server.errors import StoreDamaged, StoreError, StoreUnavailable, Withdrawn
 from cdfl.server.reader import Reader
 from cdfl.server.records import Claim, Entry, Retention, Snapshot
@@ -129,8 +130,14 @@ class Store(Reader):
                 self._add_snapshot(state, layout, settings)
             elif state.epoch == newest.epoch:
                 with self.writing() as connection:
-                    tables.change_settings(connection, state.epoch, settings)
+                    same = Snapshot.of(state, settings, newest.models, newest.created)
+                    tables.change_snapshot(connection, same)
         self.prune()
+
+    def put_fingerprints(self, fingerprints: dict[str, str]) -> None:
+        """Record what the losses in the store depend on."""
+        with self.writing() as connection:
+            tables.put(connection, "fingerprints", json.dumps(fingerprints))
 
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
@@ -287,7 +294,7 @@ class Store(Reader):
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """Run a transaction."""
-        with self._turn:
+        with turn_of(self._turn):
             self._resolve()
             with self.database.write() as connection:
                 yield connection
@@ -351,7 +358,7 @@ class Store(Reader):
 
     def _commit(self, entries: list[Entry], names: list[str], claims: Iterable[Claim]) -> list[str]:
         """Append to the journal; return blobs that are no longer referenced."""
-        with self._turn:
+        with turn_of(self._turn):
             self._resolve()
             self._check_order(entries)
             superseded: list[tables.SentModel] = []
@@ -378,7 +385,7 @@ class Store(Reader):
         """Undo a group whose COMMIT failed: its clients got an error."""
         if self._uncertain is None:
             return
-        with self._turn:
+        with turn_of(self._turn):
             if self._uncertain is None or self.epoch is None:
                 return
             with self.database.write() as connection:

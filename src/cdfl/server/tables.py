@@ -179,6 +179,11 @@ def last_number(connection: sa.Connection, epoch: int | None = None) -> int:
     return connection.execute(select(func.max(journal.c.number)).where(upto)).scalar() or 0
 
 
+def count_entries(connection: sa.Connection) -> int:
+    """Return how many entries there are."""
+    return connection.execute(select(func.count()).select_from(journal)).scalar_one()
+
+
 def entries(connection: sa.Connection, after: int, limit: int) -> list[Entry]:
     """Return entries with numbers above `after`, oldest first."""
     chosen = select(journal).where(journal.c.number > after).order_by(journal.c.number).limit(limit)
@@ -428,16 +433,20 @@ def withdrawn(connection: sa.Connection, claims: Iterable[Claim], now: float) ->
     """Return the clients among `claims` that may no longer write: forgotten, or with a token that is not valid."""
     claims = list(claims)
     names, hashes = [claim.client_id for claim in claims], [claim.token for claim in claims if claim.token]
-    found = connection.execute(select(clients.c.client_id, clients.c.since).where(clients.c.client_id.in_(names)))
-    since = {row.client_id: row.since for row in found}
-    asked = set(connection.execute(select(forgets.c.client_id).where(forgets.c.client_id.in_(names))).scalars())
-    valid = set(connection.execute(select(tokens.c.hash).where(tokens.c.hash.in_(hashes), valid_token(now))).scalars())
+    nothing: sa.ColumnElement[float] = sa.literal_column("0.0")
+    known = select(clients.c.client_id, clients.c.since, sa.literal_column("1")).where(clients.c.client_id.in_(names))
+    asked = select(forgets.c.client_id, nothing, sa.literal_column("2")).where(forgets.c.client_id.in_(names))
+    valid = select(tokens.c.hash, nothing, sa.literal_column("3")).where(tokens.c.hash.in_(hashes), valid_token(now))
+    found = [tuple(row) for row in connection.execute(sa.union_all(known, asked, valid))]
+    since = {name: value for name, value, kind in found if kind == 1}
+    gone = {name for name, _, kind in found if kind == 2}
+    tokens_left = {name for name, _, kind in found if kind == 3}
     return {
         claim.client_id
         for claim in claims
         if since.get(claim.client_id) != claim.since
-        or claim.client_id in asked
-        or (claim.token is not None and claim.token not in valid)
+        or claim.client_id in gone
+        or (claim.token is not None and claim.token not in tokens_left)
     }
 
 
@@ -546,7 +555,8 @@ def add_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
     connection.execute(sa.insert(snapshots).values(snapshot.to_row()))
 
 
-def change_settings(connection: sa.Connection, epoch: int, settings: Settings) -> None:
-    """Set the settings in force after a snapshot."""
-    chosen = sa.update(snapshots).where(snapshots.c.epoch == epoch)
-    connection.execute(chosen.values(settings=settings.to_dict()))
+def change_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
+    """Set the settings in force after a snapshot, and its small tensors."""
+    chosen = sa.update(snapshots).where(snapshots.c.epoch == snapshot.epoch)
+    row = snapshot.to_row()
+    connection.execute(chosen.values(settings=row["settings"], state=row["state"]))

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from cdfl.server.connections import PIECE
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
 from cdfl.server.errors import StoreDamaged, StoreUnavailable
 from cdfl.server.limits import Limits
@@ -20,6 +21,7 @@ from cdfl.server.records import Claim, ClientRecord, Entry
 from cdfl.wire import (
     BASE_EPOCH,
     CONTENT_TYPES,
+    DIGEST,
     KEY,
     ConflictError,
     GoneError,
@@ -27,6 +29,7 @@ from cdfl.wire import (
     MalformedError,
     TooLargeError,
     TooSlowError,
+    UnavailableError,
     UnfitError,
     UnsupportedError,
     WireError,
@@ -34,14 +37,16 @@ from cdfl.wire import (
     decode_file,
     decompress,
     parse_count,
+    sha256_in,
 )
 
 logger = logging.getLogger("cdfl.server")
 
 T = TypeVar("T")
 SLACK = 2**20  # a body may be this many bytes longer than ours, for other headers and metadata
-NUM_THREADS = 8  # threads that decode uploads and query the store
-PIECE = 2**20  # bytes that are collected before they are written
+NUM_THREADS = 8  # threads that decode uploads and write to the store
+NUM_READERS = 4  # threads that look up clients: they do not wait for those that write
+HELD = 4 * PIECE  # bytes of a body that are collected before they are written
 
 
 class Uploads:
@@ -54,6 +59,7 @@ class Uploads:
         self._threads = ThreadPoolExecutor(
             NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
         )
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cdfl-reads")
 
     async def receive(self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
@@ -63,13 +69,14 @@ class Uploads:
         _check_head(request.headers, coding, self.body_limit)
         async with self._place(client_id, key, body) as place:
             # This client has no other upload in process, so the record stays true.
-            record = await self.in_thread(self._check, client_id, key, base_epoch)
+            record = await self.read(self._check, client_id, key, base_epoch)
             spool = self.store.spool()
             try:
                 with self.engine.metrics.timed("receive"):
                     await body.spool(spool, self.body_limit)
                 place.body = None
-                digest = await self.in_thread(self._unpack_and_hash, spool, coding)
+                declared = sha256_in(request.headers.get(DIGEST))
+                digest = await self.in_thread(self._unpack_and_hash, spool, coding, declared)
                 if record.repeated is not None:
                     return await self.in_thread(self._repeat, record.repeated, digest)
                 claim = replace(claim, since=record.since)
@@ -89,6 +96,10 @@ class Uploads:
     async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a blocking function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def read(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function that only reads the store, in a thread of its own kind."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
     @asynccontextmanager
     async def _place(self, client_id: str, key: str, body: "Body") -> AsyncIterator["_Place"]:
@@ -120,13 +131,22 @@ class Uploads:
         self.engine.check_room()
         return record
 
-    def _unpack_and_hash(self, spool: Path, coding: str) -> str:
-        """Return the sha256 of the safetensors; a compressed file is unpacked in place."""
+    def _unpack_and_hash(self, spool: Path, coding: str, declared: str | None) -> str:
+        """Return the sha256 of the safetensors; a compressed file is unpacked in place.
+
+        A body that is not the one its `Content-Digest` declares was damaged on the way, and should be sent again.
+        """
         with self.engine.metrics.timed("decode"):
-            if coding == "zstd":
-                self._unpack(spool)
-            with spool.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _file_digest(spool) if declared or coding == "identity" else ""
+            if declared and digest != declared:
+                raise UnavailableError(
+                    f"the body does not have the sha-256 that {DIGEST} declares: it was damaged on the way; send it again",
+                    retry_after=0.0,
+                )
+            if coding != "zstd":
+                return digest
+            self._unpack(spool)
+            return _file_digest(spool)
 
     def _unpack(self, spool: Path) -> None:
         unpacked = self.store.spool()
@@ -155,6 +175,7 @@ class Uploads:
             client=record.memory,
             was_rejected=record.last is not None and record.last.outcome == "rejected",
             sent=record.sent,
+            received=self.engine.clock(),
         )
 
     def _repeat(self, known: Entry, digest: str) -> Answer:
@@ -169,7 +190,7 @@ class Uploads:
         if body is None:
             raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
         self.engine.metrics.repeated.inc()
-        return Answer(reply_head(known), (body,))
+        return Answer(reply_head(known), (body,), hashlib.sha256(body).hexdigest())
 
     def _stored_reply(self, known: Entry) -> bytes | None:
         """Return what an upload was answered with: a reply of its own or, if rejected, what its client was sent."""
@@ -198,7 +219,7 @@ class Body:
                 if self.received > limit:
                     raise TooLargeError(f"the body is more than {limit} bytes; expected at most that")
                 held += piece
-                if len(held) >= PIECE:
+                if len(held) >= HELD:
                     await asyncio.to_thread(file.write, held)
                     held = bytearray()
             await asyncio.to_thread(file.write, held)
@@ -241,6 +262,11 @@ class _Place:
 
     key: str
     body: Body | None  # None once it has arrived
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_head(headers: Mapping[str, str], coding: str, limit: int) -> None:
