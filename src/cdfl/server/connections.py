@@ -341,11 +341,10 @@ class Listener:
             try:
                 accepted, _ = await self._loop.sock_accept(self.sockets[0])
             except OSError as error:
-                if error.errno in NO_FILES:
-                    if self._log.take(self._loop.time()) == 0:
-                        logger.warning("no connection can be accepted: %s; raise ulimit -n", error.strerror)
-                    await asyncio.sleep(PAUSE)
-                continue  # otherwise the peer is gone already
+                if error.errno in NO_FILES and self._log.take(self._loop.time()) == 0:
+                    logger.warning("no connection can be accepted: %s; raise ulimit -n", error.strerror)
+                await asyncio.sleep(PAUSE if error.errno in NO_FILES else 0)  # otherwise the peer is gone already
+                continue
             self._limit.accepted(accepted, self._loop.time())
             task = self._loop.create_task(self._connect(accepted))
             self._tasks.add(task)
