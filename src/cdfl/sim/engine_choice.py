@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from cdfl.algorithms import Algorithm
 from cdfl.core import TrainingSettings, flatten
 from cdfl.core.losses import row_losses
-from cdfl.sim.cpu_threads import Workers
+from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
