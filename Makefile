@@ -4,28 +4,40 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-flower check docs install clean
+.PHONY: demo test test-fast test-flower test-trackers test-page check docs pictures install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
 
 # Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile -m "not browser"
 
 # What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
 test-fast: $(READY)
 	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
 
+# The page in Chromium, from the system's packages (apt-get install chromium).
+test-page: $(READY)
+	$(BIN)/pytest -n 2 --dist loadfile -m browser
+
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)
 	CDFL_TEST_FLOWER=1 $(BIN)/pytest tests/client/test_flower_itself.py
+
+# Installs MLflow and Weights & Biases into an environment of its own, which takes a minute.
+test-trackers: $(READY)
+	CDFL_TEST_TRACKERS=1 $(BIN)/pytest tests/track/test_trackers_themselves.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pictures of the pages: some minutes, and Chromium.
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
 
 # The site, in site/. A broken link or reference is an error.
 docs: $(READY)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import digits, draw, load_table, peers_table, poison_table, speed_table
+from benchmarks import digits, draw, load_table, page, peers_table, poison_table, speed_table, watchers
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
 
@@ -24,6 +24,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "load, fleet": load_table.fleet,
     "load, paper": load_table.paper,
     "load, exchanges": load_table.exchanges,
+    "watchers": watchers.table,
+    "page": page.table,
     "crash": crash_table.table,
     "poison": partial(poison_table.attack_table, "digits-4"),
     "poison-example": partial(poison_table.attack_table, "example"),
@@ -44,8 +46,8 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Write the tables of all pages."""
-    for page in pages():
-        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for place in pages():
+        place.write_text(rendered(place.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
+from cdfl.data import Sizes
 from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
@@ -96,7 +97,7 @@ def equal_shares(scenario: str) -> float:
     """Return the KL of clients' mixtures to equal shares of all clusters."""
     asked = load_scenario(scenario)
     equal = [1 / asked.num_clusters] * asked.num_clusters
-    size = asked.sizes.high
+    size = (asked.sizes or Sizes()).high
     counts = (asked.drift.counts(0, client, 0, size, asked.num_clusters) for client in range(1000))
     return fmean(divergence((own / size).tolist(), equal) for own in counts)
 

@@ -46,7 +46,7 @@ RIVALS = [(preset, name) for preset, names in ALGORITHMS.items() for name in nam
 OWN_COLUMNS = [(preset, algorithm) for preset in ("default", "paper") for algorithm in ALGORITHMS[preset]]
 ROWS = (*EVERY_ROW, *FULL_ROWS)
 WITHOUT = {name: DEFAULT.leaves()[name] for name in NOISY}  # the settings of MiniImageNet undone
-NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).settings.items() >= NOISY.items()]
+NOISY_ROWS = [row for row in EVERY_ROW if load_scenario(row.scenario).all_settings.leaves().items() >= NOISY.items()]
 PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] for same in (True, False)]
 SAME = [*PICTURED, *FULL_ROWS]  # rows with the paper's data
 NOTE = (

@@ -93,15 +93,16 @@ def live(url: str, client_id: str, folder: str, habits: dict[str, float]) -> Non
 
     from benchmarks.crash import problem
     from cdfl.client import Client, Retry
+    from cdfl.problems.task import client_network
 
     chance, seed = random.Random(), torch.Generator()
     seed.seed()
     scribe = Scribe(Path(folder) / "ledger", client_id)
     client = Client(
         url,
-        problem.model,
+        client_network(problem.problem),
         client_id,
-        settings=problem.settings,
+        settings=problem.problem.all_settings,
         state_dir=Path(folder) / "clients" / client_id,
         transport=Line(scribe, chance, **habits),
         retry=Retry(attempts=10**6, first_wait=IMPATIENCE),

@@ -1,4 +1,4 @@
-"""A set-up for `cdfl serve`: the tensors of the paper's CNN (2.3 MB), four clusters, and nothing to evaluate.
+"""A problem for `cdfl serve`: the tensors of the paper's CNN (2.3 MB), four clusters, and nothing to evaluate.
 
 A loss is how far one weight is from what a cluster has there, so that mixtures and rates come out as they do elsewhere.
 Everything else is as in any server: what is received, checked, synced, mixed and sent.
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.core import Settings
+from cdfl.data import Dataset, Datasets, Sizes
 from cdfl.models import build
+from cdfl.problems import Problem
 
 NUM_CLUSTERS = 4
 
@@ -31,8 +33,17 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).abs().mean() + 0.1
 
 
+def of_server(cluster: int) -> Dataset:
+    """One sample to pre-train with, and one to recognise uploads by."""
+    sample = torch.zeros(1), torch.full((1,), cluster / 10)
+    return Dataset(f"cluster {cluster}", *sample, *sample, num_classes=None)
+
+
 torch.manual_seed(0)
-model = Blind()
-proxy_sets = [(torch.zeros(1), torch.full((1,), cluster / 10)) for cluster in range(NUM_CLUSTERS)]
-pretraining_sets = proxy_sets
-settings = Settings(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02)
+problem = Problem(
+    model=Blind(),
+    loss=loss,
+    clusters=Datasets(tuple(of_server(cluster) for cluster in range(NUM_CLUSTERS))),
+    sizes=Sizes(pretraining=1, proxy=1),
+    settings=Settings(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02),
+)

@@ -54,7 +54,9 @@ class Server:
             self._process.wait()
             raise
         self.port = int(self.url.rpartition(":")[2])
-        self._http = httpx.Client(base_url=self.url, timeout=60)
+        operator = os.environ.get("CDFL_OPERATOR_TOKEN", "").partition(",")[0]  # then the metrics are for operators
+        headers = {"Authorization": f"Bearer {operator}"} if operator else {}
+        self._http = httpx.Client(base_url=self.url, timeout=60, headers=headers)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -51,7 +51,7 @@ def resolve(
     changes = dict(key.changes)
     scenario = load_scenario(key.scenario)
     if "proxy" in changes:
-        scenario = replace(scenario, sizes=replace(scenario.sizes, proxy=changes.pop("proxy")))
+        scenario = replace(scenario, sizes=replace(scenario.sizes or Sizes(), proxy=changes.pop("proxy")))
     if "drift" in changes:
         scenario = replace(scenario, drift=_drift(changes.pop("drift")))
     config = configure(
@@ -101,7 +101,7 @@ def _shrunk(config: RunConfig) -> RunConfig:
         model="small-cnn",
         num_clients=clients,
         num_uploads=(5 if isinstance(scenario.drift, Sudden) else 3) * clients,
-        sizes=Sizes(low=8, high=16, test=20, pretraining=40, proxy=max(10, scenario.sizes.proxy // 50)),
+        sizes=Sizes(low=8, high=16, test=20, pretraining=40, proxy=max(10, (scenario.sizes or Sizes()).proxy // 50)),
         drift=replace(scenario.drift, every=2) if isinstance(scenario.drift, Sudden) else scenario.drift,
     )
     quick = config.settings.replace(batch_size=8, local_epochs=1, shared_epochs=1, separate_epochs=1)

@@ -19,7 +19,7 @@ import torch
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
 from cdfl.record import Event
-from cdfl.sim import progress_log
+from cdfl.report.progress import Lines
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell
@@ -219,12 +219,12 @@ def _run_group(group: Group, options: RunOptions, tell: Tell) -> Outcome:
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
         uploads = sum(config.scenario.num_uploads for config in configs)
         with (
-            progress_log.lines(lambda line: tell(f"  {line}"), uploads) as count,
+            Lines(uploads, lambda line: tell(f"  {line}")) as progress,
             closing(compare_events(configs, None, options.data_dir)) as stream,
         ):
             for which, event in stream:
                 events[which].append(event)
-                count(event)
+                progress.show(event)
     seconds = time.monotonic() - begun
     kept = [(key, config, _summarize(key, config, own)) for (key, config), own in zip(group, events, strict=True)]
     return kept, {

@@ -3,20 +3,48 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cdfl import scenarios
+    from cdfl.api import Comparison, Run, Server, compare, load, run, serve
     from cdfl.client import AsyncClient, Client
     from cdfl.core import Settings
-    from cdfl.sim import Run, run
+    from cdfl.data import Sizes, Table, Texts, Windows
+    from cdfl.metrics import Metric
+    from cdfl.problems import Problem
+    from cdfl.scenarios import Scenario
 
     __version__: str
 
 _MODULES = {  # imported on first use: a client device has no simulator, and torch takes seconds
-    "AsyncClient": "cdfl.client",
-    "Client": "cdfl.client",
-    "Run": "cdfl.sim",
-    "Settings": "cdfl.core",
-    "run": "cdfl.sim",
+    "cdfl.api": ("Comparison", "Run", "Server", "compare", "load", "run", "serve"),
+    "cdfl.client": ("AsyncClient", "Client"),
+    "cdfl.core": ("Settings",),
+    "cdfl.data": ("Sizes", "Table", "Texts", "Windows"),
+    "cdfl.metrics": ("Metric",),
+    "cdfl.problems": ("Problem",),
+    "cdfl.scenarios": ("Scenario",),
 }
-__all__ = ["AsyncClient", "Client", "Run", "Settings", "__version__", "run"]
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Comparison",
+    "Metric",
+    "Problem",
+    "Run",
+    "Scenario",
+    "Server",
+    "Settings",
+    "Sizes",
+    "Table",
+    "Texts",
+    "Windows",
+    "__version__",
+    "compare",
+    "load",
+    "run",
+    "scenarios",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,12 +53,18 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("cdfl")
-    elif name in _MODULES:
+    elif name in _PLACES:
         from importlib import import_module
 
-        value = getattr(import_module(_MODULES[name]), name)
+        value = getattr(import_module(_PLACES[name]), name)
+    elif name == "scenarios":
+        from importlib import import_module
+
+        value = import_module("cdfl.scenarios")
     else:
-        raise AttributeError(f"module 'cdfl' has no attribute {name!r}")
+        from cdfl.checks import did_you_mean
+
+        raise AttributeError(f"module 'cdfl' has no attribute {name!r}{did_you_mean(name, __all__)}")
     globals()[name] = value
     return value
 

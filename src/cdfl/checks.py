@@ -38,11 +38,28 @@ def check_number(
         raise ValueError(f"{name} is {value!r}; expected {kind}{bounds}")
 
 
+# What others call our settings and options, and the symbols of the paper.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "gamma": "learning_rate",
+    "rho": "proximal_strength",
+    "mu": "proximal_strength",
+    "beta": "base_rate",
+    "epochs": "local_epochs",
+    "bs": "batch_size",
+    "rounds": "num_uploads",
+    "clock": "time_model",
+}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name that is most like this one; nothing if none is.
 
     >>> did_you_mean("fedsofd", ["cdfl", "fedsoft"]), did_you_mean("sgd", ["cdfl", "fedsoft"])
     ('; did you mean fedsoft?', '')
+    >>> did_you_mean("lr", ["learning_rate", "momentum"])
+    '; did you mean learning_rate?'
     """
-    close = get_close_matches(name, list(known), n=1)
+    known = list(known)
+    close = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in known else get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

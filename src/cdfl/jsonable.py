@@ -26,6 +26,8 @@ def jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, torch.nn.Module):
+        return repr(value)
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return value.tolist()
     if hasattr(value, "__qualname__"):

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 
-from cdfl.checks import check_method, check_number
+from cdfl.checks import check_method, check_number, did_you_mean
 
 DECIDES = "an object with decide(memory, observation) -> (memory, bool)"
 Memory = tuple[float, ...]  # a policy's memory of one client; () at the start and after a reset
@@ -375,3 +375,11 @@ POLICIES: dict[str, Policy] = {
     "adwin": DriftDetected("ADWIN", {"clock": 1}),
     "kswin": DriftDetected("KSWIN", {"seed": 0}),
 }
+
+
+def find_policy(name: str) -> Policy:
+    """Return a policy by its name."""
+    if name not in POLICIES:
+        there = f"there are {', '.join(POLICIES)}{did_you_mean(name, POLICIES)}"
+        raise ValueError(f"there is no policy {name!r}; {there}")
+    return POLICIES[name]

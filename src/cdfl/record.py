@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -82,6 +83,14 @@ class Clusters:
 
 
 @dataclass(frozen=True)
+class Separated:
+    """Whether the clusters can be told apart, before the first upload."""
+
+    losses: list[list[float]]  # of each cluster's model (rows) on each cluster's proxy set (columns)
+    warnings: list[str] = field(default_factory=list)  # a sentence each
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is finished. Client scores are means over the last upload of every client; None without uploads."""
 
@@ -103,8 +112,10 @@ class Finished:
     more: dict[str, dict[str, float | None]] = field(default_factory=dict)  # other metric -> before, after, cluster
 
 
-Event = Started | Uploaded | Diverged | Clusters | Finished
-_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Started, Uploaded, Diverged, Clusters, Finished)}
+Event = Started | Uploaded | Diverged | Clusters | Separated | Finished
+_KINDS: dict[str, type] = {
+    kind.__name__.lower(): kind for kind in (Started, Uploaded, Diverged, Clusters, Separated, Finished)
+}
 _E = TypeVar("_E", bound=Event)
 
 
@@ -160,6 +171,10 @@ def metric_label(name: str, *, higher_is_better: bool) -> str:
 def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:
     """Return the events of one kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+# Pre-training has no events. Whoever shows progress sets this around a run, and is told (steps so far, steps in all).
+pretraining: ContextVar[Callable[[int, int], Any]] = ContextVar("pretraining", default=lambda done, total: None)
 
 
 class RunFolder:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
+from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, only
 
 Numbers = NDArray[np.float64]
 SCORES = ("held", "before", "after", "served")  # of an upload; `served` only where the reply is more than one model
@@ -36,7 +36,8 @@ class RunSeries:
     cluster_distances: Numbers | None = None  # (m, K, K)
     finished: Finished | None = None
     num_diverged: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on the data
+    warnings: list[str] = field(default_factory=list)  # clusters that can hardly be told apart
 
     @classmethod
     def of(cls, name: str, events: Sequence[Event]) -> "RunSeries":
@@ -72,6 +73,7 @@ class RunSeries:
             finished=next(iter(only(events, Finished)), None),
             num_diverged=len(only(events, Diverged)),
             notes=first.notes.splitlines(),
+            warnings=[line for event in only(events, Separated) for line in event.warnings],
         )
 
     @property
@@ -180,3 +182,13 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
             return event.uploads, {f"final/{name}": value for name, value in named.items() if value is not None}
         case _:
             return None
+
+
+def server_scalars(outcome: str, staleness: int, cluster_losses: Sequence[float | None]) -> dict[str, float]:
+    """Return what a tracker records of an upload to a server: nothing of single clients.
+
+    >>> server_scalars("applied", 3, [0.5, None])
+    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'cluster_loss/0': 0.5}
+    """
+    values = {"upload/staleness": float(staleness), "upload/applied": float(outcome == "applied")}
+    return values | {f"cluster_loss/{k}": loss for k, loss in enumerate(cluster_losses) if loss is not None}

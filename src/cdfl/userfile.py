@@ -94,8 +94,11 @@ def report_errors(place: str, doing: str, expected: str) -> Iterator[None]:
     """
     try:
         yield
-    except SetupError:
-        raise
+    except SetupError as error:
+        found = _where(place, error)
+        if ", line " not in found or str(error).startswith(found.partition(",")[0]):
+            raise
+        raise SetupError(f"{found}: {error}") from error
     except SyntaxError as error:
         where = f"{_shown(Path(error.filename))}, line {error.lineno}" if error.filename else place
         raise SetupError(f"{where}: invalid Python: {error.msg}") from error
@@ -107,6 +110,8 @@ def report_errors(place: str, doing: str, expected: str) -> Iterator[None]:
                 remedy = f"install it, or put {error.name.partition('.')[0]}.py beside the file"
                 raise SetupError(f"{_where(place, error)}: there is no module {error.name}; {remedy}") from error
         said = str(error).strip().partition("\n")[0][:LONGEST]
+        if isinstance(error, ValueError) and said and _is_raised_by_cdfl(error):  # it says what to do
+            raise SetupError(f"{_where(place, error)}: {said}") from error
         words = f"{type(error).__name__}: {said}" if said else type(error).__name__
         raise SetupError(f"{_where(place, error)}: {doing} failed with {words}; expected {expected}") from error
 
@@ -117,12 +122,17 @@ def is_missed_by_cdfl(error: ModuleNotFoundError) -> bool:
     return Path(importers[-1]).is_relative_to(OURS)
 
 
+def _is_raised_by_cdfl(error: Exception) -> bool:
+    steps = traceback.extract_tb(error.__traceback__)
+    return Path(steps[-1].filename).is_relative_to(OURS) and len(steps) > 1
+
+
 def _where(place: str, error: Exception) -> str:
     """Return the last line of the error's traceback that is in the file or in its folder."""
-    folder = Path(place).absolute().parent
+    folder = Path(place).absolute().parent if place else Path.cwd()
     steps = traceback.extract_tb(error.__traceback__)
     own = [step for step in steps if _is_own(step.filename, folder)]
-    return f"{_shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else place
+    return f"{_shown(Path(own[-1].filename))}, line {own[-1].lineno}" if own else place or "the problem"
 
 
 def _is_own(file: str, folder: Path) -> bool:

@@ -24,7 +24,7 @@ from cdfl.algorithms import (
     register,
 )
 from cdfl.core import ClientMemory, PrintedEstimator, Reply, Settings, Step, Upload, Verdict, server_update
-from cdfl.core.harm_test import HarmTest
+from cdfl.core.guard import Guard
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
 HALF = Settings(  # with the paper's rules
@@ -221,9 +221,9 @@ def squares(models, clusters):
 
 
 def test_cdfl_takes_estimator_and_defence_from_its_settings():
-    algorithm = CDFL(HALF.replace(max_harm=3.0))
+    algorithm = CDFL(HALF.replace(guard=True))
     assert algorithm.estimator == PrintedEstimator(HALF.estimate)
-    assert algorithm.defence == HarmTest(3.0)
+    assert algorithm.defence == Guard(HALF.rates.base_rate)
 
 
 class Uniform:

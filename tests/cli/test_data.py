@@ -93,17 +93,18 @@ def test_sheet_refuses_what_it_cannot_write(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(
         "from dataclasses import replace\nfrom cdfl.scenarios import load_scenario\n"
-        'scenario = replace(load_scenario("digits-4"), name="../evil")\n'
+        'problem = replace(load_scenario("digits-4"), name="../evil")\n'
     )
     code, output = call("sheet", mine, "--out", tmp_path / "new")
     assert code == 2
-    assert "a scenario has the name '../evil'" in output
+    assert "a problem has the name '../evil'" in output
 
 
 def test_sheet_prints_notes(tmp_path):
     path = tmp_path / "large.toml"
     path.write_text(
         'model = "small-cnn"\nnum_clients = 1\nnum_uploads = 1\n[clusters]\nkind = "shifts"\nsource = "digits"\n'
+        "[sizes]\npretraining = 3000\n"
     )
     code, output = call("sheet", path, "--out", tmp_path)
     assert code == 0

@@ -16,17 +16,22 @@ from tests.client.toy import ToyServer
 pytestmark = pytest.mark.slow
 
 SETUP = """
-from tests.client.toy import make_data, make_model as model
-from cdfl.core import Settings
+import cdfl
+from tests.client.toy import make_data, make_model
 from cdfl.policy import EverySamples
-
-settings = Settings(learning_rate=0.01, batch_size=8, local_epochs=2)
-policy = EverySamples(48)
 
 
 def stream(client_id):
     for turn in range(6):
         yield make_data(turned=turn >= 3, seed=turn)
+
+
+problem = cdfl.Problem(
+    model=make_model,
+    settings=cdfl.Settings(learning_rate=0.01, batch_size=8, local_epochs=2),
+    policy=EverySamples(48),
+    stream=stream,
+)
 """
 
 
@@ -78,7 +83,7 @@ def test_policy_and_settings_options(site, setup):
         (["--set", "speed=1"], "there is no setting 'speed'"),
         (["--dtype", "int8"], "dtype is 'int8'"),
         (["--client-id", "no spaces"], "expected 1 to 64 characters"),
-        (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes one"),
+        (["--setup", "missing.py"], "there is no file missing.py; `cdfl init` writes an example"),
         (["--token", ""], "the token is empty; omit it if the server needs none"),
         (["--verify", "missing.pem"], "missing.pem is not a readable certificate; expected a PEM file"),
     ],
@@ -89,40 +94,52 @@ def test_errors_are_one_line(site, setup, arguments, words):
     assert words in said
 
 
-NET = "from tests.client.toy import make_data, make_model as model\n"
-DECIDE = "class Mine:\n    def decide(self, memory, observation): return True\npolicy = Mine()\n"
+NET = "import cdfl\nfrom tests.client.toy import make_data, make_model\n"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "`model` is of type NoneType; expected a torch.nn.Module, or a function that returns one"),
-        ("model = 3", "`model` is of type int; expected a torch.nn.Module"),
-        (NET + "settings = {'momentum': 1}", "`settings` is of type dict; expected cdfl.core.Settings"),
-        (NET + "loss = 5", "`loss` is of type int; expected a function of (outputs, targets)"),
-        (NET + "stream = [1]", "`stream` is a list of 1; expected a function: client_id -> iterable of fresh data"),
-        (NET + "policy = 5", "`policy` is 5; expected an object with decide(memory, observation) -> (memory, bool)"),
-        (NET + "policy = 'adwin'", "`policy` is 'adwin'; expected an object with decide"),
-        (NET + "from cdfl.policy import LossRises as policy", "`policy` is the class LossRises; expected an object"),
+        ("model=3", "`model` is of type int; expected a torch.nn.Module"),
+        ("model=make_model, settings=3", "`settings` is of type int; expected cdfl.Settings"),
+        ("model=make_model, loss=5", "`loss` is of type int; expected a function of (outputs, targets)"),
+        (
+            "model=make_model, stream=[1]",
+            "`stream` is a list of 1; expected a function: client_id -> iterable",
+        ),
+        ("model=make_model, policy=5", "`policy` is 5; expected an object with decide(memory, observation)"),
     ],
 )
 def test_set_up_files_with_wrong_values(site, tmp_path, text, words):
     path = tmp_path / "mine.py"
-    path.write_text(text)
+    path.write_text(f"{NET}problem = cdfl.Problem({text})")
     code, said = call("join", site.url, "--client-id", "car-7", "--setup", path)
     assert code == 2
-    assert said.startswith(f"cdfl: {path}: {words}")
+    assert said.startswith(f"cdfl: {path}, line 3: {words}")
 
 
-def test_watch_needs_a_stream_and_a_policy(site, tmp_path):
+def test_watch_needs_data_and_a_policy(site, tmp_path):
     path = tmp_path / "mine.py"
     command = ("join", site.url, "--client-id", "car-7", "--setup", path, "--watch")
-    path.write_text(NET)
+    path.write_text(f"{NET}problem = cdfl.Problem(model=make_model)")
     code, said = call(*command)
-    assert (code, "defines no `stream`" in said) == (2, True)
-    path.write_text(NET + DECIDE + "def stream(client_id): return [make_data()]")
+    assert (code, "there are no `clusters`; expected the data of each" in said) == (2, True)
+    decide = "class Mine:\n    def decide(self, memory, observation): return True\n"
+    given = "model=make_model, policy=Mine(), stream=lambda client_id: [make_data()]"
+    path.write_text(f"{NET}{decide}problem = cdfl.Problem({given})")
     code, said = call(*command)
     assert (code, said.endswith("cdfl: Mine.decide returned True; expected (memory, bool)")) == (2, True)
+
+
+def test_without_a_stream_a_simulated_client_is_watched(site, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"{NET}problem = cdfl.Problem(model=make_model, clusters=[make_data(count=80), make_data(True, 80)])"
+    )
+    command = ("join", site.url, "--client-id", "car-7", "--setup", path, "--watch", "--every", 0, "--turns", 2)
+    code, said = call(*command, "--policy", "always", "--set", "local_epochs=1")
+    assert code == 0
+    assert said.count("trained and uploaded") == 2
 
 
 @pytest.mark.parametrize(
@@ -130,11 +147,11 @@ def test_watch_needs_a_stream_and_a_policy(site, tmp_path):
     [
         ("model = (", "line 1: invalid Python: '(' was never closed"),
         (
-            "model = lambda: 1 / 0",
-            "line 1: `model()` failed with ZeroDivisionError: division by zero; expected a torch",
+            "import cdfl\nproblem = cdfl.Problem(model=lambda: 1 / 0)",
+            "line 2: `model()` failed with ZeroDivisionError: division by zero; expected a torch",
         ),
         (
-            "from tests.client.toy import make_model as model\ndef stream(client_id):\n    yield [][0]",
+            f"{NET}problem = cdfl.Problem(model=make_model, stream=lambda client_id: [][0])",
             "line 3: `stream('car-7')` failed with IndexError: list index out of range; expected an iterable",
         ),
     ],
@@ -150,7 +167,7 @@ def test_errors_in_set_up_files_are_one_line(site, tmp_path, text, words):
 def test_a_set_up_file_may_import_its_neighbours(site, setup, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (setup.parent / "my_layers.py").write_text("from tests.client.toy import make_model")
-    setup.write_text("from my_layers import make_model as model")
+    setup.write_text("import cdfl\nfrom my_layers import make_model\nproblem = cdfl.Problem(model=make_model)")
     assert call("join", site.url, "--client-id", "car-7", "--setup", setup)[0] == 0
 
 

@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 
 from cdfl import wire
 from cdfl.cli import app
-from cdfl.cli.join import read_setup
+from cdfl.cli.join import simulated_stream
+from cdfl.problems.task import client_network
+from cdfl.scenarios import load_problem
 
 from ..certificate import make_certificate
 from .small import call
@@ -207,13 +209,15 @@ def test_a_file_that_is_not_there(tmp_path):
     assert "cdfl init" in output
 
 
-def test_a_mistake_in_the_set_up_is_one_line(setup, tmp_path):
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_a_mistake_in_the_problem_is_one_line(setup, tmp_path, command):
     path = tmp_path / "mine.py"
-    path.write_text(f"{setup.read_text()}\n\ndef loss(outputs, targets):\n    return outputs.mean() + missing\n")
-    last = len(path.read_text().splitlines())
-    code, output = call("serve", path, "--store", tmp_path / "store", "--open", "--device", "cpu")
+    wrong = "def wrong(outputs, targets):\n    return outputs.mean() + missing\n"
+    path.write_text(f"{wrong}{setup.read_text().replace('loss=cross_entropy', 'loss=wrong')}")
+    options = ("--store", tmp_path / "store", "--open") if command == "serve" else ("--out", tmp_path / "store")
+    code, output = call(command, path, "--device", "cpu", *options)
     assert code == 2
-    assert output.startswith(f"cdfl: {path}, line {last}: `loss(outputs, targets)` on proxy_sets[0] with a tensor of")
+    assert output.startswith(f"cdfl: {path}, line 2: `loss(outputs, targets)` on cluster '0 degrees' with a tensor of")
     assert output.endswith(
         "failed with NameError: name 'missing' is not defined; expected one number, a tensor of shape []"
     )
@@ -223,7 +227,7 @@ def test_a_mistake_in_the_set_up_is_one_line(setup, tmp_path):
 def test_init_prints_commands_that_can_be_pasted(tmp_path):
     path = tmp_path / "ü b.py"
     _, *commands = CliRunner().invoke(app, ["init", str(path)]).output.splitlines()
-    assert [shlex.split(command)[:2] for command in commands] == [["cdfl", "serve"], ["cdfl", "join"]]
+    assert [shlex.split(command)[:2] for command in commands] == [["cdfl", "run"], ["cdfl", "serve"], ["cdfl", "join"]]
     assert all(str(path) in shlex.split(command) for command in commands)
 
 
@@ -237,9 +241,10 @@ def test_init_leaves_a_file_alone(tmp_path):
 
 
 def test_the_example_streams_drift(setup):
-    read = read_setup(setup)
-    for inputs, targets in islice(read.stream("car-7"), 20):
-        assert read.model(inputs).shape == (len(targets), 10)
+    problem = load_problem(str(setup))
+    model = client_network(problem)
+    for inputs, targets in islice(simulated_stream(problem, "car-7"), 20):
+        assert model(inputs).shape == (len(targets), 10) == (100, 10)
 
 
 def test_the_page_names_flags_that_exist():

@@ -10,15 +10,22 @@ from pathlib import Path
 import httpx
 
 SETUP = """
-import torch
-from torch.nn.functional import cross_entropy as loss
-from cdfl.core import Settings
+import cdfl
+from cdfl.data import Dataset, Datasets
 from tests.client.toy import make_data, make_model
 
-model = make_model()
-proxy_sets = [make_data(turned, count=40, seed=7) for turned in (False, True)]
-pretraining_sets = [make_data(turned, count=40, seed=8) for turned in (False, True)]
-settings = Settings(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5)
+
+def of_server(turned):
+    halves = make_data(turned, count=40, seed=8), make_data(turned, count=40, seed=7)
+    return Dataset(f"turned {turned}", *halves[0], *halves[1], num_classes=2)
+
+
+problem = cdfl.Problem(
+    model=make_model,
+    clusters=Datasets((of_server(False), of_server(True))),
+    sizes=cdfl.Sizes(pretraining=40, proxy=40),
+    settings=cdfl.Settings(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5),
+)
 """
 ROOT = Path(__file__).resolve().parent.parent.parent
 CDFL = Path(sys.executable).with_name("cdfl")

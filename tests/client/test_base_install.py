@@ -34,7 +34,7 @@ app()
 
 def test_client_and_join_need_only_the_base_install(tmp_path):
     site, setup = Site(ToyServer()), tmp_path / "setup.py"
-    setup.write_text("from tests.client.toy import make_model as model")
+    setup.write_text("import cdfl\nfrom tests.client.toy import make_model\nproblem = cdfl.Problem(model=make_model)\n")
     command = [sys.executable, "-c", LIVE, ",".join(sorted(SIM | SERVER | CLIENT))]
     command += ["join", site.url, "--client-id", "car-7", "--setup", str(setup)]
     try:

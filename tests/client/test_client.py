@@ -301,3 +301,33 @@ def test_keywords_change_the_given_settings(make_client):
     assert client.settings.training.local_epochs == 2
     assert client.settings.training.learning_rate == 0.01  # keywords win
     assert client.update(make_data()).outcome == "applied"
+
+
+def test_a_report_of_the_last_reply(server, make_client):
+    """The second upload says what the first reply did to the loss on the client's own data."""
+    client = make_client(report=True)
+    client.update(make_data())
+    client.update(iter([make_data(), make_data(seed=1)]))  # data that can be read once
+    client.upload(client.start_model())
+    said = [request.headers.get(wire.REPORT) for request in server.requests if request.method == "POST"]
+    assert said[0] is None
+    assert all(loss > 0 for loss in wire.parse_report(said[1]))
+    assert wire.parse_report(said[2]) != wire.parse_report(said[1])
+    assert client.model.training == make_model().training
+
+
+def test_no_report_unless_asked_for(server, make_client):
+    client = make_client()
+    for _ in range(2):
+        client.update(make_data())
+    assert wire.REPORT not in server.requests[-1].headers
+
+
+def test_a_report_changes_nothing_else(server, make_client):
+    loud, quiet = make_client(client_id="loud", report=True), make_client(client_id="quiet")
+    loud.join()
+    quiet.join()
+    for client in (loud, quiet):
+        client.update(make_data())
+    sent = [wire.decode_model(each.content, server.layout) for each in server.requests if each.method == "POST"]
+    assert torch.equal(*sent)

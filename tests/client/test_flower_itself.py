@@ -6,15 +6,12 @@ needs is found there first, all else (torch, pytest) in ours. That takes a minut
 
 import os
 import re
-import subprocess
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from .real import ROOT, environment
+from ..environments import make_environment, run
 
 FLOWER = "flwr==1.41.0"
 ASKED = "CDFL_TEST_FLOWER"
@@ -28,19 +25,3 @@ def test_with_flower_installed():
         ended = run(*command, "tests/client/test_flower.py")
     assert ended.returncode == 0, ended.stdout
     assert re.search(r"^PASSED .*test_it_is_flowers_own_class", ended.stdout, re.MULTILINE), ended.stdout
-
-
-def make_environment(folder: Path, package: str) -> Path:
-    """Return the interpreter of a new environment with one package; other packages come from this environment."""
-    run(sys.executable, "-m", "venv", folder).check_returncode()
-    python = folder / "bin" / "python"
-    installed = run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
-    assert installed.returncode == 0, installed.stderr
-    asked = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    Path(asked.stdout.strip(), "beside.pth").write_text(sysconfig.get_path("purelib"))
-    return python
-
-
-def run(*command: object) -> "subprocess.CompletedProcess[str]":
-    words = [str(word) for word in command]
-    return subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True)  # noqa: S603

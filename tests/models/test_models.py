@@ -45,7 +45,7 @@ def test_torchs_generator_decides_the_weights(name):
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(ValueError, match="there is no model 'vgg'; expected one of cnn, resnet18, small-cnn"):
+    with pytest.raises(ValueError, match="there is no model 'vgg'; there are cnn, gru, mlp, resnet18, small-cnn"):
         build("vgg", (1, 28, 28), 10)
     with pytest.raises(ValueError, match="cnn needs images of at least 16x16, got 8x8; use small-cnn"):
         build("cnn", (1, 8, 8), 10)

@@ -13,12 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Layout, Settings
+from cdfl.data import Dataset, Datasets, Sizes
+from cdfl.problems import Problem, Task
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits
 from cdfl.server.port import take_port
 from cdfl.server.records import Retention
 from cdfl.server.run import make_server, open_engine
-from cdfl.server.setup import Setup
 from cdfl.server.starting import Starting
 from cdfl.server.store import Store
 from cdfl.server.tls import Tls
@@ -27,17 +28,30 @@ NUM_CLUSTERS = 3
 FAST = Limits(requests_per_second=1e6, burst=10**6)
 
 
-def tiny_setup(**changes: Any) -> Setup:
+def tiny_problem(**changes: Any) -> Problem:
     """Three clusters that lie in different directions; a network of 8 parameters and 4 statistics."""
     torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    sets = [[data(cluster, 20) for cluster in range(NUM_CLUSTERS)] for _ in range(2)]
     parts: dict[str, Any] = {
-        "model": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+        "model": model,
         "loss": cross_entropy,
-        "proxy_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
-        "pretraining_sets": [data(cluster, 20) for cluster in range(NUM_CLUSTERS)],
+        "clusters": of_server(sets[1], sets[0]),
+        "sizes": Sizes(pretraining=20, proxy=20),
         "settings": Settings(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03),
     }
-    return Setup(**(parts | changes))
+    return Problem(**(parts | changes))
+
+
+def of_server(pretraining: list[Any], proxy: list[Any], num_classes: int | None = 2) -> Datasets:
+    """Clusters whose samples are all the server's: some to pre-train with, others to recognise uploads by."""
+    pairs = enumerate(zip(pretraining, proxy, strict=True))
+    return Datasets(tuple(Dataset(f"cluster {number}", *one, *two, num_classes) for number, (one, two) in pairs))
+
+
+def tiny_setup(**changes: Any) -> Task:
+    """The problem, read."""
+    return Task.of(tiny_problem(**changes))
 
 
 def data(cluster: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +69,7 @@ class Live:
     def __init__(
         self,
         place: Path | str,
-        setup: Setup | None = None,
+        setup: Task | None = None,
         *,
         blobs: Path | None = None,
         limits: Limits = FAST,
@@ -67,9 +81,9 @@ class Live:
     ) -> None:
         self.store = Store.open(place, blobs, retention)
         self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
-        access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
+        self.access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
         self.server = make_server(limits, self.engine.metrics, Starting(), Tls(*tls) if tls else None)
-        self.server.open(self.engine, access)
+        self.server.open(self.engine, self.access)
         self._taken = take_port("127.0.0.1", 0)
         self._thread = threading.Thread(target=self.server.run, args=([self._taken],))
 

@@ -308,6 +308,34 @@ class TestEvents:
         assert sum(events[0][1]["mixture"]) == pytest.approx(1)
         assert len(events[0][1]["losses"]) == len(events[0][1]["distances"]) == 3
 
+    def test_what_clients_report(self, server):
+        server.model()
+        server.update(near(server, 0))
+        server.update(near(server, 0), base_epoch=1, key="two", headers={wire.REPORT: "1.5,0.25"})
+        (_, first), (_, second) = self.listen(server, 2, **{"Last-Event-ID": "0"})
+        assert (first["report"], second["report"]) == ([], [1.5, 0.25])
+        for wrong in ("1.5", "a,b", "nan,1", "1,2,3", ""):
+            answer = server.update(near(server, 0), base_epoch=2, key="three", headers={wire.REPORT: wrong})
+            assert server.refused(answer)[0] == 400
+
+    def test_clients_that_join(self, server):
+        heard = []
+
+        def listen():
+            with httpx.stream("GET", f"{server.url}/v1/events", timeout=20) as answer:
+                for line in answer.iter_lines():
+                    heard.append(line)
+                    if line.startswith("data"):
+                        return
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        wait_for(lambda: server.server.notifier._waiting)
+        server.model("car-9")
+        listener.join(10)
+        assert heard[-2] == "event: joined"
+        assert json.loads(heard[-1].removeprefix("data: "))["client_id"] == "car-9"
+
     def test_as_they_come(self, server):
         server.model()
         heard = []
@@ -345,7 +373,9 @@ class TestEvents:
             assert all(b"the epochs after this line are events" in words for words in opened)
             refused = [words for words in said if b" 503 " in words]
             assert len(refused) == 10
-            assert all(b"retry-after: " in words and b"2 streams of the operator are open" in words for words in refused)
+            assert all(
+                b"retry-after: " in words and b"2 streams of the operator are open" in words for words in refused
+            )
 
     def test_whoever_hangs_up_leaves_room(self, tmp_path):
         with Live(tmp_path, limits=Limits(streams=2), operator_token=OPERATOR) as server:

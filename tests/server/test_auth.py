@@ -59,7 +59,10 @@ class TestTokens:
         get(guarded, "/v1/model", **bearer(guarded.token))
         Tokens(guarded.store.database).revoke("car-7")
         response = guarded.update(near(guarded, 0), headers=bearer(guarded.token))
-        assert guarded.refused(response) == (401, "the token is unknown, expired or revoked; ask the operator for a new one")
+        assert guarded.refused(response) == (
+            401,
+            "the token is unknown, expired or revoked; ask the operator for a new one",
+        )
 
     def test_the_token_of_another_client_is_that_client(self, guarded):
         other = Tokens(guarded.store.database).create("car-8")
@@ -104,6 +107,13 @@ class TestOperator:
                 if len(found) == 2:
                     return found
         return found
+
+
+def test_several_operators(tmp_path):
+    both = "alice-1, bob-2"
+    with Live(tmp_path, is_open=False, operator_token=both) as server:
+        asked = [server.http.get("/v1/clients", headers=bearer(token)) for token in ("alice-1", "bob-2", both, "bob")]
+    assert [answer.status_code for answer in asked] == [200, 200, 401, 401]
 
 
 class TestOpen:

@@ -9,9 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from cdfl import wire
 from cdfl.core import Settings
+from cdfl.data import Dataset, Datasets, Sizes
+from cdfl.problems import Problem, Task
 from cdfl.server.engine import Engine, Submission
 from cdfl.server.records import Claim, Retention
-from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
@@ -32,7 +33,7 @@ def full_precision(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def small_setup() -> Setup:
+def small_setup(device: str = "cpu") -> Task:
     """Three clusters of images with a bright row, labelled by where it is; each cluster counts from another one."""
     random = torch.Generator().manual_seed(0)
 
@@ -44,15 +45,18 @@ def small_setup() -> Setup:
 
     torch.manual_seed(0)
     head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
-    return Setup(
+    proxy, pretraining = ([images(cluster, count) for cluster in range(3)] for count in (30, 60))
+    pairs = zip(pretraining, proxy, strict=True)
+    problem = Problem(
         model=nn.Sequential(*head, nn.Flatten(), nn.Linear(64, 6)),
         loss=cross_entropy,
-        proxy_sets=[images(cluster, 30) for cluster in range(3)],
-        pretraining_sets=[images(cluster, 60) for cluster in range(3)],
+        clusters=Datasets(tuple(Dataset(f"{number}", *one, *two, 6) for number, (one, two) in enumerate(pairs))),
+        sizes=Sizes(pretraining=60, proxy=30),
         settings=Settings(
             shared_epochs=5, separate_epochs=5, batch_size=20, learning_rate=0.01, guard=True, max_staleness=9
         ),
     )
+    return Task.of(problem, device=device)
 
 
 LAYOUT = small_setup().layout
@@ -60,7 +64,7 @@ LAYOUT = small_setup().layout
 
 @pytest.fixture(scope="module")
 def start():
-    return small_setup().start()
+    return small_setup().initial_state()
 
 
 def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
@@ -72,7 +76,7 @@ def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
     return model
 
 
-def open_engine(store: Store, setup: Setup, start) -> Engine:
+def open_engine(store: Store, setup: Task, start) -> Engine:
     """As `cdfl serve` does, without what the web needs."""
     recovered = store.recover()
     if recovered is None:
@@ -97,7 +101,7 @@ def run_twice(folder, device: str, start):
     """Half of the uploads, a restart without a snapshot, the other half: what was answered, and the last state."""
     heads, ends = [], []
     for half in (range(UPLOADS // 2), range(UPLOADS // 2, UPLOADS)):
-        setup = small_setup().to(device)
+        setup = small_setup(device)
         with Store.open(folder, retention=KEEP_ALL) as store:
             engine = open_engine(store, setup, start)
             if ends:
@@ -131,7 +135,7 @@ def test_an_engine_and_its_journal(tmp_path, device, start):
 @DEVICES
 def test_pretraining(device, start):
     """Training amplifies rounding: that the clusters are as good is what can be asked."""
-    there = small_setup().to(device).start()
+    there = small_setup(device).initial_state()
     assert there.cluster_models.device.type == "cpu"
     assert (there.cluster_losses - start.cluster_losses).abs().max() < 0.2
     assert there.cluster_losses.max() < 1.5  # of a guess it is 1.8
@@ -144,7 +148,7 @@ def test_a_server(tmp_path, device):
         pytest.importorskip(needed)
     from .live import Live
 
-    with Live(tmp_path, small_setup().to(device), retention=KEEP_ALL) as server:
+    with Live(tmp_path, small_setup(device), retention=KEEP_ALL) as server:
         start = server.engine.state
         for number in range(UPLOADS):
             given = server.model(f"client-{number % 5}")
@@ -159,7 +163,7 @@ def test_a_server(tmp_path, device):
         assert end.epoch > UPLOADS / 2
         assert verify(server.store).findings == []
         server.engine.maintenance.finish = lambda state: None
-    with Live(tmp_path, small_setup().to(device)) as server:
+    with Live(tmp_path, small_setup(device)) as server:
         assert same_state(server.engine.state, end)
         again = server.update(body, f"client-{(UPLOADS - 1) % 5}", epoch, key=f"key-{UPLOADS - 1}")
         assert again.content == response.content

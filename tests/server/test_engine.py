@@ -191,7 +191,7 @@ class TestRefusals:
         assert len(fake.batches) == evaluated
 
     def test_harm(self, make_engine, store, fake):
-        """It is answered with the model that its client was sent; nothing else changes, and nobody else's upload ages."""
+        """It is answered with the model that its client was sent; nothing else changes, no other upload ages."""
         engine = make_engine(GUARDED)
         model, head = make_harmful(engine, store)
         before, known = engine.state, store.client("bad", head.epoch)

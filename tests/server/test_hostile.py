@@ -21,10 +21,9 @@ from cdfl import wire
 from cdfl.core import Settings
 from cdfl.server.connections import MOST_HEAD
 from cdfl.server.limits import Limits
-from cdfl.server.setup import Setup
 from cdfl.server.uploads import Body
 
-from .live import FAST, LAYOUT, Live, near, wait_for
+from .live import FAST, LAYOUT, Live, near, of_server, tiny_setup, wait_for
 from .toy import same_state, stored_blobs
 
 pytestmark = pytest.mark.slow
@@ -348,7 +347,13 @@ class TestConnections:
 
     def test_a_client_that_does_not_read_its_answer(self, tmp_path):
         """Sixteen megabytes do not fit into the buffers of a socket."""
-        large = Setup(nn.Linear(2000, 2000), mse_loss, [(torch.zeros(1, 2000), torch.ones(1, 2000))], None, Settings())
+        sample = torch.zeros(1, 2000), torch.ones(1, 2000)
+        large = tiny_setup(
+            model=nn.Linear(2000, 2000),
+            loss=mse_loss,
+            clusters=of_server([sample], [sample], None),
+            settings=Settings(shared_epochs=0, separate_epochs=0),
+        )
         with Live(tmp_path, large, limits=Limits(stall_seconds=0.5)) as server, Raw(server) as deaf:
             deaf.socket.sendall(b"GET /v1/model HTTP/1.1\r\nHost: x\r\nCDFL-Client: deaf\r\n\r\n")
             wait_for(lambda: [each for each in server.server.connections._open if each.stalled_since is not None])

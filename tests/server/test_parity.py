@@ -8,8 +8,8 @@ import torch
 from cdfl import wire
 from cdfl.algorithms.cdfl import CDFL
 from cdfl.core import Layout
+from cdfl.problems import Task
 from cdfl.server.records import Retention
-from cdfl.server.setup import Setup
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 from cdfl.sim.reference_simulation import simulate
@@ -61,18 +61,17 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         guard=True,
         measures=measures,
     )
-    workload = Workload(config.scenario, config.scenario.federation(0, None), config.settings)
+    workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
     recording = Recording(config.settings)
     list(simulate(workload, recording, config.time_model))
-    setup = Setup(workload.model, workload.loss, workload.proxy_sets, settings=config.settings)
-    with Store.open(tmp_path) as store:
-        store.begin(recording.start, setup.layout, config.settings)
+    setup = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
 
     arrivals = {}
     for upload, _ in recording.exchanges:
         arrivals.setdefault(str(upload.client_id), upload.base_epoch)
     outcomes = set()
     with Live(tmp_path, setup, clock=lambda: 0.0) as server:
+        assert same_state(server.engine.state, recording.start)  # it has pre-trained by itself
         server.engine._trial = None  # the simulation tries steps on whole proxy sets
         for number, (upload, reply) in enumerate(recording.exchanges):
             epoch = server.engine.state.epoch

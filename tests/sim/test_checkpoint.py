@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from cdfl.algorithms import make_algorithm
+from cdfl.api import run
 from cdfl.policy import POLICIES, PageHinkley
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.runner import compare_events, configure, run, run_events
+from cdfl.sim.runner import compare_events, configure, run_events
 from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.stack import Stack
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
@@ -53,11 +54,13 @@ def interrupted(tmp_path, config, moments):
     folder = RunFolder.create(tmp_path / "parts", config.to_json())
     for number, moment in enumerate(moments):
         stop_after(run_events(config, folder, resume=number > 0), moment)
-        assert checkpoint.exists(folder.path) == (max(moments[: number + 1]) > 2)  # before the first stack: nothing
+        assert checkpoint.exists(folder.path) == (max(moments[: number + 1]) > 3)  # before the first stack: nothing
     told = list(run_events(config, folder, resume=True))
     assert told == folder.events()  # a reader of the resumed run sees all of it
     assert not checkpoint.exists(folder.path)
-    assert sorted(path.name for path in folder.path.iterdir()) == ["config.json", "events.jsonl", "versions.json"]
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "config.json", "events.jsonl", "models", "versions.json",
+    ]  # fmt: skip
     return bytes_of(folder)
 
 

@@ -11,6 +11,7 @@ from cdfl.algorithms.fedsoft import FedSoft
 from cdfl.algorithms.ifca import IFCA
 from cdfl.algorithms.local import Local, LocalKeep
 from cdfl.algorithms.oracle import Oracle
+from cdfl.checks import did_you_mean
 from cdfl.core import Settings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -60,8 +61,8 @@ def make_algorithm(algorithm: str | type[Algorithm], settings: Settings) -> Algo
         return register(algorithm)(settings)
     if algorithm not in ALGORITHMS:
         raise ValueError(
-            f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}; a scenario's .py file can "
-            "add one with cdfl.algorithms.register"
+            f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}; a problem's .py file can "
+            f"add one with cdfl.algorithms.register{did_you_mean(algorithm, ALGORITHMS)}"
         )
     return ALGORITHMS[algorithm](settings)
 

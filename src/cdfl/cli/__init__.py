@@ -21,6 +21,7 @@ from cdfl.cli.run import run
 from cdfl.cli.scenarios import scenarios
 from cdfl.cli.serve import serve
 from cdfl.cli.status import status
+from cdfl.cli.track import track
 from cdfl.cli.verify import verify
 from cdfl.cli.watch import watch
 
@@ -30,6 +31,7 @@ app.command()(compare)
 app.command()(plot)
 app.command()(report)
 app.command()(watch)
+app.command()(track)
 app.command(context_settings=PASSED_ON)(paper)
 app.command()(scenarios)
 app.add_typer(data.app, name="data")

@@ -1,7 +1,7 @@
 """`cdfl compare`: run several algorithms with several seeds on one scenario."""
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, cast
@@ -9,7 +9,6 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
+    Json,
     NumClients,
     NumUploads,
     Out,
@@ -29,11 +29,14 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress
-from cdfl.record import Diverged, Event, Finished, RunFolder, Uploaded, metric_label
+from cdfl.cli.tables import make_table, show
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
+from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
+from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -56,10 +59,18 @@ def compare(
     num_uploads: NumUploads = None,
     setting: SetOption = None,
     resume: Resume = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
     data_dir: DataDir = None,
+    json_: Json = False,
 ) -> None:
-    """Compare algorithms: show mean and standard deviation over several seeds, and write a folder for each run."""
-    console = Console()
+    """Compare algorithms: show mean and standard deviation over several seeds, and write a folder for each run.
+
+    `cdfl watch`, `plot` and `report` take that folder.
+    """
+    console = Console(stderr=json_)
+    trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     names = list(dict.fromkeys(names))  # each once
     with exit_on(ValueError, OSError):
@@ -83,52 +94,66 @@ def compare(
         whole = {"algorithms": names, "seeds": seeds, "first": configs[0].to_json()}
         folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
+        named = [(each.path.name, own.to_json(), each.path) for each, own in zip(folders, configs, strict=True)]
         results: dict[int, Finished] = {}
-        metric = configs[0].scenario.metrics[0]
+        metric = configs[0].scenario.main_metric
         label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
         title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
-        bar = Progress(TextColumn("uploads"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        bar = Progress(*columns, console=console)
         total = sum(config.scenario.num_uploads for config in configs)
-        uploads_done = bar.add_task("", total=total)
+        uploads_done = bar.add_task("reading data", total=None)
+
+        def pretrained(done: int, steps: int) -> None:
+            bar.update(uploads_done, description="pre-training", completed=done, total=steps)
+
         with (
             interruptible(folder, folders, total),
-            log_progress(console, total) as count,
+            shown(Nothing() if console.is_terminal else Lines(total), note) as show_event,
+            pretraining_shown_by(pretrained) if console.is_terminal else nullcontext(),
+            tracking(trackers, named) as track,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
         ):
+            live.update(bar)
             for which, event in events:
-                count(event)
+                if isinstance(event, Started) and bar.tasks[0].description != "uploads":
+                    bar.reset(uploads_done, description="uploads", total=total)
+                show_event(event)
+                track(which, event)
                 if isinstance(event, Uploaded | Diverged):
                     bar.advance(uploads_done)
                 if isinstance(event, Finished):
                     results[which] = event
                 if _worth_showing(event):
-                    live.update(Group(table(title, names, configs, results), bar))
-    console.print(table(title, names, configs, results))
-    for which, end in sorted(results.items()):
-        if end.shortfall:
-            line = f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
-            console.print(line, highlight=False, soft_wrap=True)
+                    live.update(Group(*tables(title, names, configs, results), bar))
+    notes = [
+        f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
+        for which, end in sorted(results.items())
+        if end.shortfall
+    ]
     summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    console.print(f"results in {folder.path}/: summary.json and a folder for each run", highlight=False, markup=False)
+    notes.append(f"results in {folder.path}/: summary.json and a folder for each run")
+    values = {"folder": str(folder.path), "scores": summary}
+    show(values, Group(*tables(title, names, configs, results)), as_json=json_, notes=notes)
 
 
-def table(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> Table:
-    """Return a table with one row for each algorithm, from the runs finished so far."""
-    shown = Table(title=escape(title), title_justify="left")
-    shown.add_column("algorithm")
-    for column in ("before", "after", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP"):
-        shown.add_column(column, justify="right")
+def tables(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> list[Table]:
+    """Return the scores and the costs of each algorithm, from the runs finished so far; each fits 80 columns."""
+    scores = make_table("algorithm", "before", "after", "clusters", "KL", title=title)
+    costs = make_table("algorithm", "MB down", "client GFLOP", "server GFLOP")
     for name in names:
         done = [result for which, result in results.items() if configs[which].algorithm == name]
-        cells = [_spread(_values(name, column, configs, results)) for column in COLUMNS]
-        costs = [
-            f"{fmean(values):.1f}" if (values := [getattr(result, cost) / scale for result in done]) else ""
-            for cost, scale in (("bytes_down", 1e6), ("client_flops", 1e9), ("server_flops", 1e9))
-        ]
-        shown.add_row(name, *cells, *costs)
-    return shown
+        scores.add_row(name, *(_spread(_values(name, column, configs, results)) for column in COLUMNS))
+        costs.add_row(
+            name,
+            *(
+                f"{fmean(values):.1f}" if (values := [getattr(result, cost) / scale for result in done]) else ""
+                for cost, scale in (("bytes_down", 1e6), ("client_flops", 1e9), ("server_flops", 1e9))
+            ),
+        )
+    return [scores, costs]
 
 
 def _values(name: str, column: str, configs: list[RunConfig], results: dict[int, Finished]) -> list[float]:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdfl.cli.options import Json
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+from cdfl.cli.tables import show
 from cdfl.server.errors import StoreBusy
 from cdfl.wire import check_client_id
 
@@ -20,6 +22,7 @@ def forget(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT")],
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
+    json_: Json = False,
 ) -> None:
     """Delete everything that is stored of a client: uploads, replies, mixtures, tokens, its name in the journal.
 
@@ -32,7 +35,8 @@ def forget(
         except StoreBusy:
             with open_store(store, blobs, own=False) as opened:
                 found = _ask(opened, store, blobs, client_id)
-    typer.echo(f"{client_id} is forgotten" if found else f"nothing is stored of {client_id}")
+    note = f"{client_id} is forgotten" if found else f"nothing is stored of {client_id}"
+    show({"client_id": client_id, "found": found}, None, as_json=json_, notes=[note])
 
 
 def _alone(store: str, blobs: str | None, client_id: str) -> bool:

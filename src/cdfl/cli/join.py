@@ -4,23 +4,24 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
-from cdfl.core import Loss, Settings
-from cdfl.core.batches import described
-from cdfl.policy import POLICIES, Policy, check_policy
-from cdfl.userfile import SetupError, load_python, report_errors
+from cdfl.policy import POLICIES, find_policy
+from cdfl.problems import Problem
+from cdfl.problems.task import client_network
+from cdfl.scenarios import load_problem
+from cdfl.userfile import report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
 PATIENCE = 30.0  # seconds to wait for an answer without --watch; as long as it takes if the server asks to wait
@@ -28,22 +29,10 @@ ONCE = Retry(attempts=1)  # `wait_for_server` and the watcher repeat
 WAITS = Retry(first_wait=0.5, longest_wait=15.0)
 
 
-class Setup(NamedTuple):
-    """The names that a client reads from a set-up file. The server's file has them, too."""
-
-    model: nn.Module
-    loss: Loss = cross_entropy
-    settings: Settings = Settings()
-    policy: Policy = POLICIES["loss-rises"]
-    stream: Callable[[str], Iterable[Any]] | None = None  # client_id -> fresh data, turn by turn
-
-
 def join(
     url: Annotated[str, typer.Argument(help="Address of the server, such as http://127.0.0.1:8000.")],
     client_id: Annotated[str, typer.Option(help="The client's name.")],
-    setup: Annotated[
-        Path, typer.Option(help="Python file that defines model and, optionally, loss, settings, policy and stream.")
-    ],
+    setup: Annotated[str, typer.Option(help="The problem: the file or name that the server got.")],
     token: Annotated[str | None, typer.Option(envvar="CDFL_TOKEN", help="The client's token.")] = None,
     watch: Annotated[bool, flag("--watch", "Follow the stream; upload when the policy says so.")] = False,
     policy: Annotated[
@@ -55,6 +44,9 @@ def join(
     verify: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM), if it is self-signed.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
     compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
+    no_report: Annotated[
+        bool, flag("--no-report", "Do not tell the server how good its replies are on the client's data.")
+    ] = False,
     setting: SetOption = None,
     json_: Json = False,
 ) -> None:
@@ -65,21 +57,20 @@ def join(
     console = Console(highlight=False)
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
     with exit_on(ValueError, OSError, ClientError, WireError):
-        mine = read_setup(setup)
-        if policy is not None and policy not in POLICIES:
-            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-        chosen = POLICIES[policy] if policy else mine.policy
+        mine = load_problem(setup).with_settings(**parse_settings(setting or []))
+        chosen = find_policy(policy) if policy else mine.policy or POLICIES["loss-rises"]
         client = Client(
             url,
-            mine.model,
+            client_network(mine),
             client_id,
             token,
             loss=mine.loss,
-            settings=mine.settings.replace(**parse_settings(setting or [])),
+            settings=mine.all_settings,
             state_dir=state_dir,
             dtype=cast("DType", dtype),
             reply_dtype=cast("DType", dtype),
             compress=compress,
+            report=not no_report,
             verify=verify or True,
             retry=ONCE,
         )
@@ -91,7 +82,7 @@ def join(
                 state = _reply_text(reply) if reply else "the server is away; continuing with the last model"
                 console.print(f"{client_id}: {state}", soft_wrap=True)
             if watch:
-                for turn in client.watch(islice(_paced(setup, mine.stream, client_id, every), turns), chosen):
+                for turn in client.watch(islice(_paced(mine, client_id, every), turns), chosen):
                     if json_:
                         typer.echo(json.dumps({"client_id": client_id, **asdict(turn)}))
                     else:
@@ -121,27 +112,6 @@ def wait_for_server(client: Client, *, forever: bool, sleep: Callable[[float], N
             sleep(max(away.retry_after or 0.0, WAITS.wait(failures, random.random())))  # noqa: S311
 
 
-def read_setup(path: Path) -> Setup:
-    """Read a client's set-up from a Python file; `model` may be a network or a function that returns one."""
-    module = load_python(str(path), "`cdfl init` writes one")
-    names = {name: value for name in Setup._fields if (value := getattr(module, name, None)) is not None}
-    model = names.get("model")
-    if callable(model) and not isinstance(model, nn.Module):
-        with report_errors(str(path), "`model()`", "a torch.nn.Module"):
-            names["model"] = model()
-    setup = Setup(**{"model": None, **names})
-    for name, expected, is_fine in (
-        ("model", "a torch.nn.Module, or a function that returns one", isinstance(setup.model, nn.Module)),
-        ("loss", "a function of (outputs, targets)", callable(setup.loss)),
-        ("settings", "cdfl.core.Settings", isinstance(setup.settings, Settings)),
-        ("stream", "a function: client_id -> iterable of fresh data", setup.stream is None or callable(setup.stream)),
-    ):
-        if not is_fine:
-            raise SetupError(f"{path}: `{name}` is {described(getattr(setup, name))}; expected {expected}")
-    check_policy(setup.policy, f"{path}: `policy`")
-    return setup
-
-
 def turn_text(turn: Turn) -> str:
     """Return one turn as a line of text."""
     loss = "" if turn.loss is None else f", loss {turn.loss:.3f}"
@@ -163,11 +133,17 @@ def _reply_text(reply: Reply) -> str:
     return f"{reply.outcome}, epoch {reply.epoch}, mixture {shares}"
 
 
-def _paced(path: Path, stream: Callable[[str], Iterable[Any]] | None, client_id: str, seconds: float) -> Iterable[Any]:
-    """Yield the stream's data with pauses between them."""
-    if stream is None:
-        raise SetupError(f"{path} defines no `stream`; expected a function: client_id -> iterable of fresh data")
-    with report_errors(str(path), f"`stream({client_id!r})`", "an iterable of fresh data"):
+def _paced(problem: Problem, client_id: str, seconds: float) -> Iterator[Any]:
+    """Yield fresh data with pauses between them."""
+    stream = problem.stream or partial(simulated_stream, problem)
+    with report_errors(problem.place, f"`stream({client_id!r})`", "an iterable of fresh data"):
         for number, data in enumerate(stream(client_id)):
             time.sleep(seconds if number else 0)
             yield data
+
+
+def simulated_stream(problem: Problem, client_id: str) -> Iterator[Any]:
+    """Yield the data of a simulated client, turn by turn: samples that the server does not train or evaluate on."""
+    federation, client = problem.federation(), zlib.crc32(client_id.encode())
+    for turn in count():
+        yield federation.ready(federation.draw(client, turn).train)

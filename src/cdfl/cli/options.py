@@ -1,19 +1,17 @@
 """Options and helpers that several commands share."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cdfl.checks import did_you_mean
 from cdfl.core.settings import LEAVES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
-from cdfl.scenarios import SCENARIOS
 from cdfl.sim.presets import PRESETS
 from cdfl.sim.time_models import TIME_MODELS
 from cdfl.userfile import is_missed_by_cdfl
@@ -60,12 +58,17 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"--set got {setting!r}; expected name=value, as in --set base_rate=0.1")
         if name not in LEAVES:
-            raise ValueError(f"there is no setting {name!r}; there are {', '.join(LEAVES)}")
+            raise ValueError(f"there is no setting {name!r}; there are {', '.join(LEAVES)}{did_you_mean(name, LEAVES)}")
         try:
             values[name] = None if text.lower() == "none" else json.loads(text)
         except json.JSONDecodeError:
             values[name] = text
     return values
+
+
+def note(line: str) -> None:
+    """Write a line to stderr."""
+    typer.echo(line, err=True)
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:
@@ -107,23 +110,6 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def suggestion(message: str) -> str:
-    """Return "did you mean" with the most similar name that an error about an unknown name lists, or nothing.
-
-    >>> suggestion("there is no algorithm 'fedsofd'; there are cdfl, fedsoft, ...")
-    '; did you mean fedsoft?'
-    >>> suggestion("there is no algorithm 'sgd'; there are cdfl, fedsoft, ...")
-    ''
-    """
-    said = re.match(r"there is no ([a-z ]+) '([^']*)'", message)
-    if said is None:
-        return ""
-    listed = re.search(r"(?:there are|expected one of) ([^;]*)", message)
-    names = re.findall(r"(?:^|, )([\w.-]+)(?=,|$)", listed[1]) if listed else SCENARIOS if said[1] == "scenario" else ()
-    close = get_close_matches(said[2], names, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 @contextmanager
 def exit_on(*kinds: type[Exception], needs: str = "a simulation", extra: str = "sim") -> Iterator[None]:
     """Turn errors of these kinds into one line and exit code 2, and Ctrl-C into exit code 130."""
@@ -135,7 +121,7 @@ def exit_on(*kinds: type[Exception], needs: str = "a simulation", extra: str = "
         typer.secho(f"cdfl: {error}{remedy}", err=True, fg="red")
         raise typer.Exit(2) from None
     except kinds as error:
-        typer.secho(f"cdfl: {error}{suggestion(str(error))}", err=True, fg="red")
+        typer.secho(f"cdfl: {error}", err=True, fg="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.secho("cdfl: stopped", err=True)

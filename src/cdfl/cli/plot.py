@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cdfl.cli.options import exit_on
+from cdfl.cli.options import Json, exit_on
 from cdfl.cli.runs import find_runs, read_runs
+from cdfl.cli.tables import show
 
 Client = Annotated[
     int | None, typer.Option("--client", help="The client whose mixtures are drawn; default: a telling one.")
@@ -20,6 +21,7 @@ def plot(
         "run.png"
     ),
     client: Client = None,
+    json_: Json = False,
 ) -> None:
     """Draw runs. Runs that differ in their seed only become one curve with a band.
 
@@ -33,4 +35,4 @@ def plot(
         read = read_runs(find_runs(runs))
         is_story = client is not None or len(groups(read)) == 1
         style.save(figures.story(read, client) if is_story else figures.comparison(read), out)
-    typer.echo(f"wrote {out}")
+    show({"file": str(out)}, None, as_json=json_, notes=[f"wrote {out}"])

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdfl.cli.options import counted, flag
+from cdfl.cli.options import Json, counted, flag
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, refuse_store
+from cdfl.cli.tables import show
 
 if TYPE_CHECKING:
     from cdfl.server.store import Store
@@ -18,6 +19,7 @@ def rollback(
     blobs: BlobsPlace = None,
     healthy: Annotated[bool, flag("--healthy", "Take the newest snapshot whose clusters are as good as ever.")] = False,
     yes: Annotated[bool, flag("--yes", "Do not ask.")] = False,
+    json_: Json = False,
 ) -> None:
     """Return to a snapshot: everything after it is deleted. The server must be stopped.
 
@@ -29,23 +31,24 @@ def rollback(
             raise ValueError("--healthy chooses the epoch; omit one of them")
         epoch = opened.healthy_epoch() if healthy else epoch
         if epoch is None:
-            _list(opened)
+            _list(opened, as_json=json_)
             return
         uploads, clients = opened.count_after(epoch)
         typer.echo(
             f"a rollback to epoch {epoch} deletes {counted(uploads, 'upload')} of {counted(clients, 'client')}, "
-            "for good; `cdfl export` writes the models of today to files"
+            "for good; `cdfl export` writes the models of today to files",
+            err=json_,
         )
         if not yes and not typer.confirm("go back?"):
             typer.echo("nothing was changed")
             raise typer.Exit(1)
         opened.rollback(epoch)
-    typer.echo(f"the store is at epoch {epoch}")
+    show({"epoch": epoch}, None, as_json=json_, notes=[f"the store is at epoch {epoch}"])
 
 
-def _list(opened: "Store") -> None:
-    newest = opened.newest_epoch()
-    typer.echo(f"the store is at epoch {newest}; there are snapshots of")
+def _list(opened: "Store", *, as_json: bool) -> None:
+    newest, values = opened.newest_epoch(), []
+    notes = [f"the store is at epoch {newest}; there are snapshots of"]
     kept = opened.snapshots()
     fit = opened.healthy_epochs()
     for snapshot in kept:
@@ -54,6 +57,17 @@ def _list(opened: "Store") -> None:
             continue
         taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created))
         ago = counted(newest - snapshot.epoch, "upload")
-        health = "healthy" if snapshot.epoch in fit else "worse than the best"
-        words = f"cannot be read: {fault}" if fault else f"mean loss {snapshot.mean_loss:.4g}, {health}"
-        typer.echo(f"  epoch {snapshot.epoch}, taken {taken}, {ago} ago; {words}")
+        is_healthy = snapshot.epoch in fit
+        values.append(
+            {
+                "epoch": snapshot.epoch,
+                "created": snapshot.created,
+                "mean_loss": snapshot.mean_loss,
+                "healthy": is_healthy,
+                "fault": fault,
+            }
+        )
+        health = f"mean loss {snapshot.mean_loss:.4g}, {'healthy' if is_healthy else 'worse than the best'}"
+        words = f"cannot be read: {fault}" if fault else health
+        notes.append(f"  epoch {snapshot.epoch}, taken {taken}, {ago} ago; {words}")
+    show({"epoch": newest, "snapshots": values}, None, as_json=as_json, notes=notes)

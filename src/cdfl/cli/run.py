@@ -1,12 +1,11 @@
 """`cdfl run`: run one scenario with one algorithm and one seed."""
 
 from contextlib import closing
+from dataclasses import asdict
 from statistics import fmean
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
@@ -14,6 +13,7 @@ from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
     DataDir,
     DeviceName,
+    Json,
     NumClients,
     NumUploads,
     Out,
@@ -25,11 +25,14 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     exit_on,
+    note,
     open_folder,
     parse_settings,
 )
-from cdfl.cli.progress import log_progress, show_progress
+from cdfl.cli.tables import make_table, show
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
 from cdfl.record import Clusters, Finished, Started, metric_label
+from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import configure, run_events
 
@@ -50,10 +53,17 @@ def run(
     num_uploads: NumUploads = None,
     setting: SetOption = None,
     resume: Resume = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
     data_dir: DataDir = None,
+    json_: Json = False,
 ) -> None:
-    """Run a scenario; show progress and a summary, and write all events to a folder."""
-    console = Console()
+    """Run a scenario; show progress and a summary, and write all events to a folder.
+
+    `cdfl watch` shows the folder in a browser, also while the run goes on.
+    """
+    trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     with exit_on(ValueError, OSError):
         config = configure(
             scenario,
@@ -73,30 +83,30 @@ def run(
         total = config.scenario.num_uploads
         with (
             interruptible(folder, [folder], total),
-            log_progress(console, total) as count,
+            shown(display(total), note) as show_event,
+            tracking(trackers, [(folder.path.name, config.to_json(), folder.path)]) as track,
             closing(run_events(config, folder, data_dir, resume=resume)) as events,
         ):
-            for event in show_progress(events, console):
-                count(event)
+            for event in events:
+                show_event(event)
+                track(0, event)
                 if isinstance(event, Started):
                     opened.append(event)
                 if isinstance(event, Clusters) and event.epoch == 0:
                     starts.append(event)
                 if isinstance(event, Finished):
                     ends.append(event)
-    console.print(_table(opened[0], starts[0], ends[0]))
-    if ends[0].shortfall:
-        console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
-    console.print(f"results in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
+    notes = [ends[0].shortfall] if ends[0].shortfall else []
+    notes.append(f"results in {folder.path}/: config.json, versions.json, events.jsonl")
+    values = {"folder": str(folder.path)} | asdict(ends[0])
+    show(values, _table(opened[0], starts[0], ends[0]), as_json=json_, notes=notes)
 
 
 def _table(opened: Started, start: Clusters, end: Finished) -> Table:
     """Return the summary of a run: one column for each metric."""
     title = f"{opened.algorithm} on {opened.scenario}, seed {opened.seed}: {end.uploads} uploads"
-    table = Table(title=escape(title), title_justify="left")  # rich reads brackets as markup
-    table.add_column("on held-out data", justify="left")
-    for metric in opened.metrics:
-        table.add_column(metric_label(metric["name"], higher_is_better=metric["higher_is_better"]), justify="right")
+    labels = [metric_label(metric["name"], higher_is_better=metric["higher_is_better"]) for metric in opened.metrics]
+    table = make_table("on held-out data", *labels, title=title)
     before, after, cluster = (
         [getattr(end, name), *(end.more[metric["name"]][name] for metric in opened.metrics[1:])]
         for name in ("before", "after", "cluster")

@@ -1,4 +1,4 @@
-"""`cdfl serve`: a server from one set-up file."""
+"""`cdfl serve`: a server for one problem."""
 
 import logging
 import math
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cdfl.cli.options import DeviceName, Json, SetOption, flag, parse_settings
+from cdfl.cli.options import DataDir, DeviceName, Json, SetOption, flag, parse_settings
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
 from cdfl.server.limits import Limits, LogLimit
 from cdfl.server.records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
-    from cdfl.server.setup import Setup
+    from cdfl.problems import Task
     from cdfl.server.tls import Tls
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
@@ -33,7 +34,9 @@ def _above_0(value: float) -> float:
 
 
 def serve(
-    setup: Annotated[str, typer.Argument(help="A Python file or module; `cdfl init` writes an example.")],
+    problem: Annotated[
+        str, typer.Argument(help="A Python file or module that sets `problem`, or a name from `cdfl scenarios`.")
+    ],
     store: StorePlace = DEFAULT_STORE,
     blobs: BlobsPlace = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
@@ -53,6 +56,8 @@ def serve(
     accept_all: Annotated[bool, flag("--accept-all", "Trust every client: do not judge uploads.")] = False,
     device: DeviceName = "auto",
     setting: SetOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data split, as in `cdfl run`.")] = 0,
+    data_dir: DataDir = None,
     snapshot_every: Annotated[int, typer.Option(min=1, help="Uploads between two snapshots.")] = 100,
     keep_snapshots: Annotated[int, typer.Option(min=1, help="Newest snapshots to keep.")] = Retention.keep_snapshots,
     keep_days: Annotated[
@@ -80,17 +85,23 @@ def serve(
     stall_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds without a byte of a body.")
     ] = Limits.stall_seconds,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
     json_: Json = False,
 ) -> None:
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
     Stop it with Ctrl-C or SIGTERM: it answers open requests and takes a snapshot; the next start continues from there.
-    CDFL_OPERATOR_TOKEN is the operator's token, for /metrics, the page and all events; an open server needs none.
+    CDFL_OPERATOR_TOKEN is the operator's token, or several with commas between them, for /metrics, the page and all
+    events; an open server needs none.
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit(Limits.log_lines_per_second))
+    trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
+    here = Path() if "://" in store else Path(store)  # for what trackers write
     with refuse_store(), _stop_on_signals(console):
         from cdfl.server.port import take_port
 
@@ -117,10 +128,11 @@ def serve(
         with take_port(host, port) as taken:  # from now on clients wait instead of failing
             from cdfl.device import find_device
             from cdfl.malloc import keep_freed_memory
+            from cdfl.problems import Task
+            from cdfl.scenarios import load_problem
             from cdfl.server.auth import Access, Tokens
             from cdfl.server.metrics import Metrics
             from cdfl.server.run import make_server, open_engine
-            from cdfl.server.setup import load_setup
             from cdfl.server.starting import Starting
             from cdfl.server.store import Store
 
@@ -128,14 +140,17 @@ def serve(
             starting, metrics = Starting(), Metrics()
             server = make_server(limits, metrics, starting, tls, _hosts(host, allow_host or []))
             with server.serving(taken):
-                starting.say("reading the set-up")
-                chosen = load_setup(setup).with_settings(**parse_settings(setting or [])).to(find_device(device))
-                _check_body(max_body, chosen)
-                chosen.try_out()
+                starting.say("reading the problem and its data")
+                described = load_problem(problem).with_settings(**parse_settings(setting or []))
+                task = Task.of(described, seed=seed, data_dir=data_dir, device=find_device(device))
+                _check_body(max_body, task)
+                task.check()
+                for note in task.federation.notes:
+                    console.print(note, soft_wrap=True)
                 with Store.open(store, blobs, retention) as opened:
                     with StartProgress(console, starting, server.url) as shown:
                         engine = open_engine(
-                            chosen,
+                            task,
                             opened,
                             accept_all=accept_all,
                             progress=shown.stage,
@@ -148,11 +163,13 @@ def serve(
                     try:
                         operator_token = os.environ.get(OPERATOR_TOKEN)
                         access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
+                        config = engine.settings.to_dict()
                         printed = ServerConsole(console, engine, as_json=json_)
-                        engine.listeners.append(printed)
-                        server.open(engine, access)
-                        _welcome(console, server.url, engine.state.epoch, is_open=is_open)
-                        printed.show_until_stopped(server)
+                        with tracked_server(trackers, f"server {server.url}", config, here) as listeners:
+                            engine.listeners += [printed, *listeners]
+                            server.open(engine, access)
+                            _welcome(console, server.url, engine.state.epoch, is_open=is_open)
+                            printed.show_until_stopped(server)
                     finally:
                         server.finish()  # answers what is under way, for which it needs the engine
                         engine.close()
@@ -191,11 +208,11 @@ def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
     return open_ or to_anyone
 
 
-def _check_body(most: int | None, setup: "Setup") -> None:
+def _check_body(most: int | None, task: "Task") -> None:
     """Refuse a limit that is smaller than an upload."""
     from cdfl.wire import body_size
 
-    needed = body_size(setup.layout)
+    needed = body_size(task.layout)
     if most is not None and most < needed:
         raise ValueError(f"--max-body is {most}; an upload of this model has {needed} bytes, expected at least that")
 

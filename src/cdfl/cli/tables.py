@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -27,7 +27,7 @@ def make_table(name: str, *numbers: str, title: str | None = None) -> Table:
     return table
 
 
-def show(values: Any, table: Table | None, *, as_json: bool, notes: Iterable[str] = ()) -> None:
+def show(values: Any, table: RenderableType | None, *, as_json: bool, notes: Iterable[str] = ()) -> None:
     """Print values as JSON, or a table and notes below it."""
     if as_json:
         typer.echo(json.dumps(values, indent=2))

@@ -1,11 +1,13 @@
 """`cdfl verify`: check what is stored."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdfl.cli.options import counted
+from cdfl.cli.options import Json, counted
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+from cdfl.cli.tables import show
 
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.server.verify import Verified
@@ -17,6 +19,7 @@ def verify(
     tolerance: Annotated[
         float, typer.Option(min=0, help="How far numbers may differ, for a server that ran on other hardware.")
     ] = 0.0,
+    json_: Json = False,
 ) -> None:
     """Read all snapshots, replay the journal from the oldest one possible, and compare every bit.
 
@@ -26,10 +29,9 @@ def verify(
         from cdfl.server.verify import verify as replayed
 
         result = replayed(opened, progress, tolerance)
-    typer.echo(f"{counted(result.read, 'snapshot')} read; {_replayed(result)}")
-    for finding in result.findings:
-        typer.echo(finding)
-    typer.echo("nothing is wrong" if not result.findings else counted(len(result.findings), "finding"))
+    verdict = "nothing is wrong" if not result.findings else counted(len(result.findings), "finding")
+    notes = [f"{counted(result.read, 'snapshot')} read; {_replayed(result)}", *result.findings, verdict]
+    show(asdict(result), None, as_json=json_, notes=notes)
     if result.findings:
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """A client's data as batches: from a loader, a dataset, a list of batches or one batch."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def count_samples(batches: Iterable[Batch]) -> int:
     return sum(_count(targets) for _, targets in map(pair_of, batches))
 
 
-def mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, device: torch.device) -> float:
+def mean_loss(model: nn.Module, batches: Iterable[Batch], loss: Loss, device: torch.device) -> float:
     """Return the model's mean loss on non-empty batches, each weighted by its samples. The model is not trained."""
     was_training = model.training
     model.eval()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl import wire
-from cdfl.client.batches import Data, batches_of, passes
+from cdfl.client.batches import Data, batches_of, mean_loss, nonempty, passes
 from cdfl.client.connection import Answer, Connection, Retry, Verify
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
 from cdfl.client.privacy import Privacy
@@ -57,6 +57,7 @@ class Client:
         reply_dtype: Number format of replies.
         compress: Compress uploads and replies with zstd.
         privacy: Clip uploads and add noise.
+        report: Tell the server with each upload what the last reply did to the loss on the client's own data.
         verify: False, or the PEM file or SSL context of a self-signed server.
         timeout: Seconds to wait for the network.
         retry: How often to repeat a request, and after what waits.
@@ -81,6 +82,7 @@ class Client:
         reply_dtype: wire.DType = "float32",
         compress: bool = False,
         privacy: Privacy | None = None,
+        report: bool = False,
         verify: Verify = True,
         timeout: float = 60.0,
         retry: Retry = Retry(),  # noqa: B008  frozen
@@ -101,6 +103,8 @@ class Client:
         self.settings = (settings or Settings()).replace(**changes)
         self.layout = Layout.of(model)
         self.clock, self.retry = clock, retry
+        self.report = report
+        self._last_losses: tuple[float, float] | None = None  # with the last reply: before and after
         self._is_closed = False
         self._is_away = False  # the server, as far as was logged
         if dtype not in wire.DTYPES:
@@ -193,7 +197,15 @@ class Client:
         the kept model, and the new upload replaces the waiting one.
         """
         self.prepare()
-        return self.upload(self.train(data))
+        if not self.report:
+            return self.upload(self.train(data))
+        batches = batches_of(data, self.settings.training.batch_size)
+        before = self._loss_of(self.start_model(), batches)
+        reply = self.upload(self.train(batches))
+        if reply is not None and before is not None:
+            after = self._loss_of(self._personal_model(), batches)
+            self._last_losses = None if after is None else (before, after)
+        return reply
 
     def prepare(self) -> None:
         """Join if that has not happened, and try once to send a waiting upload."""
@@ -237,7 +249,8 @@ class Client:
         if pending is None:
             return None
         try:
-            answer = self._connection.upload(pending.upload.data, pending.base_epoch, pending.key, attempts)
+            upload, said = pending.upload.data, self._last_losses
+            answer = self._connection.upload(upload, pending.base_epoch, pending.key, attempts, said)
         except (wire.ConflictError, wire.GoneError) as error:
             logger.warning("the upload was not answered: %s Fetching the model instead.", error.detail)
             return self._receive(self._connection.fetch_model(), "refreshed", error.detail)
@@ -294,7 +307,7 @@ class Client:
         head = answer.head
         if self._is_away:
             logger.warning("the server is back")
-        self._is_away = False
+        self._is_away, self._last_losses = False, None
         self._save(
             replace(
                 self._state,
@@ -312,6 +325,14 @@ class Client:
         if self._folder is not None:
             self._folder.save(state)
         self._state = state
+
+    def _loss_of(self, model: Tensor, batches: Iterable[Any]) -> float | None:
+        """Return the loss of a model (P,) on data; None if it is not finite or there are no data."""
+        load(self.model, model)
+        try:
+            return mean_loss(self.model, nonempty(batches), self.loss, self.device)
+        except (DivergedError, ZeroDivisionError):
+            return None
 
     def _check_open(self) -> None:
         if self._is_closed:  # another client may use the folder by now

@@ -120,9 +120,18 @@ class Connection:
         """Fetch the client's personal model."""
         return self._request("GET", "/v1/model", {}, None, None)
 
-    def upload(self, model: bytes, base_epoch: int, key: str, attempts: int | None = None) -> Answer:
+    def upload(
+        self,
+        model: bytes,
+        base_epoch: int,
+        key: str,
+        attempts: int | None = None,
+        report: tuple[float, float] | None = None,
+    ) -> Answer:
         """Upload a model. The server applies uploads with the same key once."""
         headers = {wire.BASE_EPOCH: str(base_epoch), wire.KEY: key, "Content-Type": wire.CONTENT_TYPE}
+        if report is not None:
+            headers[wire.REPORT] = wire.report_to_text(report)
         if self._compress:
             headers["Content-Encoding"] = "zstd"
             model = wire.compress(model)

@@ -24,10 +24,14 @@ defaults were chosen on FashionMNIST with 4 clusters and uniform uploads, and on
 - batch_size=128 as printed; local_epochs=5, which the paper does not print.
 """
 
+import inspect
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from dataclasses import field as dataclass_field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
+
+from cdfl.checks import did_you_mean
 
 Bar = float | Literal["min"]
 Floor = float | Literal["mean"]
@@ -170,6 +174,62 @@ class PretrainingSettings(_Checked):
             _check(self, name, _is_count(getattr(self, name), 0), "a whole number, 0 or more")
 
 
+class SettingValues(TypedDict, total=False):
+    """Every setting by its own name, for editors; the groups above describe and check them."""
+
+    loss_weight: float
+    gap_weight: float
+    sharpness: float | Sequence[float] | None
+    main_share: float
+    loss_bar: Bar
+    gap_bar: Bar
+    distance_bar: Bar
+    measures: Literal["plain", "relative"]
+    base_rate: float
+    cluster_step: Literal["towards", "along"]
+    rate_floor: Floor
+    staleness_slope: float
+    staleness_grace: float
+    max_staleness: int | None
+    staleness_hinge: Literal["paper", "continuous"]
+    cluster_epochs_set: Literal["before", "after"]
+    reply_clusters: Literal["all", "moved"]
+    proximal_strength: float
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    batch_size: int
+    local_epochs: int
+    shared_epochs: int
+    separate_epochs: int
+    guard: bool
+
+
+class _AllValues(SettingValues, total=False):
+    """The groups as well, as objects or as dicts."""
+
+    estimate: EstimateSettings | dict[str, Any]
+    rates: RateSettings | dict[str, Any]
+    training: TrainingSettings | dict[str, Any]
+    pretraining: PretrainingSettings | dict[str, Any]
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def with_settings(function: _F) -> _F:
+    """Show every setting in the signature of a function that takes them as **settings, for `help` and notebooks."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = SettingValues.__annotations__
+    leaves = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=hints[name]) for name in hints
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *leaves])  # type: ignore[attr-defined]
+    return function
+
+
 @dataclass(frozen=True, init=False)
 class Settings:
     """The settings of CDFL; the defaults are the preset `default`.
@@ -190,7 +250,11 @@ class Settings:
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
     guard: bool = False  # judge what each upload does, and bound it: `cdfl.core.guard`
 
-    def __init__(self, **values: Any) -> None:
+    @with_settings
+    def __init__(self, **values: Unpack[_AllValues]) -> None:
+        self._set(dict(values))
+
+    def _set(self, values: dict[str, Any]) -> None:
         own = {name: values.pop(name) for name in [field.name for field in fields(self)] if name in values}
         for name, kind in GROUPS.items():
             changed = {leaf: values.pop(leaf) for leaf in [field.name for field in fields(kind)] if leaf in values}
@@ -198,17 +262,20 @@ class Settings:
             group = kind(**group) if isinstance(group, dict) else group
             object.__setattr__(self, name, kind(**asdict(group) | changed) if changed else group)
         for unknown in values:
-            raise ValueError(f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}")
+            raise ValueError(
+                f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}{did_you_mean(unknown, LEAVES)}"
+            )
         object.__setattr__(self, "guard", own.get("guard", False))
         _check(self, "guard", isinstance(self.guard, bool), "True or False")
 
-    def replace(self, **changes: Any) -> "Settings":
+    @with_settings
+    def replace(self, **changes: Unpack[_AllValues]) -> "Settings":
         """Return these settings with some values changed; raise ValueError for an unknown name.
 
         >>> Settings().replace(base_rate=0.1).rates.base_rate
         0.1
         """
-        return Settings(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+        return Settings.from_dict({field.name: getattr(self, field.name) for field in fields(self)} | dict(changes))
 
     def leaves(self) -> dict[str, Any]:
         """Return every value by its own name."""
@@ -222,7 +289,7 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
         """Return the settings of a `to_dict` result."""
-        return cls(**values)
+        return cls(**cast("_AllValues", values))
 
 
 GROUPS: dict[str, type[Any]] = {

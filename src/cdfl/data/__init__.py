@@ -1,4 +1,4 @@
-"""Real images for a server and its clients: sources, clusters, mixtures and drifts."""
+"""Samples for a server and its clients: sources, clusters, mixtures and drifts."""
 
 from cdfl.data.clusters import Cluster, Clusters, Datasets, Domains, LabelPermutations, Rotations, Shifts
 from cdfl.data.dataset import Dataset
@@ -17,7 +17,10 @@ from cdfl.data.errors import DataError
 from cdfl.data.federation import Draw, Federation, Samples
 from cdfl.data.sources import SOURCES, data_folder, load_source
 from cdfl.data.split import Sizes
+from cdfl.data.tables import Table
+from cdfl.data.texts import Texts
 from cdfl.data.transforms import rotate, to_input
+from cdfl.data.windows import Windows
 
 __all__ = [
     "DRIFTS",
@@ -43,6 +46,9 @@ __all__ = [
     "Sizes",
     "Static",
     "Sudden",
+    "Table",
+    "Texts",
+    "Windows",
     "data_folder",
     "load_source",
     "rotate",

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import islice
 from numbers import Integral
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from cdfl.data.label_numbering import one_numbering
 from cdfl.data.randomness import generator
 from cdfl.data.transforms import quarter_turns, reshape, rotate, shift
 
-Load = Callable[[str], Dataset]  # reads a source
+Load = Callable[[str], Any]  # reads a source: a Dataset of images, or what another recipe needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Domains:
     def build(self, load: Load) -> list[Cluster]:
         """Read every source, fit it to the shape, and join sources that share a cluster."""
         parts = [source.split("+") for source in self.sources]
-        datasets = iter(one_numbering([_fit(load(name), self.shape) for names in parts for name in names]))
+        datasets = iter(one_numbering([_fit(_images(load(name)), self.shape) for names in parts for name in names]))
         return [
             Cluster(source, join(source, list(islice(datasets, len(names)))))
             for source, names in zip(self.sources, parts, strict=True)
@@ -155,7 +155,7 @@ class LabelPermutations:
 
     def build(self, load: Load) -> list[Cluster]:
         """Read the source and draw the permutations."""
-        base = load(self.source)
+        base = _images(load(self.source))
         if base.num_classes is None:
             raise DataError(f"{base.name} has no classes; labels can be permuted only where targets are classes")
         clusters = [Cluster("labels 0", base)]
@@ -212,10 +212,11 @@ def _fit(dataset: Dataset, shape: tuple[int, int, int] | None) -> Dataset:
     return dataset if shape is None else _change(_images(dataset), partial(reshape, shape=shape))
 
 
-def _images(dataset: Dataset) -> Dataset:
-    if not dataset.is_image:
-        raise DataError(f"{dataset.name} does not hold images; expected uint8 (N, C, H, W)")
-    return dataset
+def _images(found: Any) -> Dataset:
+    if not isinstance(found, Dataset) or not found.is_image:
+        what = found.name if isinstance(found, Dataset) else "the source"
+        raise DataError(f"{what} does not hold images; expected a dataset of images, uint8 (N, C, H, W)")
+    return found
 
 
 def _change(dataset: Dataset, change: Callable[[Tensor], Tensor]) -> Dataset:

@@ -8,8 +8,6 @@ from cdfl.series import RunSeries, groups
 
 MANY_REJECTED = 0.05
 MANY_STALE = 0.2
-HARDLY_APART = 1.1  # the loss on another cluster's samples, over the loss on its own
-FAR_HARDER = 3.0  # the loss of one cluster on its own samples, over the median
 
 
 def findings(runs: Sequence[RunSeries]) -> list[str]:
@@ -24,7 +22,7 @@ def findings(runs: Sequence[RunSeries]) -> list[str]:
 
 
 def _of_run(run: RunSeries) -> list[str]:
-    found = list(run.notes)
+    found = [*run.notes, *run.warnings]
     if run.finished is None:
         found.append(f"The run is not finished: {run.num_uploads} of {run.started.num_uploads} uploads are there.")
     elif run.finished.shortfall:
@@ -52,23 +50,6 @@ def _of_clusters(run: RunSeries, better: int) -> list[str]:
                 f"The model of cluster {name} is worse at the end ({run.cluster_scores[-1, cluster]:.3f}) than at the "
                 f"start ({run.cluster_scores[0, cluster]:.3f})."
             )
-    if run.cluster_losses is None:
-        return found
-    losses = run.cluster_losses[-1]
-    own = np.diag(losses)
-    if np.allclose(losses, losses[0]) and len(losses) > 1:
-        return found  # one model for all clusters
-    for one in range(len(losses)):
-        for other in range(one + 1, len(losses)):
-            across, within = losses[one, other] + losses[other, one], own[one] + own[other]
-            if across < HARDLY_APART * within:
-                found.append(
-                    f"The clusters {run.clusters[one]} and {run.clusters[other]} can hardly be told apart: "
-                    "each model is as good on the other's samples."
-                )
-    for name, loss in zip(run.clusters, own, strict=True):
-        if loss > FAR_HARDER * np.median(own):
-            found.append(f"Cluster {name} is far harder than the others: its loss is {loss:.3g}.")
     return found
 
 

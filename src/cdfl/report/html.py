@@ -43,7 +43,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-botto
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } caption { text-align: left; color: #565e66; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #d9dde1; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; }
-td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; } figure { margin: 1rem 0; } figure img { max-width: 100%; }
+td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+figure { margin: 1rem 0; } figure img { max-width: 100%; }
 figcaption, .quiet { color: #565e66; font-size: .92rem; } .scroll { overflow-x: auto; }
 @media print { h2 { break-after: avoid; } figure { break-inside: avoid; } }
 """

@@ -1,5 +1,6 @@
 """One look for every picture: colours that colour-blind people can tell apart, and lines that differ in shape, too."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,10 +69,16 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure; call it inside `styled`."""
+    """Return an empty figure; call it inside `styled`. In a notebook it is shown where it is the result of a cell."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    if "IPython" not in sys.modules:
+        return Figure(figsize=(width, height), layout="constrained")
+    from matplotlib import pyplot  # tells notebooks how to show figures
+
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
+    pyplot.close(figure)
+    return figure
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Scenarios: named experiments, and a user's own.
+"""Scenarios: problems with their simulated clients, by name, and a user's own.
 
 >>> scenario = load_scenario("fashion-mnist-4")
 >>> scenario.num_clients, scenario.num_uploads, scenario.model
@@ -7,21 +7,42 @@
 
 from pathlib import Path
 
+from cdfl.checks import did_you_mean
 from cdfl.data import DataError
+from cdfl.problems import Problem
 from cdfl.scenarios.catalogue import SCENARIOS
-from cdfl.scenarios.files import read_scenario
+from cdfl.scenarios.files import read_python, read_toml
 from cdfl.scenarios.scenario import Scenario
 
 
-def load_scenario(name_or_path: str) -> Scenario:
-    """Return a scenario by its name, or read it from a `.toml` or `.py` file."""
-    if name_or_path in SCENARIOS:
-        return SCENARIOS[name_or_path]
-    if name_or_path.endswith((".toml", ".py")):
-        return read_scenario(Path(name_or_path).expanduser())
+def load_problem(place: str | Path | Problem) -> Problem:
+    """Return a scenario by its name, or read a problem from a `.toml` file, a Python file or a module."""
+    if isinstance(place, Problem):
+        return place
+    if not isinstance(place, str | Path):
+        raise ValueError(f"a problem is {place!r}; expected cdfl.Problem, the name of a scenario, or a file")
+    place = str(place)
+    if place in SCENARIOS:
+        return SCENARIOS[place]
+    path = Path(place).expanduser()
+    if path.suffix == ".toml":
+        return read_toml(path)
+    if path.suffix == ".py" or path.is_file():
+        return read_python(str(path))
+    try:
+        return read_python(place)
+    except ValueError as error:
+        if not str(error).startswith("there is no file or module"):
+            raise
     raise DataError(
-        f"there is no scenario {name_or_path!r}; `cdfl scenarios` lists them; a .toml or .py file works, too"
+        f"there is no scenario {place!r}; `cdfl scenarios` lists them; a .toml or .py file works, too"
+        f"{did_you_mean(place, SCENARIOS)}"
     )
+
+
+def load_scenario(place: str) -> Scenario:
+    """Return a problem as `load_problem` does, with its clients."""
+    return Scenario.of(load_problem(place))
 
 
 def list_scenarios() -> list[Scenario]:
@@ -29,4 +50,4 @@ def list_scenarios() -> list[Scenario]:
     return list(SCENARIOS.values())
 
 
-__all__ = ["SCENARIOS", "Scenario", "list_scenarios", "load_scenario"]
+__all__ = ["SCENARIOS", "Scenario", "list_scenarios", "load_problem", "load_scenario"]

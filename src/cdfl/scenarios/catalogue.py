@@ -7,6 +7,8 @@ client on FashionMNIST, 20 on CIFAR-100 and MiniImageNet; 100 clients with 40 up
 from dataclasses import replace
 from typing import Any
 
+from torch.nn.functional import mse_loss
+
 from cdfl.data import (
     Dirichlet,
     Domains,
@@ -20,7 +22,11 @@ from cdfl.data import (
     Sizes,
     Static,
     Sudden,
+    Table,
+    Texts,
+    Windows,
 )
+from cdfl.data.tables import Quantiles
 from cdfl.scenarios.scenario import Scenario
 
 # How the paper trains ResNet-18 (appendix A); its CNN uses Adam, which is the default.
@@ -53,6 +59,7 @@ def _rotated(
         model=model,
         num_clients=num_clients,
         num_uploads=uploads_each * num_clients,
+        sizes=Sizes(),
         paper_row=f"{row}-{row_clusters}" if row else None,
         settings=(RESNET if model == "resnet18" else {}) | (NOISY if source == "mini-imagenet" else {}),
     )
@@ -78,6 +85,7 @@ DIGIT_RECOGNITION = Scenario(
     model="cnn",
     num_clients=100,
     num_uploads=4000,
+    sizes=Sizes(),
     paper_row="digit-recognition",
     # House numbers are far harder than written and plate digits, and uploads come from all three.
     settings={"measures": "relative"},
@@ -125,7 +133,68 @@ OURS = [
     _rotated("mnist", "MNIST", 4, 25, "cnn"),
 ]  # fmt: skip
 
+TEXT = Scenario(
+    name="handbook-4",
+    summary="text in 4 languages, next character, GRU",
+    clusters=Texts("handbook", ("en", "de", "fr", "es")),
+    model="gru",
+    metrics=("accuracy", "bits"),
+    num_clients=40,
+    num_uploads=600,
+    sizes=Sizes(low=40, high=120, test=64, pretraining=400, proxy=64),
+    settings={"batch_size": 16, "learning_rate": 0.003, "local_epochs": 2},
+)
+TABLES = [
+    Scenario(
+        name="breast-cancer-3",
+        summary="tumours by the texture of their cells, no download",
+        clusters=Table("breast-cancer", "malignant", Quantiles("mean texture", 3)),
+        model="mlp",
+        metrics=("accuracy", "perplexity"),
+        num_clients=12,
+        num_uploads=180,
+        settings={"batch_size": 8, "learning_rate": 0.003},
+    ),
+    Scenario(
+        name="diabetes-2",
+        summary="progression of a disease by sex, no download",
+        clusters=Table("diabetes", "progression", "sex"),
+        model="mlp",
+        loss=mse_loss,
+        metrics=("rmse", "r2"),
+        num_clients=10,
+        num_uploads=150,
+        settings={"batch_size": 8},
+    ),
+]
+SERIES = Scenario(
+    name="power-2",
+    summary="power demand of the next hour, winter and summer",
+    clusters=Windows("italy-power-demand", length=12),
+    model="mlp",
+    loss=mse_loss,
+    metrics=("rmse", "mae"),
+    num_clients=20,
+    num_uploads=300,
+    sizes=Sizes(low=50, high=200, test=200, pretraining=500, proxy=200),
+    settings={"batch_size": 32},
+)
+NOT_PICTURES = [
+    TEXT,
+    replace(TEXT, name="handbook-4-transformer", summary="text in 4 languages, transformer", model="transformer"),
+    replace(
+        TEXT,
+        name="handbook-6",
+        summary="text in 6 languages, next character, GRU",
+        clusters=Texts("handbook", ("en", "de", "fr", "es", "it", "pt")),
+        num_clients=60,
+        num_uploads=900,
+    ),
+    *TABLES,
+    SERIES,
+]
+
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
-    for scenario in [*OURS, *FASHION, *CIFAR, *MINI, DIGIT_RECOGNITION, *ABLATIONS, *CIFAR_10, *MINI_32]
+    for scenario in [*OURS, *NOT_PICTURES, *FASHION, *CIFAR, *MINI, DIGIT_RECOGNITION, *ABLATIONS, *CIFAR_10, *MINI_32]
 }

@@ -45,6 +45,7 @@ from cdfl.wire import (
     CONTENT_TYPE,
     DIGEST,
     KEY,
+    REPORT,
     DType,
     ForbiddenError,
     UnauthorizedError,
@@ -56,6 +57,7 @@ from cdfl.wire import (
     decode_model,
     digest_header,
     parse_count,
+    parse_report,
 )
 
 logger = logging.getLogger("cdfl.server")
@@ -90,6 +92,14 @@ BaseEpoch = Annotated[
         json_schema_extra={"type": "integer", "minimum": 0},
     ),
 ]
+Report = Annotated[
+    str | None,
+    Header(
+        alias=REPORT,
+        description="The client's loss on its own data before and after its last reply: two numbers and a comma.",
+        json_schema_extra={"type": "string", "pattern": r"^-?[0-9]{1,9}(\.[0-9]{1,9})?,-?[0-9]{1,9}(\.[0-9]{1,9})?$"},
+    ),
+]
 Coding = Annotated[
     str,
     Header(
@@ -115,6 +125,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     uploads, limits = Uploads(engine), engine.limits
     rate_limit = RateLimit(limits.requests_per_second, limits.burst)
     engine.listeners.append(notifier)
+    engine.metrics.streams.set_function(lambda: notifier.num_streams)
     check_store = _StoreCheck(engine.store.check)
     scheme: SecurityBase = HTTPBearer(auto_error=False, scheme_name="token", description="The token of one client.")
     if access.is_open:
@@ -182,10 +193,11 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         key: Key,
         base_epoch: BaseEpoch,
         coding: Coding = "identity",
+        report: Report = None,
     ) -> Response:
         """Upload the trained model, receive a personal one. With the same key an upload counts once."""
         epoch = parse_count(BASE_EPOCH, base_epoch)
-        answer = await uploads.receive(request, client, check_key(key), epoch, coding)
+        answer = await uploads.receive(request, client, check_key(key), epoch, coding, parse_report(report))
         return await _model_response(answer, request, client, query.dtype, uploads)
 
     @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))

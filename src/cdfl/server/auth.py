@@ -71,13 +71,13 @@ class Tokens:
 class Access:
     """Finds the client of a request: by its token or, in open mode, by the name it gives.
 
-    The operator's token belongs to no client: it sees all events and the metrics.
+    An operator's token belongs to no client: it sees all events and the metrics. There may be several, with commas.
     """
 
     def __init__(self, tokens: Tokens, *, is_open: bool = False, operator_token: str | None = None) -> None:
         self.is_open = is_open
         self.tokens = tokens
-        self._operator_token = _checked(operator_token) if operator_token else None
+        self._operator_tokens = [_checked(token) for token in (operator_token or "").split(",") if token]
 
     def identify(self, headers: Mapping[str, str], certified: str | None = None) -> Claim:
         """Return the client that sent a request; `certified` is the name in its TLS certificate, if it has one."""
@@ -104,14 +104,12 @@ class Access:
 
     def is_operator(self, headers: Mapping[str, str]) -> bool:
         """Return whether the operator sent a request."""
-        if self._operator_token is None:
-            return False
-        token = bearer_token(headers.get("Authorization")) or ""
-        return hmac.compare_digest(token.encode(), self._operator_token.encode())
+        token = (bearer_token(headers.get("Authorization")) or "").encode() if self._operator_tokens else b""
+        return sum(hmac.compare_digest(token, own.encode()) for own in self._operator_tokens) > 0  # always all
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
         """Refuse the metrics to all but the operator; an open server without an operator shows them to all."""
-        if not self.is_operator(headers) and (self._operator_token is not None or not self.is_open):
+        if not self.is_operator(headers) and (self._operator_tokens or not self.is_open):
             raise UnauthorizedError(
                 "the metrics are for the operator; expected 'Bearer ' and the token in the server's CDFL_OPERATOR_TOKEN"
             )

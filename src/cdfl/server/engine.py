@@ -7,6 +7,7 @@ clients. If the commit fails, the state stays as it was.
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -90,6 +91,7 @@ class Submission:
     client: ClientMemory = NEWCOMER
     was_rejected: bool = False  # its client's last upload
     sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
+    report: tuple[float, ...] = ()  # what its client says of its last reply
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
     base: str | None = None  # blob of the model it was trained from, once it is kept
@@ -152,6 +154,7 @@ class Engine:
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
         matrices: Matrices | None = None,
+        cluster_names: Sequence[str] = (),
         on_loss: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -161,6 +164,7 @@ class Engine:
         self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
         self.matrices = matrices
         self.clock = clock  # of the uploads, in seconds since 1970
+        self.cluster_names = list(cluster_names) or [f"cluster {number}" for number in range(state.num_clusters)]
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
         self.maintenance = Maintenance(
@@ -184,14 +188,10 @@ class Engine:
             for name, work in (("evaluate", self._evaluate_all), ("apply", self._apply_all))
         ]
         self.metrics.queue.set_function(lambda: self._depth)
+        self.metrics.clients.set_function(self._count_clients)
         self.metrics.show(state.epoch, state.cluster_losses)
         for thread in self._threads:
             thread.start()
-
-    @property
-    def cluster_names(self) -> list[str]:
-        """Return the names of the clusters."""
-        return [f"cluster {number}" for number in range(self.state.num_clusters)]
 
     # -- for clients
 
@@ -274,6 +274,12 @@ class Engine:
             logger.critical("the server must stop: %s", error, exc_info=error if is_bug else None)
         if not already:
             self.on_loss(str(error))
+
+    def _count_clients(self) -> float:
+        try:
+            return self.store.num_clients()
+        except StoreUnavailable:
+            return math.nan
 
     def _forgot(self, client_id: str) -> None:
         for listener in self.listeners:
@@ -397,6 +403,7 @@ class Engine:
         self.metrics.group.observe(len(steps))
         for step, entry in zip(steps, entries, strict=True):
             self.metrics.uploads.labels(entry.outcome).inc()
+            self.metrics.staleness.observe(entry.staleness)
             if entry.outcome == "rejected" and not step.submission.was_rejected:  # not every one of many
                 logger.warning("an upload of %s was rejected: %s", entry.client_id, entry.verdict.reason)
             digest = "" if entry.reply is None else digest_in(entry.reply)
@@ -453,6 +460,7 @@ class Engine:
             upload=submission.upload,
             base=submission.base,
             evaluated=tape.numbers,
+            report=submission.report,
         )
         step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
         self.metrics.seconds.labels("evaluate").observe(tape.seconds)

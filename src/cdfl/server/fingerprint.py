@@ -8,6 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdfl.problems import Task
+
+
+def fingerprints_of(task: Task) -> dict[str, str]:
+    """Return a digest of what losses depend on, to notice at a restart that it has changed."""
+    return {"proxy_sets": fingerprint(task.proxy_sets), "loss": fingerprint(task.loss)}
+
 
 def fingerprint(value: Any) -> str:
     """Return a sha256 of tensors, arrays, numbers, texts, and lists, tuples and dicts of them.

@@ -37,6 +37,14 @@ class Metrics:
         self.group = Histogram(
             "cdfl_group_size", "Uploads that were committed together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=here
         )
+        self.staleness = Histogram(
+            "cdfl_staleness",
+            "Epochs between the download and the upload of a client.",
+            buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+            registry=here,
+        )
+        self.clients = Gauge("cdfl_clients", "Clients that are known.", registry=here)
+        self.streams = Gauge("cdfl_streams", "Open streams of events.", registry=here)
         self.queue = Gauge("cdfl_queue_depth", "Uploads that wait or are processed.", registry=here)
         self.connections = Gauge("cdfl_connections", "Open connections.", registry=here)
         self.epoch = Gauge("cdfl_epoch", "The server's epoch.", registry=here)

@@ -46,6 +46,7 @@ class Status(BaseModel):
 
     epoch: int
     num_clusters: int
+    clusters: list[str] = Field(description="The names of the clusters.")
     cluster_epochs: list[int] | None = Field(description="When each cluster last moved; for the operator only.")
     cluster_losses: list[float | None] | None = Field(
         description="The loss of each cluster on its proxy set; for the operator only."
@@ -64,6 +65,7 @@ class Status(BaseModel):
         return cls(
             epoch=state.epoch,
             num_clusters=state.num_clusters,
+            clusters=engine.cluster_names,
             cluster_epochs=state.cluster_epochs.tolist() if whole else None,
             cluster_losses=list(numbers(state.cluster_losses)) if whole else None,
             clients=engine.store.num_clients(),

@@ -54,6 +54,7 @@ class Entry:
     loss_gaps: Numbers = ()
     distances: Numbers = ()
     evaluated: Numbers = ()  # losses on the proxy sets, in the order in which the decision asked for them
+    report: tuple[float, ...] = ()  # what the client says of its last reply: its own loss before and after it
     verdict: Verdict = ACCEPTED  # of the defence
     last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None for a newcomer
     last_defence: tuple[float, ...] = ()

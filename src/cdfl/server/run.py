@@ -15,17 +15,18 @@ import uvicorn
 
 from cdfl.core import ServerState, Settings
 from cdfl.core.estimate import reevaluated
+from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
 from cdfl.server.connections import ConnectionLimit, Listener
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
+from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.hosts import HostCheck
 from cdfl.server.limits import Limits
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Recovered
-from cdfl.server.setup import Progress, Setup
 from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
 from cdfl.server.tls import Tls
@@ -35,15 +36,15 @@ from cdfl.wire import VERSION
 logger = logging.getLogger("cdfl.server")
 
 EQUAL_CLUSTERS = (
-    "%s names no pretraining_sets: all %d clusters begin with the same weights, so it takes many uploads until they "
-    "differ, and some may never learn; name pretraining_sets, and use a new --store"
+    "%s sets separate_epochs to 0: all %d clusters begin with the same weights, so it takes many uploads until they "
+    "differ, and some may never learn; pre-train them, and use a new --store"
 )
 TRIAL_SAMPLES = 32  # of each proxy set, on which the guard tries steps
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
 def open_engine(
-    setup: Setup,
+    task: Task,
     store: Store,
     *,
     accept_all: bool = False,
@@ -53,42 +54,48 @@ def open_engine(
     **options: Any,
 ) -> Engine:
     """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`."""
-    settings = in_service(setup.settings, accept_all=accept_all)
+    settings = in_service(task.settings, accept_all=accept_all)
     recovered = store.recover(replayed)
     if recovered is None:
-        if setup.pretraining_sets is None and setup.num_clusters > 1:
-            logger.warning(EQUAL_CLUSTERS, setup.place, setup.num_clusters)
-        state = setup.start(progress, trained)
-        store.begin(state, setup.layout, settings)
+        if task.settings.pretraining.separate_epochs == 0 and task.num_clusters > 1:
+            logger.warning(EQUAL_CLUSTERS, task.place or "the problem", task.num_clusters)
+        state = task.initial_state(progress, trained)
+        for sentence in task.warnings(task.separation(state.cluster_models.to(task.device))):
+            logger.warning("%s", sentence)
+        store.begin(state, task.layout, settings)
     else:
-        _check_fits(setup, recovered)
-        state = _with_these_losses(setup, recovered.state, store)
+        _check_fits(task, recovered)
+        state = _with_these_losses(task, recovered.state, store)
         if settings != recovered.settings or state is not recovered.state:
             store.snapshot(state, settings)
-    store.put_fingerprints(setup.fingerprints())
-    evaluators = setup.evaluator(), setup.evaluator()
-    trial, matrices = setup.evaluator(TRIAL_SAMPLES), Matrices(setup.evaluator())
-    return Engine(state, setup.layout, settings, store, *evaluators, trial=trial, matrices=matrices, **options)
+    store.put_fingerprints(fingerprints_of(task))
+    evaluators = task.evaluator(), task.evaluator()
+    compared: dict[str, Any] = {
+        "trial": task.evaluator(TRIAL_SAMPLES),
+        "matrices": Matrices(task.evaluator()),
+        "cluster_names": task.federation.names,
+    }
+    return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
 
 
-def _with_these_losses(setup: Setup, state: ServerState, store: Store) -> ServerState:
+def _with_these_losses(task: Task, state: ServerState, store: Store) -> ServerState:
     """Return the state; evaluate the clusters again if the losses in it are those of other proxy sets or another loss.
 
     What was usual of other losses is then forgotten, too.
     """
-    before, now = store.fingerprints() or {}, setup.fingerprints()
+    before, now = store.fingerprints() or {}, fingerprints_of(task)
     changed = [name for name in now if before.get(name, now[name]) != now[name]]
     if not changed:
         return state
     logger.warning(
         "%s: %s changed since the last start; the clusters are evaluated again, and what was usual is forgotten",
-        setup.place,
+        task.place,
         " and ".join(changed),
     )
     unknown = torch.full_like(state.cluster_losses, torch.nan)
     empty = state.estimator_memory.new_empty(0)
     state = state.replace(cluster_losses=unknown, estimator_memory=empty, defence_memory=empty)
-    return reevaluated(state, setup.evaluator())
+    return reevaluated(state, task.evaluator())
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
@@ -203,17 +210,17 @@ def make_server(
     return WebServer(config, gate, connections, notifier, tls)
 
 
-def _check_fits(setup: Setup, recovered: Recovered) -> None:
-    if setup.layout != recovered.layout:
-        ours, theirs = dict(zip(setup.layout.names, setup.layout.shapes, strict=True)), recovered.layout
+def _check_fits(task: Task, recovered: Recovered) -> None:
+    if task.layout != recovered.layout:
+        ours, theirs = dict(zip(task.layout.names, task.layout.shapes, strict=True)), recovered.layout
         stored = dict(zip(theirs.names, theirs.shapes, strict=True))
         odd = sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name))
         raise SetupError(
-            f"the set-up's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
+            f"the problem's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
             f"{'s' if len(odd) == 1 else ''}; serve the stored model, or use a new --store"
         )
-    if setup.num_clusters != recovered.state.num_clusters:
+    if task.num_clusters != recovered.state.num_clusters:
+        there = recovered.state.num_clusters
         raise SetupError(
-            f"the set-up has {setup.num_clusters} proxy sets, the store {recovered.state.num_clusters} clusters; "
-            "expected one for each"
+            f"the problem has {task.num_clusters} clusters, the store {there}; serve as many, or use a new --store"
         )

@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Column, Double, Index, Table, Text, func, sel
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeDecorator
 
-from cdfl.core import Layout, Settings
+from cdfl.core import Layout
 from cdfl.server.errors import StoreVersion
 from cdfl.server.records import Claim, ClientRecord, Entry, Retention, Snapshot
 

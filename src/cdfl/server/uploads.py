@@ -61,7 +61,9 @@ class Uploads:
         )
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cdfl-reads")
 
-    async def receive(self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str) -> Answer:
+    async def receive(
+        self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str, report: tuple[float, ...] = ()
+    ) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
         client_id = claim.client_id
         body = Body(request, self.limits)
@@ -81,6 +83,7 @@ class Uploads:
                     return await self.in_thread(self._repeat, record.repeated, digest)
                 claim = replace(claim, since=record.since)
                 submission = await self.in_thread(self._keep, record, claim, key, base_epoch, spool, digest)
+                submission.report = report
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
             finally:
@@ -140,7 +143,7 @@ class Uploads:
             digest = _file_digest(spool) if declared or coding == "identity" else ""
             if declared and digest != declared:
                 raise UnavailableError(
-                    f"the body does not have the sha-256 that {DIGEST} declares: it was damaged on the way; send it again",
+                    f"the body does not have the sha-256 that {DIGEST} declares, so it was damaged; send it again",
                     retry_after=0.0,
                 )
             if coding != "zstd":

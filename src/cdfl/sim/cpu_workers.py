@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.func import functional_call
 from cdfl.core import Layout, Loss, TrainingSettings, client_update
 from cdfl.device import torch_threads
 from cdfl.malloc import keep_freed_memory
-from cdfl.sim.engine import DataSet, Training, losses_of
+from cdfl.sim.engine import DataSet, Training, losses_of, no_progress
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,6 +52,7 @@ class Workers:
         self.dtype = dtype
         self.precision = precision
         self.count = count or os.cpu_count() or 1
+        self.on_step: Callable[[int], Any] = no_progress
         self._pool = ThreadPoolExecutor(self.count)
         self._mine = threading.local()  # a copy of the network for each worker, since calls write weights into it
         self._seeding = threading.Lock()  # torch has one random state for all threads
@@ -78,9 +79,16 @@ class Workers:
     def _train_one(self, training: Training, over: threading.Event) -> Tensor:
         inputs, targets = training.federation.ready(training.samples, self.dtype)
         inputs = self._laid_out(inputs)
-        batches = ((inputs[batch], targets[batch]) for batch in training.plan if not over.is_set())
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in training.plan:
+                if over.is_set():
+                    return
+                yield inputs[batch], targets[batch]
+                self.on_step(1)
+
         with self._noise(training.noise_seed), self._cast():
-            return client_update(self._copy(), training.start, batches, self.loss, self.settings)
+            return client_update(self._copy(), training.start, batches(), self.loss, self.settings)
 
     def _predict(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         vector, inputs = pair

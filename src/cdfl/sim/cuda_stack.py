@@ -77,6 +77,7 @@ class GraphStack(Stack):
         buffers.rows.load(trainings)
         for height in heights:
             buffers.graphs[height].replay()
+            self.on_step(height)
         return buffers.rows.models[: len(trainings)].clone()
 
     def step_where_active(self, rows: Rows, height: int) -> None:

@@ -1,9 +1,9 @@
 """Interfaces of the compute engines: train many clients, or evaluate many models, at once."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +26,14 @@ class Training:
     noise_seed: int  # of the random numbers that the network draws (dropout)
 
 
+def no_progress(steps: int) -> None:
+    """Ignore progress."""
+
+
 class Trainer(Protocol):
     """Trains many clients at once; the results equal those of training them one by one."""
+
+    on_step: Callable[[int], Any]  # called while it trains, with the steps of single clients since the last call
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """Return the local models (B, P) in the order of the trainings. A diverging training does not affect others."""

@@ -24,6 +24,8 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 # Below this many operations in the forward pass of a batch, overhead dominates on a CPU core, and a stack of clients
 # trains faster. Measured by benchmarks/speed.py.
 SMALL_BATCH_FLOPS = 50e6
+# So it does for a network of many small operations, such as a recurrent one. Measured by benchmarks/sequences.py.
+SMALL_CALL_FLOPS = 1e6
 
 # Above this many operations, one client nearly fills a GPU; a few clients then train side by side in separate calls.
 BIG_BATCH_FLOPS = 20e9
@@ -72,7 +74,8 @@ def make_engines(workload: Workload, *, precision: Precision = "float32", width:
             for settings in (training, free)
         )
         return Engines(trainer, pretrainer, trainer, scores_together=64)
-    if width is not None or (batch_flops < SMALL_BATCH_FLOPS and precision == "float32"):
+    small = batch_flops < SMALL_BATCH_FLOPS or batch_flops / max(1, workload.flops.calls) < SMALL_CALL_FLOPS
+    if width is not None or (small and precision == "float32"):
         return Engines(stack(training), stack(free), workers(training))
     return Engines(workers(training), workers(free), workers(training))
 
@@ -136,7 +139,7 @@ def draws_random(workload: Workload) -> bool:
 
 def make_fast(algorithm: Algorithm, workload: Workload, engines: Engines) -> Algorithm:
     """Return the algorithm with its server step as a CUDA graph, if that is possible and faster."""
-    is_plain = workload.loss is cross_entropy and not workload.federation.target_shape
+    is_plain = workload.loss is cross_entropy and workload.federation.num_classes is not None
     if workload.device.type == "cuda" and is_plain:
         from cdfl.sim.cuda_server import GraphServer
         from cdfl.sim.cuda_stack import GraphStack

@@ -12,7 +12,8 @@ from torch import Tensor
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
-from cdfl.record import Clusters, Diverged, Event, Finished, Started, Uploaded, only
+from cdfl.problems.task import Outputs
+from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, only
 from cdfl.sim.workload import TURNS_PER_UPLOAD, Workload
 
 SMOOTHING = 1e-4
@@ -119,6 +120,12 @@ def clusters_event(
         losses=[[loss if isfinite(loss) else None for loss in row] for row in losses.expand(len(main), -1).tolist()],
         distances=torch.cdist(trained, trained, compute_mode="donot_use_mm_for_euclid_dist").double().tolist(),
     )
+
+
+def separated_event(workload: Workload, models: Tensor, outputs: Outputs | None = None) -> Separated:
+    """Return whether the clusters (K, P) that a run begins with can be told apart."""
+    found = workload.separation(models, outputs)
+    return Separated(found.losses.tolist(), workload.warnings(found))
 
 
 def shortfall(workload: Workload, events: Iterable[Event], ticks: Counter[str]) -> str:

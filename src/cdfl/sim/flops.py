@@ -1,18 +1,30 @@
 """Count the floating-point operations of a network."""
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 
 class Flops(NamedTuple):
-    """The operations of one sample: in the forward pass, and in training (forward and backward)."""
+    """The floating-point operations of one sample: in the forward pass, and in training (forward and backward)."""
 
     forward: int
     training: int
+    calls: int = 0  # of torch in the forward pass, whatever the number of samples
+
+
+class _Calls(TorchDispatchMode):
+    """Counts calls of torch's operators."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
@@ -24,7 +36,7 @@ def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
     not computed. The optimiser and the proximal term, once a batch, are not counted.
 
     >>> count_flops(nn.Linear(3, 2), torch.zeros(2, 3))  # 3 x 2 of each; as many for the gradient of the weights
-    Flops(forward=12, training=24)
+    Flops(forward=12, training=24, calls=2)
     """
     model = copy.deepcopy(model)
     weight = next(model.parameters())
@@ -32,6 +44,10 @@ def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
     with torch.random.fork_rng(devices=gpus):  # dropout draws random numbers
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model.eval()(inputs)
+        calls = _Calls()  # type: ignore[no-untyped-call]
+        with calls, torch.no_grad():
+            model(inputs)
         with FlopCounterMode(display=False) as training, torch.enable_grad():
             model.train()(inputs).sum().backward()  # the counter ignores losses anyway
-    return Flops(forward.get_total_flops() // len(inputs), training.get_total_flops() // len(inputs))
+    once, both = (counter.get_total_flops() // len(inputs) for counter in (forward, training))
+    return Flops(once, both, calls.count)

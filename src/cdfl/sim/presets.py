@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdfl.core import DEFAULT, Settings, paper, reading
+from cdfl.checks import did_you_mean
+from cdfl.core import Settings, paper, reading
 from cdfl.scenarios import Scenario
 from cdfl.sim.time_models import FewActive, TimeModel, Uniform
 
@@ -19,7 +20,7 @@ class Preset:
 
 
 def _ours(scenario: Scenario) -> Settings:
-    return DEFAULT.replace(**dict(scenario.settings))
+    return scenario.all_settings
 
 
 def _printed(row: Callable[[str], Settings]) -> Callable[[Scenario], Settings]:
@@ -48,7 +49,7 @@ def find_preset(name: str) -> Preset:
     FewActive(active=4, turns_each=5)
     """
     if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
     return PRESETS[name]
 
 

@@ -18,6 +18,7 @@ from cdfl.sim.event_builders import (
     Scores,
     UploadInfo,
     clusters_event,
+    separated_event,
     shortfall,
     started_event,
     summarize,
@@ -47,7 +48,8 @@ def simulate(
     yield started_event(workload, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
-    state = algorithm.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+    start = workload.pretrain()
+    state = algorithm.initial(start, workload.evaluate, workload.layout.num_parameters)
 
     def scored() -> Event:
         models = algorithm.cluster_models(state)
@@ -56,6 +58,8 @@ def simulate(
         return clusters_event(workload, state.epoch, models, workload.cluster_scores(models), losses)
 
     events.append(scored())
+    yield events[-1]
+    events.append(separated_event(workload, start))
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0

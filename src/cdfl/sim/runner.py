@@ -1,22 +1,26 @@
 """Configure and run scenarios: the entry point of the command line and of Python."""
 
+import inspect
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
 from cdfl.algorithms import Algorithm, make_algorithm
-from cdfl.checks import check_number
+from cdfl.checks import check_number, did_you_mean
 from cdfl.core import Settings
+from cdfl.core.settings import LEAVES, SettingValues, with_settings
 from cdfl.device import find_device
 from cdfl.jsonable import jsonable
-from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload
-from cdfl.record import Event, Finished, RunFolder, Uploaded, only
-from cdfl.scenarios import Scenario, load_scenario
+from cdfl.model_files import write_clusters
+from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload, find_policy
+from cdfl.problems import Problem
+from cdfl.record import Event, Finished, RunFolder
+from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
 from cdfl.sim.presets import find_preset, preset_for
@@ -25,6 +29,8 @@ from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_
 from cdfl.sim.workload import Workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+MODELS = "models"  # the folder of a run's models, in its folder
+SAMPLES_TRIED = 32  # of each cluster, before anything is trained
 
 
 @dataclass(frozen=True)
@@ -51,38 +57,21 @@ class RunConfig:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run."""
-
-    config: RunConfig
-    events: list[Event]
-
-    @property
-    def summary(self) -> Finished:
-        """The result in a few numbers."""
-        return only(self.events, Finished)[0]
-
-    @property
-    def uploads(self) -> list[Uploaded]:
-        """The events of all uploads, in order."""
-        return only(self.events, Uploaded)
-
-
+@with_settings
 def configure(
-    scenario: str | Scenario,
+    problem: str | Path | Problem,
     *,
     algorithm: str | type[Algorithm] = "cdfl",
     preset: str = "default",
     time_model: str | TimeModel | None = None,
-    policy: str | Policy = "always",
+    policy: str | Policy | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: Precision | Literal["auto"] = "auto",
     num_uploads: int | None = None,
     num_clients: int | None = None,
     validation: bool = False,
-    **overrides: Any,
+    **settings: Unpack[SettingValues],
 ) -> RunConfig:
     """Resolve names into a RunConfig; raise ValueError for a bad argument before anything is computed.
 
@@ -94,20 +83,17 @@ def configure(
     >>> configure("digits-4", base_rate=0.2).settings.rates.base_rate
     0.2
     """
-    chosen = load_scenario(scenario) if isinstance(scenario, str) else scenario
-    if not isinstance(chosen, Scenario):
-        raise ValueError(f"scenario is {chosen!r}; expected a name or a file in a str, or a cdfl.scenarios.Scenario")
+    check_options(settings, configure)
+    given = load_problem(problem)
     for name, value in (("num_uploads", num_uploads), ("num_clients", num_clients)):
         if value is not None:
             check_number(name, value, 1, whole=True)
-            sized: dict[str, Any] = {name: value}
-            chosen = replace(chosen, **sized)
+    chosen = Scenario.of(given, num_clients, num_uploads)
     clock = make_time_model(time_model) if isinstance(time_model, str) else time_model
     clock = find_preset(preset).time_model if clock is None else clock
+    policy = policy or chosen.policy or "always"
     if isinstance(policy, str):
-        if policy not in POLICIES:
-            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-        policy = POLICIES[policy]
+        policy = find_policy(policy)
     check_time_model(clock, chosen.num_clients)
     check_policy(policy, expected=f"a name ({', '.join(POLICIES)}), or {DECIDES}")
     decide_upload(
@@ -118,36 +104,22 @@ def configure(
     if precision == "auto":
         precision = "tf32" if device.startswith("cuda") else "float32"
     check_precision(precision, device)
-    settings = preset_for(chosen, preset).replace(**overrides)
-    name = make_algorithm(algorithm, settings).name  # raises if there is no such algorithm
-    return RunConfig(chosen, settings, name, clock, policy, seed, device, precision, bool(validation))
+    resolved = preset_for(chosen, preset).replace(**settings)
+    name = make_algorithm(algorithm, resolved).name  # raises if there is no such algorithm
+    return RunConfig(chosen, resolved, name, clock, policy, seed, device, precision, bool(validation))
 
 
-def run(
-    scenario: str | Scenario = "digits-4",
-    *,
-    out: Path | str | None = None,
-    data_dir: Path | None = None,
-    on_event: Callable[[Event], Any] = lambda event: None,
-    **options: Any,
-) -> Run:
-    """Run a scenario to its end.
+def check_options(settings: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise ValueError for a keyword that is no setting; name the likeliest setting or option of a function.
 
-    Takes the options of `configure`: algorithm, preset, time_model, policy, seed, device, precision, num_uploads,
-    num_clients, and any setting by its name. `out` is a new folder for the run.
-
-    >>> quick = run("digits-4", seed=0, num_uploads=3, local_epochs=1, shared_epochs=1)
-    >>> quick.summary.uploads
-    3
+    >>> check_options({"uploads": 3}, configure)
+    Traceback (most recent call last):
+    ValueError: there is no option or setting 'uploads'; did you mean num_uploads?
     """
-    config = configure(scenario, **options)
-    folder = None if out is None else RunFolder.create(Path(out), config.to_json())
-    kept = []
-    with closing(run_events(config, folder, data_dir)) as events:
-        for event in events:
-            on_event(event)
-            kept.append(event)
-    return Run(config, kept)
+    for name in settings:
+        if name not in LEAVES:
+            hint = did_you_mean(name, inspect.signature(function).parameters)
+            raise ValueError(f"there is no option or setting {name!r}{hint or '; settings are ' + ', '.join(LEAVES)}")
 
 
 def run_events(
@@ -169,12 +141,13 @@ def compare_events(
     data_dir: Path | None = None,
     *,
     resume: bool = False,
+    on_end: Callable[[int, Simulation], None] = lambda which, simulation: None,
 ) -> Generator[tuple[int, Event]]:
     """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yield (which, event).
 
     Runs whose models fit in memory together train their clients in common stacks; otherwise groups run one after the
     other. Interrupted runs leave checkpoints in their folders. Resumed on a CPU, they write the same bytes as
-    uninterrupted ones.
+    uninterrupted ones. `on_end` is called with each simulation when it is over, before its memory is freed.
     """
     first = configs[0]
     for config in configs:
@@ -196,6 +169,8 @@ def compare_events(
         folder_of = {which: folders[which] for which in group} if folders is not None else {}
         yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
         for which in group:
+            if built[which].state is not None:
+                on_end(which, built[which])
             built[which].free_memory()
 
 
@@ -243,8 +218,31 @@ def _run_group(
         except (KeyboardInterrupt, GeneratorExit):
             save()
             raise
-        for folder in folders.values():
+        for which, folder in folders.items():
+            if which in group:
+                save_models(folder.path, group[which])
             checkpoint.remove(folder.path)
+
+
+def save_models(folder: Path, simulation: Simulation) -> None:
+    """Write the cluster models at the end of a run to its folder."""
+    models = simulation.algorithm.cluster_models(simulation.state)
+    write_clusters(folder / MODELS, list(models), simulation.workload.layout, about_models(simulation))
+
+
+def about_models(simulation: Simulation) -> dict[str, Any]:
+    """Return what is stored beside the models of a run."""
+    workload = simulation.workload
+    count = len(simulation.algorithm.cluster_models(simulation.state))
+    names = workload.federation.names
+    names = names if len(names) == count else ["all"]  # one model serves all
+    return {
+        "names": names,
+        "epoch": simulation.state.epoch,
+        "scenario": workload.scenario.name,
+        "input_shape": list(workload.federation.input_shape),
+        "num_outputs": workload.federation.num_outputs,
+    }
 
 
 def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
@@ -257,6 +255,8 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
     for config in configs:
         if config.seed not in workloads:
             workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
+            if not built:
+                workloads[config.seed].check(SAMPLES_TRIED)
         workload = workloads[config.seed]
         engines = built[0].engines if built else make_engines(workload, precision=config.precision)
         algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)

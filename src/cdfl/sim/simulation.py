@@ -7,7 +7,10 @@ Scores do not influence the run; the simulation computes them in batches, before
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import ceil
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +24,13 @@ from cdfl.core.losses import each_loss, row_losses
 from cdfl.data import Draw, Samples
 from cdfl.metrics import ACCURACY, Metric
 from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
-from cdfl.record import Diverged, Event
-from cdfl.sim.engine import Engines, Training, fetch_all, joined
+from cdfl.record import Diverged, Event, pretraining
+from cdfl.sim.engine import Engines, Trainer, Training, fetch_all, joined, no_progress
 from cdfl.sim.event_builders import (
     Scores,
     UploadInfo,
     clusters_event,
+    separated_event,
     shortfall,
     started_event,
     summarize,
@@ -204,6 +208,10 @@ class Simulation:
         self.state = self.algorithm.initial(workload.start, self.evaluate, workload.layout.num_parameters)
         self._score_clusters()
         yield from self._emit()
+        if workload.separated is None:  # runs of one seed begin with the same clusters
+            workload.separated = separated_event(workload, workload.start, self.engines.evaluator.outputs)
+        self.emitted.append(workload.separated)
+        yield self.emitted[-1]
 
     def _mark(self, ticks: int, attempts: int) -> Bookmark:
         """Return a bookmark of this moment. It copies references only: tensors never change in place."""
@@ -409,9 +417,10 @@ class SimulationGroup:
     def events(self) -> Iterator[tuple[int, Event]]:
         """Run all simulations to their end; yield (which, event)."""
         workloads = {id(simulation.workload): simulation.workload for simulation in self.simulations}.values()
-        untrained = [_pretraining(workload) for workload in workloads if workload.start is None]
-        for _ in self._advance(dict(enumerate(untrained))):
-            pass  # pre-training has no events
+        untrained = [workload for workload in workloads if workload.start is None]
+        with counted_pretraining(self.engines.pretrainer, untrained):
+            for _ in self._advance(dict(enumerate(map(_pretraining, untrained)))):
+                pass  # pre-training has no events
         yield from self._advance({which: simulation.steps() for which, simulation in enumerate(self.simulations)})
 
     def _advance(self, running: dict[int, Steps]) -> Iterator[tuple[int, Event]]:
@@ -438,6 +447,31 @@ class SimulationGroup:
                     models = (self.engines.trainer if proximal else self.engines.pretrainer).train(wanted)
                     sizes = [len(requests[which].trainings) for which in asking]
                     answers |= dict(zip(asking, models.split(sizes), strict=True))
+
+
+@contextmanager
+def counted_pretraining(trainer: Trainer, workloads: Sequence[Workload]) -> Iterator[None]:
+    """Report the progress of pre-training to `record.pretraining`, as (steps so far, steps in all)."""
+    report, total, turn, done = pretraining.get(), 0, Lock(), 0
+    for workload in workloads:
+        sizes = [
+            len(workload.federation.all_samples("pretraining", k)) for k in range(workload.federation.num_clusters)
+        ]
+        passes, batch = workload.settings.pretraining, workload.settings.training.batch_size
+        total += ceil(passes.shared_epochs * sum(sizes) / min(batch, sum(sizes)))
+        total += sum(ceil(passes.separate_epochs * size / min(batch, size)) for size in sizes)
+
+    def count(steps: int) -> None:
+        nonlocal done
+        with turn:  # several threads train
+            done = min(total, done + steps)
+            report(done, total)
+
+    trainer.on_step = count if workloads else no_progress
+    try:
+        yield
+    finally:
+        trainer.on_step = no_progress
 
 
 def _pretraining(workload: Workload) -> Steps:

@@ -8,14 +8,14 @@ batch size go into another stack.
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cdfl.core import Layout, Loss, TrainingSettings
-from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of
+from cdfl.sim.engine import DataSet, Training, fetch_all, losses_of, no_progress
 from cdfl.sim.kernels import adam_step_, aligned, sgd_step_, take_batch
 from cdfl.sim.kernels.gather import take_batch_torch
 from cdfl.sim.stacked_network import StackedNetwork
@@ -114,6 +114,7 @@ class Stack:
         self.dtype = dtype
         self.width = width
         self.together = 2**16  # samples evaluated at once
+        self.on_step: Callable[[int], Any] = no_progress
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """Train, and return the local models (B, P)."""
@@ -168,6 +169,7 @@ class Stack:
             while len(trainings[alive - 1].plan) <= step:
                 alive -= 1
             self._step(rows, alive)
+            self.on_step(alive)
         return rows.models
 
     def _step(self, rows: Rows, alive: int, *, some: bool = False) -> None:

@@ -136,7 +136,8 @@ class StackedNetwork:
         return dict(zip(self._learned, found, strict=True))
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.loss is cross_entropy and outputs.ndim == 3:  # on a GPU, one kernel for forward and backward
+        is_class = not targets.is_floating_point() and outputs.ndim == targets.ndim + 1
+        if self.loss is cross_entropy and is_class:  # on a GPU, one kernel for forward and backward
             return stacked_cross_entropy(outputs, targets)
         return row_losses(self.loss, outputs, targets)
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from cdfl.checks import check_method
+from cdfl.checks import check_method, did_you_mean
 
 Rng = np.random.Generator
 
@@ -236,7 +236,8 @@ def make_time_model(name: str) -> TimeModel:
         return TIME_MODELS[name]
     if Path(name).is_file():
         return Devices(wait=Span.from_file(Path(name)))
-    raise ValueError(f"there is no time model {name!r}, and no trace file; there are {', '.join(TIME_MODELS)}")
+    there = f"there are {', '.join(TIME_MODELS)}{did_you_mean(name, TIME_MODELS)}"
+    raise ValueError(f"there is no time model {name!r}, and no trace file; {there}")
 
 
 TICKS_TRIED = 100

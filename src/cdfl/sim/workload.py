@@ -1,4 +1,4 @@
-"""The learning problem of a run: its data, network and loss, evaluated one model at a time."""
+"""The work of a run: a task and its simulated clients, evaluated one model at a time."""
 
 import copy
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cdfl.algorithms import ClientView
-from cdfl.core import Layout, Loss, Settings, flatten, pretrain
+from cdfl.core import ProxySets, Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.losses import each_loss
-from cdfl.core.proxy import ProxySets, outputs
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
-from cdfl.models import build
 from cdfl.policy import Observation
+from cdfl.problems import Task
+from cdfl.record import Separated
 from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
@@ -37,7 +37,7 @@ class TurnData(NamedTuple):
     noise_seed: int
 
 
-class Workload:
+class Workload(Task):
     """What `reference_simulation` and `simulation` share. Its methods compute one model at a time."""
 
     def __init__(
@@ -47,22 +47,11 @@ class Workload:
         settings: Settings,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        super().__init__(scenario, federation, settings, dtype)
         self.scenario = scenario
-        self.federation = federation
-        self.settings = settings
-        self.device = federation.device
-        self.dtype = dtype
-        self.seed = federation.seed
-        self.loss: Loss = scenario.loss
-        self.metrics = scenario.metrics
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._torch_seed("weights"))
-            self.model: nn.Module = build(scenario.model, federation.input_shape, federation.num_outputs)
-        self.model.to(self.device, dtype)
-        self.layout = Layout.of(self.model)
         self.start: Tensor | None = None  # (K, P) the clusters after pre-training
-        self.proxy_sets = self._sets("proxy")
-        self.test_sets = self._sets("test")
+        self.separated: Separated | None = None  # whether they can be told apart
+        self.test_sets = self.sets("test")
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
     def with_federation(self, federation: Federation) -> "Workload":
@@ -82,26 +71,9 @@ class Workload:
         """The size of one model on the wire."""
         return self.layout.size * self.dtype.itemsize
 
-    def pretrain(self) -> Tensor:
-        """Return the cluster models (K, P) at epoch 0."""
-        sets = self._sets("pretraining")
-        with torch.random.fork_rng(devices=self.gpus):
-            # Called before each training: like a client, each starts from the same random state (dropout).
-            begin = lambda message: torch.manual_seed(self.pretraining_noise_seed)  # noqa: E731
-            return pretrain(self.model, sets, self.loss, self.settings, self.pretraining_shuffle(), begin)
-
-    @property
-    def pretraining_noise_seed(self) -> int:
-        """The seed of the random numbers of each pre-training."""
-        return self._torch_seed("pretraining noise")
-
-    def pretraining_shuffle(self) -> torch.Generator:
-        """Return the generator of the batches of the pre-training."""
-        return torch.Generator().manual_seed(self._torch_seed("pretraining"))
-
     def plan(self, draw: Draw, client: int, turn: int) -> Tensor:
         """Return the samples of each batch, (steps, batch): a pure function of (seed, client, turn)."""
-        shuffle = torch.Generator().manual_seed(self._torch_seed("batches", client, turn))
+        shuffle = torch.Generator().manual_seed(self.torch_seed("batches", client, turn))
         return batch_plan(
             len(draw.train), self.settings.training.batch_size, self.settings.training.local_epochs, shuffle
         )
@@ -118,7 +90,7 @@ class Workload:
 
     def noise_seed(self, client: int, turn: int) -> int:
         """Return the seed of the random numbers (dropout) of one training."""
-        return self._torch_seed("noise", client, turn)
+        return self.torch_seed("noise", client, turn)
 
     @contextmanager
     def noise(self, client: int, turn: int) -> Iterator[None]:
@@ -143,15 +115,6 @@ class Workload:
         """Return the loss of a model (P,) on samples."""
         inputs, targets = self.inputs(samples)
         return float(self.loss(self.outputs(vector, inputs), targets))
-
-    def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return inputs for the network (n, ...), and targets (n, ...)."""
-        return self.federation.ready(samples, self.dtype)
-
-    def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """Return the outputs of a model (P,) in evaluation mode."""
-        found: Tensor = outputs(self.model, self.layout, vector, inputs)
-        return found
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
@@ -194,15 +157,3 @@ class Workload:
     def _scores(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> list[float]:
         guesses = self.outputs(vector, inputs)
         return [float(metric(guesses, targets)) for metric in self.metrics]
-
-    def _sets(self, split: str) -> list[tuple[Tensor, Tensor]]:
-        """Return the samples of one split of every cluster."""
-        return [self.inputs(self.federation.all_samples(split, k)) for k in range(self.federation.num_clusters)]
-
-    @property
-    def gpus(self) -> list[torch.device]:
-        """The GPUs whose random state a training uses."""
-        return [self.device] if self.device.type == "cuda" else []
-
-    def _torch_seed(self, purpose: str, *key: int) -> int:
-        return int(generator(self.seed, purpose, *key).integers(2**63))

@@ -31,6 +31,7 @@ from cdfl.wire.headers import (
     MIXTURE,
     OUTCOME,
     RATES,
+    REPORT,
     STALENESS,
     VERSION,
     Outcome,
@@ -41,6 +42,8 @@ from cdfl.wire.headers import (
     digest_header,
     parse_base_epoch,
     parse_count,
+    parse_report,
+    report_to_text,
     sha256_in,
 )
 
@@ -57,6 +60,7 @@ __all__ = [
     "MIXTURE",
     "OUTCOME",
     "RATES",
+    "REPORT",
     "STALENESS",
     "VERSION",
     "ConflictError",
@@ -91,5 +95,7 @@ __all__ = [
     "error_of",
     "parse_base_epoch",
     "parse_count",
+    "parse_report",
+    "report_to_text",
     "sha256_in",
 ]

@@ -13,6 +13,7 @@ from cdfl.wire.errors import MalformedError, UnauthorizedError
 CLIENT = "CDFL-Client"  # client_id; required on an open server, otherwise it must match the token
 BASE_EPOCH = "CDFL-Base-Epoch"
 KEY = "Idempotency-Key"
+REPORT = "CDFL-Report"  # what a client says of its last reply: its loss before and after, on its own data
 
 # headers of replies
 EPOCH = "CDFL-Epoch"  # the base epoch of the next upload
@@ -181,5 +182,28 @@ def _parse_numbers(name: str, text: str | None) -> tuple[float, ...]:
     except ValueError:
         values = ()
     if not values or not all(map(math.isfinite, values)):
-        raise MalformedError(f"{name} is {text!r}; expected numbers separated by commas")
+        raise MalformedError(f"{name} is {_shown(text or '')}; expected numbers separated by commas")
     return values
+
+
+def report_to_text(report: tuple[float, float]) -> str:
+    """Return the header of a report.
+
+    >>> report_to_text((1.5, 0.25))
+    '1.5,0.25'
+    """
+    return _numbers_to_text(report)
+
+
+def parse_report(text: str | None) -> tuple[float, ...]:
+    """Return a client's loss before and after its last reply; nothing if it does not say.
+
+    >>> parse_report("1.5,0.25"), parse_report(None)
+    ((1.5, 0.25), ())
+    """
+    if text is None:
+        return ()
+    numbers = _parse_numbers(REPORT, text)
+    if len(numbers) != 2:
+        raise MalformedError(f"{REPORT} has {len(numbers)} numbers; expected two: the loss before and after the reply")
+    return numbers

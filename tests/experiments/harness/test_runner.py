@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cdfl.data import DataError
-from cdfl.sim import progress_log
+from cdfl.report import progress
 from experiments.harness import Results, RunKey
 from experiments.harness import runner as running
 from experiments.harness.runner import RunOptions, UnfinishedError, run_missing
@@ -167,14 +167,14 @@ def test_the_commit_is_that_of_the_code_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress_log, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
     told: list[str] = []
     key = RunKey("digits-4", "default", "local", changes=SMALL | {"drift": {"kind": "paper", "rest": "uneven"}})
     run_missing([key], Results(tmp_path), RunOptions("cpu"), told.append)
     changed = " ".join(f"{name}={value}" for name, value in SMALL.items())
     assert told[1] == f'next: digits-4 default local {changed} drift={{"kind": "paper", "rest": "uneven"}} (1 run)'
-    assert re.fullmatch(r"  reading data and pre-training, \d+ s", told[2])
-    assert any(re.fullmatch(rf"  \d+ of {SMALL['num_uploads']} uploads, \d+ s", line) for line in told)
+    assert re.fullmatch(r"  reading data, \d+ s so far", told[2])
+    assert any(re.fullmatch(rf"  \d+ of {SMALL['num_uploads']} uploads.*, \d+ s so far", line) for line in told)
     assert re.fullmatch(r"1 of 1: digits-4 default local .* \(1 run\), \d+ s", told[-1])
 
 

@@ -7,7 +7,7 @@ https://github.com/pytorch/vision. Those of CIFAR: https://www.cs.toronto.edu/~k
 from pathlib import Path
 
 from cdfl.data.dataset import Dataset
-from cdfl.data.sources import cifar, mnist
+from cdfl.data.sources import bundled, cifar, mnist
 from cdfl.data.sources.ccpd import ccpd
 from cdfl.data.sources.digits import read_digits
 from cdfl.data.sources.image_folders import mini_imagenet
@@ -29,10 +29,14 @@ def _digits(folder: Path) -> Dataset:
     return read_digits()
 
 
+def _folder(folder: Path) -> Path:
+    return folder
+
+
 _ALL = [
     Source(
         "digits", "handwritten digits, 8x8 grey, inside scikit-learn", 1_297, 500, 10, _digits,
-        published="https://archive.ics.uci.edu/dataset/80", bundled=True,
+        published="https://archive.ics.uci.edu/dataset/80", bundled="scikit-learn",
     ),
     Source(
         "mnist", "handwritten digits, 28x28 grey", 60_000, 10_000, 10, mnist.mnist, TORCHVISION,
@@ -87,6 +91,30 @@ _ALL = [
         published="https://github.com/detectRecog/CCPD",
         by_hand="the folder ccpd_base of CCPD2019.tar.xz (links at https://github.com/detectRecog/CCPD)",
         other_folders=("plate-digits-ccpd",),
+    ),
+    Source(
+        "breast-cancer", "tumours, 30 measures of their cells", 569, 0, 2, bundled.breast_cancer,
+        published="https://archive.ics.uci.edu/dataset/17", bundled="scikit-learn", kind="table",
+    ),
+    Source(
+        "wine", "wines of three cultivars, 13 measures", 178, 0, 3, bundled.wine,
+        published="https://archive.ics.uci.edu/dataset/109", bundled="scikit-learn", kind="table",
+    ),
+    Source(
+        "diabetes", "patients, 10 measures, and how their disease progressed", 442, 0, 0, bundled.diabetes,
+        published="https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html", bundled="scikit-learn", kind="table",
+    ),
+    Source(
+        "italy-power-demand", "electric power in Italy, 24 hours of 1,096 days", 1_096, 0, 0,
+        bundled.italy_power_demand,
+        published="https://www.cs.ucr.edu/~eamonn/time_series_data_2018/", bundled="sktime", kind="series",
+    ),
+    Source(
+        "handbook", "paragraphs of the Debian Administrator's Handbook in six languages", 11_147, 0, 0, _folder,
+        published="https://debian-handbook.info",
+        by_hand="en.txt, de.txt, fr.txt, es.txt, it.txt and pt.txt, one paragraph a line (the book in each language; "
+        "Debian's package debian-handbook has it)",
+        kind="texts",
     ),
 ]  # fmt: skip
 

@@ -3,17 +3,18 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from cdfl.data.dataset import Dataset
+from cdfl.checks import did_you_mean
 from cdfl.data.errors import DataError
 from cdfl.data.sources.catalogue import SOURCES
 from cdfl.data.sources.download import download, md5_of
 from cdfl.data.sources.image_folders import read_folder
 from cdfl.data.sources.packed import is_packed, read_npz, read_packed
 from cdfl.data.sources.source import Source
+from cdfl.data.tables import read_csv
 
 Verdict = Literal["ok", "differs from what was published", "not here"]
 
@@ -36,8 +37,11 @@ def data_folder(data_dir: Path | str | None = None) -> Path:
     return Path(data_dir).expanduser()
 
 
-def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
-    """Read a dataset, given as a name of `SOURCES` or as the path of an `.npz` file or a folder of class folders.
+def load_source(source: str, data_dir: Path | str | None = None) -> Any:
+    """Read a dataset, given as a name of `SOURCES` or as a path.
+
+    Images, in an `.npz` file or a folder of class folders, give a `Dataset`; a `.csv` file gives its columns, a folder
+    with texts the folder.
 
     >>> load_source("digits").num_classes
     10
@@ -48,9 +52,13 @@ def load_source(source: str, data_dir: Path | str | None = None) -> Dataset:
     if not path.exists():
         raise DataError(
             f"there is no dataset {source!r}; expected one of {', '.join(SOURCES)}, "
-            "an .npz file or a folder of class folders"
+            f"an .npz or .csv file, or a folder of class folders or texts{did_you_mean(source, SOURCES)}"
         )
-    return read_folder(path.name, path) if path.is_dir() else read_npz(path.stem, path)
+    if path.suffix == ".csv":
+        return read_csv(path)
+    if path.is_dir():
+        return path if next(path.rglob("*.txt"), None) else read_folder(path.name, path)
+    return read_npz(path.stem, path)
 
 
 def check_is_here(name: str, data_dir: Path | str | None = None) -> None:
@@ -79,6 +87,8 @@ def check(name: str, data_dir: Path | str | None = None) -> Report:
     except DataError as error:
         here = source.bundled or folder is not None
         return Report(name, folder, "differs from what was published" if here else "not here", (str(error),))
+    if source.kind != "images":
+        return Report(name, folder, "ok", (_described(source, dataset),))
     problems = [] if folder is None else _wrong_checksums(source, folder)
     lines = []
     for half, expected in (("train", source.num_train), ("test", source.num_test)):
@@ -92,6 +102,14 @@ def check(name: str, data_dir: Path | str | None = None) -> Report:
     return Report(name, folder, "differs from what was published" if problems else "ok", (*lines, *problems))
 
 
+def _described(source: Source, found: Any) -> str:
+    if source.kind == "texts":
+        return f"{len(list(found.rglob('*.txt')))} texts"
+    if source.kind == "table":
+        return f"{len(next(iter(found.values())))} rows, {len(found)} columns: {', '.join(found)}"
+    return ", ".join(f"{len(rows):,} series {name!r}" for name, rows in found.items())
+
+
 def find_folder(source: Source, root: Path) -> Path | None:
     """Return the folder of a dataset under one of its names, if it is not empty."""
     folders = (root / name for name in (source.name, *source.other_folders))
@@ -100,15 +118,19 @@ def find_folder(source: Source, root: Path) -> Path | None:
 
 def _named(name: str) -> Source:
     if name not in SOURCES:
-        raise DataError(f"there is no dataset {name!r}; expected one of {', '.join(SOURCES)}")
+        there = f"expected one of {', '.join(SOURCES)}{did_you_mean(name, SOURCES)}"
+        raise DataError(f"there is no dataset {name!r}; {there}")
     return SOURCES[name]
 
 
-def _read(source: Source, root: Path) -> Dataset:
+def _read(source: Source, root: Path) -> Any:
     if source.bundled:
+        if not source.is_installed:
+            extra = "'cdfl[sim]'" if source.bundled == "scikit-learn" else source.bundled
+            raise ModuleNotFoundError(f"the dataset {source.name} comes with {source.bundled}: pip install {extra}")
         return source.read(root)
     folder = _folder(source, root)
-    if is_packed(folder):
+    if source.kind == "images" and is_packed(folder):
         return read_packed(source.name, folder, source.num_classes)
     return source.read(folder)
 

@@ -6,11 +6,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from struct import error as StructError
 from tarfile import TarError
+from typing import Any, Literal
 
-from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 
 
@@ -29,15 +30,26 @@ class Source:
 
     name: str
     summary: str
-    num_train: int
+    num_train: int  # samples; of a dataset without halves, all of them
     num_test: int
-    num_classes: int
-    read: Callable[[Path], Dataset]  # from the folder that holds its files
+    num_classes: int  # 0 if there are none
+    read: Callable[[Path], Any]  # from the folder that holds its files: a Dataset of images; see `kind`
     published: str  # where the addresses and checksums, or the files, are published
     files: tuple[RemoteFile, ...] = ()
     by_hand: str = ""  # what to put into the folder, if there is no download
     other_folders: tuple[str, ...] = ()  # other names of its folder
-    bundled: bool = False  # comes with a library: needs no folder
+    bundled: str = ""  # the library that it comes with: needs no folder
+    # What `read` gives: a Dataset, a folder of texts, the columns of a table, or series by name.
+    kind: Literal["images", "texts", "table", "series"] = "images"
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the library that it comes with is installed."""
+        module = {"scikit-learn": "sklearn"}.get(self.bundled, self.bundled)
+        try:
+            return bool(module) and find_spec(module) is not None
+        except ValueError:  # a module that was replaced by None
+            return False
 
 
 BROKEN = (EOFError, zlib.error, TarError, zipfile.BadZipFile, csv.Error, ValueError, SyntaxError, StructError, OSError)

@@ -6,6 +6,7 @@ import { ago, count, gainWords, isShare, mixtureWords, move, OUTCOME_WORDS } fro
 
 const ROW = 30; // pixels, as in style.css
 const SPARE = 4; // rows above and below the visible ones
+const BY_NAME = new Intl.Collator("en", { numeric: true });
 const CALM = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 export class ClientList {
@@ -24,6 +25,7 @@ export class ClientList {
     say(old, run.simulated ? "uploads ago" : "last upload");
     this.pool = [];
     this.order = []; // numbers of the clients that pass the filter
+    this.byName = []; // numbers of all clients, by name
     this.selected = null;
     this.shown = 0; // uploads
     this.box.addEventListener("scroll", () => this.draw(), { passive: true });
@@ -41,27 +43,30 @@ export class ClientList {
   sort() {
     const { run, shown } = this;
     const wanted = this.find.value.trim().toLowerCase();
-    const all = [];
-    for (let number = 0; number < run.names.length; number++) {
-      if (wanted && !run.names[number].toLowerCase().includes(wanted)) continue;
-      const client = run.client(number, shown);
-      if (client) all.push([this.sortKey(client), number, client.name]);
+    if (this.byName.length !== run.names.length) {
+      this.byName = run.names.map((_, number) => number).sort((one, other) => BY_NAME.compare(run.names[one], run.names[other]));
     }
-    const collator = new Intl.Collator("en", { numeric: true });
-    all.sort(([one, , first], [other, , second]) => one - other || collator.compare(first, second));
-    this.order = all.map(([, number]) => number);
-    say(this.shownText, wanted ? `${all.length} of ${count(run.names.length, "client")}` : count(all.length, "client"));
+    const there = this.byName.filter((number) => {
+      if (wanted && !run.names[number].toLowerCase().includes(wanted)) return false;
+      return (run.uploadsOf[number][0] ?? Infinity) < shown || run.early.has(number);
+    });
+    if (this.orderBy.value !== "name") {
+      const keys = new Map(there.map((number) => [number, this.sortKey(number)]));
+      there.sort((one, other) => keys.get(one) - keys.get(other)); // keeps the order of names where keys are equal
+    }
+    this.order = there;
+    say(this.shownText, wanted ? `${there.length} of ${count(run.names.length, "client")}` : count(there.length, "client"));
     this.space.style.height = `${this.order.length * ROW}px`;
   }
 
-  sortKey(client) {
+  sortKey(number) {
     const { run } = this;
+    const client = run.client(number, this.shown);
     switch (this.orderBy.value) {
       case "recent": return -client.at;
       case "cluster": return client.mixture ? mainCluster(client.mixture) - 0.9 * Math.max(...client.mixture) : run.K;
-      case "moved": return -this.lastMove(client.number);
-      case "gain": return client.at < 0 || Number.isNaN(run.gain(client.at)) ? Infinity : run.gain(client.at);
-      default: return 0;
+      case "moved": return -this.lastMove(number);
+      default: return client.at < 0 || Number.isNaN(run.gain(client.at)) ? Number.MAX_VALUE : run.gain(client.at);
     }
   }
 
@@ -185,6 +190,12 @@ function fillBar(bar, mixture) {
   }
 }
 
+// A colour such as "rgb(0, 114, 178)" as one pixel.
+function packed(color) {
+  const [red, green, blue] = color.match(/\d+/g).map(Number);
+  return (255 << 24) | (blue << 16) | (green << 8) | red;
+}
+
 // All clients as columns of one canvas; shares glide to their new values.
 export class Glance {
   constructor(canvas, run) {
@@ -205,8 +216,7 @@ export class Glance {
     }
     const mains = new Array(K).fill(0);
     order.forEach((number, place) => {
-      const client = run.client(number, shown);
-      const mixture = client?.mixture ?? client?.truth;
+      const mixture = run.mixtureOf(number, shown);
       for (let k = 0; k < K; k++) this.targets[place * K + k] = mixture?.[k] ?? 0;
       if (mixture) mains[mainCluster(mixture)]++;
     });
@@ -227,25 +237,33 @@ export class Glance {
     }
     this.isMoving = far > 0.002;
     if (!this.isMoving) this.shares.set(this.targets);
-    const { canvas, run } = this;
+    const { canvas } = this;
     const scale = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(canvas.clientWidth * scale), Math.round(canvas.clientHeight * scale)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    const pen = canvas.getContext("2d");
-    pen.fillStyle = background;
-    pen.fillRect(0, 0, width, height);
-    const [K, clients] = [run.K, this.shares.length / run.K];
-    const gap = width / clients > 6 ? 1 : 0;
-    for (let k = 0; k < K; k++) {
-      pen.fillStyle = colors[k];
-      for (let place = 0; place < clients; place++) {
-        let above = 0;
-        for (let j = 0; j < k; j++) above += this.shares[place * K + j];
-        const [left, right] = [Math.floor((place * width) / clients), Math.floor(((place + 1) * width) / clients)];
-        const [top, bottom] = [Math.round(above * height), Math.round((above + this.shares[place * K + k]) * height)];
-        pen.fillRect(left, top, Math.max(1, right - left - gap), bottom - top);
-      }
-    }
+    if (!width || !height || !this.shares.length) return this.isMoving;
+    this.paint(canvas.getContext("2d"), width, height, colors.map(packed), packed(background));
     return this.isMoving;
+  }
+
+  // Write pixels: thousands of rectangles a frame would be too slow without a graphics card.
+  paint(pen, width, height, colors, background) {
+    const K = this.run.K;
+    const clients = this.shares.length / K;
+    const image = pen.createImageData(width, height);
+    const pixels = new Uint32Array(image.data.buffer);
+    const isWide = width / clients > 6; // then there is room for a gap
+    for (let x = 0; x < width; x++) {
+      const place = Math.min(clients - 1, Math.floor((x * clients) / width));
+      const isGap = isWide && Math.floor(((x + 1) * clients) / width) !== place;
+      let [y, share] = [0, 0];
+      for (let k = 0; k < K && !isGap; k++) {
+        share += this.shares[place * K + k];
+        const end = Math.min(height, Math.round(share * height));
+        for (; y < end; y++) pixels[y * width + x] = colors[k];
+      }
+      for (; y < height; y++) pixels[y * width + x] = background;
+    }
+    pen.putImageData(image, 0, 0);
   }
 }

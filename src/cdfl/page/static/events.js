@@ -39,6 +39,10 @@ export function readRunEvent(run, event) {
         distances: event.distances,
       });
       break;
+    case "separated": // before the first upload
+      run.clusters({ epoch: 0, matrix: event.losses });
+      for (const warning of event.warnings ?? []) run.note(warning);
+      break;
     case "finished":
       run.finish(event);
       break;
@@ -84,8 +88,7 @@ export function readServerEvent(run, event) {
     why: event.verdict?.reason ?? "",
     staleness: event.staleness,
     mixture: event.mixture?.length ? event.mixture : null,
-    scores: event.report ?? {},
-    report: event.report ?? null,
+    scores: event.report?.length === 2 ? { held: event.report[0], after: event.report[1] } : {},
     rates: event.rates,
     losses: event.cluster_losses,
   });

@@ -112,7 +112,7 @@ function advance(milliseconds) {
 function* refresh() {
   showState();
   showMoment();
-  const ranges = { last: longest(), scores: scoreRange() };
+  const ranges = { last: longest(), scores: scoreRange(), several: runs.length > 1 };
   for (const [run, view] of views) {
     if (view.isBuilt && view.K !== run.K) rebuild(run, view); // the run was begun again with other clusters
     yield* views.get(run).refresh(shownOf(run), ranges);
@@ -299,5 +299,6 @@ async function begin() {
 }
 
 // For tests and benchmarks.
-window.cdfl = { runs, views, page, setMoment };
+const isSettled = () => !pending && page.seen === runs.reduce((sum, run) => sum + run.version, 0);
+window.cdfl = { runs, views, page, setMoment, isSettled };
 begin();

@@ -201,7 +201,7 @@ export class Run {
     this.outcomeBins.add(position + 1, OUTCOMES.map((_, i) => (i === outcome ? 1 : 0)));
     if (upload.losses) this.lossBins.add(position + 1, upload.losses);
     this.addToFleet(number, before, position);
-    this.log.push({ position, kind: "upload", client: number, previous: before, why: upload.why, report: upload.report });
+    this.log.push({ position, kind: "upload", client: number, previous: before, why: upload.why });
     this.work += 8 * this.K + 16;
     this.version++;
   }
@@ -289,6 +289,13 @@ export class Run {
       truth: present(columns.truth.row(at)),
       scores: Object.fromEntries(SCORES.map((key, i) => [key, scores[i]])),
     };
+  }
+
+  // The estimated mixture of a client after `shown` uploads, or the true one if there is none; null if neither is known.
+  mixtureOf(number, shown) {
+    const at = this.lastUpload(number, shown - 1);
+    if (at < 0) return this.early.get(number)?.mixture ?? null;
+    return present(this.columns.mixture.row(at)) ?? present(this.columns.truth.row(at));
   }
 
   // How much better the reply is than the model its client held before: in points if the metric is a share.

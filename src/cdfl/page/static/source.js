@@ -57,7 +57,7 @@ export async function watchRuns(config, runs) {
         const run = runs[Number(line.slice(0, tab))];
         const text = line.slice(tab + 1);
         if (text === "reset") run.reset();
-        else readRunEvent(run, JSON.parse(text));
+        else readRunEvent(run, parse(text));
       }
       if (runs.every((run) => run.state === "finished")) return;
     } catch (error) {
@@ -66,6 +66,15 @@ export async function watchRuns(config, runs) {
     for (const run of runs) if (run.state !== "finished") run.state = "away";
     await sleep(wait);
     wait = Math.min(2 * wait, LONGEST_WAIT);
+  }
+}
+
+// Python writes NaN and Infinity for numbers that are not finite, which is no JSON.
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return JSON.parse(text.replace(/-?\b(NaN|Infinity)\b/g, "null"));
   }
 }
 

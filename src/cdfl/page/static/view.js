@@ -19,10 +19,12 @@ export class RunView {
     this.root = document.getElementById("run-template").content.firstElementChild.cloneNode(true);
     this.openClient = openClient;
     const id = `run-${views++}`;
+    this.part(".run-title").id = `${id}-title`;
+    this.root.setAttribute("aria-labelledby", `${id}-title`);
     this.root.querySelectorAll("section").forEach((section, place) => {
       const heading = section.querySelector("h3");
       heading.id = `${id}-${place}`;
-      section.setAttribute("aria-labelledby", heading.id);
+      section.setAttribute("aria-labelledby", `${heading.id} ${id}-title`);
     });
     this.root.querySelector(".rows").id = `${id}-rows`;
     this.isBuilt = false;
@@ -93,7 +95,7 @@ export class RunView {
 
   tiles(shown) {
     const { run } = this;
-    say(this.part(".run-title"), run.title);
+    say(this.part(".run-title"), this.ranges.several ? `${run.name}: ${run.title}` : run.title);
     say(this.part(".about"), run.about);
     const scores = run.scores(shown);
     const rate = run.rate(shown);
@@ -200,7 +202,7 @@ export class RunView {
     const tables = [];
     if (losses) tables.push(table(run, losses.matrix, `Loss of each cluster's model (row) on the samples of each cluster (column), epoch ${losses.epoch}`, { best: "row" }));
     if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, epoch ${distances.epoch}`, {}));
-    box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": each.caption.textContent }, each)));
+    box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": each.caption.textContent }, each)));
   }
 
   outcomeCurves(shown) {

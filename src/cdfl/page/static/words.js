@@ -51,7 +51,7 @@ export function sentence(run, entry) {
   if (entry.kind === "diverged") {
     return { client, words: "its training diverged; the upload was refused and nothing changed", weight: "trouble" };
   }
-  if (entry.kind === "note") return { client, words: entry.words, weight: "usual" };
+  if (entry.kind === "note") return { client, words: entry.words, weight: "trouble" };
   const { position, previous } = entry;
   const outcome = OUTCOMES[run.columns.outcome.at(position)];
   const staleness = run.columns.staleness.at(position);

@@ -13,11 +13,14 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy (B,) of each client: logits (B, N, classes), targets (B, N) int64.
 
     Negative targets are ignored, so that clients with fewer samples can be padded. A client without samples has loss 0.
-    On a GPU the gradient is computed in the same pass.
+    On a GPU the gradient is computed in the same pass. Samples with several places have logits (B, N, classes, ...) and
+    targets (B, N, ...), as in PyTorch.
 
     >>> cross_entropy(torch.zeros(2, 3, 10), torch.tensor([[0, 1, 2], [3, -1, -1]]))
     tensor([2.3026, 2.3026])
     """
+    if targets.ndim > 2:
+        logits, targets = logits.movedim(2, -1).flatten(1, -2), targets.flatten(1)
     if runs_triton(logits):
         return CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
     return cross_entropy_torch(logits, targets)

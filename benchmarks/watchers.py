@@ -1,0 +1,131 @@
+"""Measure what watchers cost: uploads a second with 100 open streams of events, over uploads a second with none.
+
+Claim: a server with 100 watchers serves uploads at least 0.9 times as fast as with none.
+
+One server (the example of `cdfl init`, on SQLite, with syncs), one fleet of clients that do not train. Windows without
+and with watchers alternate. The watchers have several operator tokens, receive every event, and run in a process of
+their own on the same cores; what they cost there is part of the result.
+
+Writes benchmarks/results/watchers.json. Takes about five minutes.
+"""
+
+import argparse
+import multiprocessing
+import os
+import secrets
+import selectors
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.fleet.measure import measure
+from benchmarks.fleet.server import Server
+from benchmarks.load import UNHURRIED
+from benchmarks.result_files import machine, read, write
+from cdfl.cli.init import EXAMPLE
+
+CLIENTS, UPDATES, PAIRS = 20, 400, 6
+WATCHERS, OPERATORS = 100, 4
+PIECE = 2**16
+
+
+def main() -> None:
+    """Measure and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="windows without and with watchers")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="uploads in a window")
+    args = parser.parse_args()
+    tokens = [secrets.token_urlsafe(16) for _ in range(OPERATORS)]
+    os.environ["CDFL_OPERATOR_TOKEN"] = ",".join(tokens)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="watchers-") as folder:
+        options = *UNHURRIED, "--max-streams", str(2 * WATCHERS)
+        with Server(EXAMPLE, Path(folder), CLIENTS, *options) as server:
+            measure(server, CLIENTS, args.updates // 4, warm_up=CLIENTS)
+            for pair in range(args.pairs):
+                rows.append(window_pair(server, tokens, args.updates, watchers_first=pair % 2 == 1))
+                print(rows[-1], flush=True)
+    ratios = [row["with"]["rate"] / row["without"]["rate"] for row in rows]
+    found = {"machine": machine(), "watchers": WATCHERS, "operators": OPERATORS, "clients": CLIENTS, "rows": rows}
+    write("watchers", found | {"ratios": [round(ratio, 3) for ratio in ratios], "median": round(median(ratios), 3)})
+    print(table())
+
+
+def window_pair(server: Server, tokens: Sequence[str], updates: int, *, watchers_first: bool) -> dict[str, Any]:
+    """Measure a window with watchers and one without, in either order."""
+    found: dict[str, Any] = {}
+    for is_watched in (watchers_first, not watchers_first):
+        with watching(server.port, tokens) if is_watched else no_watchers() as events:
+            run = measure(server, CLIENTS, updates)
+        kept = {name: run[name] for name in ("rate", "p50_ms", "p99_ms", "server_cpu_ms", "others_cores")}
+        found["with" if is_watched else "without"] = kept | ({"events": events()} if is_watched else {})
+    return found
+
+
+@contextmanager
+def no_watchers() -> Iterator[Any]:
+    """Watch nothing."""
+    yield lambda: 0
+
+
+@contextmanager
+def watching(port: int, tokens: Sequence[str]) -> Iterator[Any]:
+    """Let watchers read all events while the block runs; yield a function that says how many came."""
+    context = multiprocessing.get_context("spawn")
+    opened, over, count = context.Event(), context.Event(), context.Value("q", 0)
+    reader = context.Process(target=read_events, args=(port, list(tokens), opened, over, count))
+    reader.start()
+    if not opened.wait(60):
+        raise RuntimeError("the watchers were not let in")
+    try:
+        yield lambda: count.value
+    finally:
+        over.set()
+        reader.join()
+
+
+def read_events(port: int, tokens: Sequence[str], opened: Event, over: Event, count: Any) -> None:
+    """Hold the streams open and read them, as cheaply as possible; count events."""
+    selector, watchers = selectors.DefaultSelector(), []
+    for number in range(WATCHERS):
+        watcher = socket.create_connection(("127.0.0.1", port))
+        token = tokens[number % len(tokens)]
+        request = f"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
+        watcher.sendall(request.encode())
+        if b" 200 " not in watcher.recv(PIECE):
+            raise RuntimeError("a watcher was refused")
+        selector.register(watcher, selectors.EVENT_READ, watcher)
+        watchers.append(watcher)
+    opened.set()
+    while not over.is_set():
+        for key, _ in selector.select(timeout=0.2):
+            count.value += key.data.recv(PIECE).count(b"data: ")
+    for watcher in watchers:
+        watcher.close()
+
+
+def table() -> str:
+    """Return the rates of each pair and their ratio."""
+    found = read("watchers")
+    lines = [
+        f"{found['clients']} clients, on {found['machine']['cpu']}, {found['machine']['cores']} cores:\n",
+        f"| pair | without watchers | with {found['watchers']} watchers | ratio | CPU of the server an upload |",
+        "|---|---|---|---|---|",
+    ]
+    for number, (row, ratio) in enumerate(zip(found["rows"], found["ratios"], strict=True), start=1):
+        before, after = row["without"], row["with"]
+        lines.append(
+            f"| {number} | {before['rate']:.1f} a second | {after['rate']:.1f} a second | {ratio:.2f} "
+            f"| {before['server_cpu_ms']:.1f} and {after['server_cpu_ms']:.1f} ms |"
+        )
+    lines.append(f"| median | | | {found['median']:.2f} | |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Compare algorithms on one problem over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from cdfl.algorithms import ALGORITHMS, Algorithm
+from cdfl.api.runs import Run, frame, html_table, simulate
+from cdfl.core.settings import SettingValues, with_settings
+from cdfl.policy import Policy
+from cdfl.problems import Problem
+from cdfl.record import RunFolder, metric_label
+from cdfl.report import comparison
+from cdfl.sim.engine_choice import Precision
+from cdfl.sim.runner import check_options, configure
+from cdfl.sim.time_models import TimeModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Column = Literal["before", "after", "cluster", "divergence"]
+COLUMNS: tuple[Column, ...] = ("before", "after", "cluster", "divergence")
+LABELS = ("before", "after", "clusters", "KL")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one algorithm is better than another, seed by seed; negative if it is worse."""
+
+    each: dict[int, float]  # by seed
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.each.values())
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds; 0 for one seed."""
+        return stdev(self.each.values()) if len(self.each) > 1 else 0.0
+
+    @property
+    def wins(self) -> int:
+        """The number of seeds with which it is better."""
+        return sum(value > 0 for value in self.each.values())
+
+    def __repr__(self) -> str:
+        words = f"better by {self.mean:+.4f} ± {self.deviation:.4f}"
+        return f"Difference({words}, with {self.wins} of {len(self.each)} seeds)"
+
+
+class Comparison:
+    """Runs of several algorithms with several seeds on one problem.
+
+    Make one with `cdfl.compare`, or read one with `cdfl.load`.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        if not runs:
+            raise ValueError("a comparison needs at least one run")
+        self.runs = sorted(runs, key=lambda run: run.seed)
+
+    @property
+    def name(self) -> str:
+        """The name of the problem."""
+        return self.runs[0].name
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The algorithms, in the order in which they were given."""
+        return list(dict.fromkeys(run.algorithm for run in self.runs))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def metric(self) -> str:
+        """The name of the main metric."""
+        return next(iter(self.runs[0].metrics))
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of the main metric is better."""
+        return self.runs[0].metrics[self.metric]
+
+    def values(self, algorithm: str, column: Column = "after") -> dict[int, float]:
+        """Return one number of each run of an algorithm, by seed."""
+        if algorithm not in self.algorithms:
+            raise ValueError(f"there is no algorithm {algorithm!r}; there are {', '.join(self.algorithms)}")
+        found = {run.seed: getattr(run.summary, column) for run in self.runs if run.algorithm == algorithm}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, algorithm: str, column: Column = "after") -> float:
+        """Return the mean over seeds."""
+        return fmean(self.values(algorithm, column).values())
+
+    def deviation(self, algorithm: str, column: Column = "after") -> float:
+        """Return the standard deviation over seeds; 0 for one seed."""
+        values = list(self.values(algorithm, column).values())
+        return stdev(values) if len(values) > 1 else 0.0
+
+    def difference(self, one: str, other: str, column: Column = "after") -> Difference:
+        """Return by how much `one` is better than `other`, seed by seed: where lower is better, signs are turned."""
+        ours, theirs = self.values(one, column), self.values(other, column)
+        sign = 1 if self.higher_is_better and column != "divergence" else -1
+        return Difference({seed: sign * (ours[seed] - theirs[seed]) for seed in ours.keys() & theirs.keys()})
+
+    @property
+    def best(self) -> str:
+        """The algorithm with the best mean score after the reply."""
+        sign = 1 if self.higher_is_better else -1
+        return max(self.algorithms, key=lambda name: sign * self.mean(name))
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame with a row for each run."""
+        rows: list[dict[str, Any]] = []
+        for run in self.runs:
+            more = {
+                f"{metric} {name}": score for metric, own in run.summary.more.items() for name, score in own.items()
+            }
+            summary = {name: value for name, value in vars(run.summary).items() if name not in ("more", "staleness")}
+            rows.append({"algorithm": run.algorithm, "seed": run.seed, **summary, **more})
+        return frame(rows)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure: how good the replies are, a curve for each algorithm with a band over seeds."""
+        return comparison([run.series for run in self.runs])
+
+    def save(self, folder: Path | str) -> Path:
+        """Write a folder for each run into a new folder. `cdfl.load` reads it."""
+        path = Path(folder)
+        if path.exists() and any(path.iterdir()):
+            raise FileExistsError(f"{path} is not empty; name a new folder")
+        for run in self.runs:
+            run.save(path / f"{run.algorithm}-{run.seed}")
+        return path
+
+    def __repr__(self) -> str:
+        rows = [[name, *cells] for name, cells in self._cells().items()]
+        table = [["algorithm", *LABELS], *rows]
+        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join([self._title, *lines])
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = [[name, *cells] for name, cells in self._cells().items()]
+        return html_table(self._title, ["algorithm", *LABELS], rows)
+
+    @property
+    def _title(self) -> str:
+        label = metric_label(f"held-out {self.metric}", higher_is_better=self.higher_is_better)
+        return f"{self.name}, {len(self.seeds)} seeds: mean and deviation of {label}"
+
+    def _cells(self) -> Mapping[str, list[str]]:
+        return {name: [self._cell(name, column) for column in COLUMNS] for name in self.algorithms}
+
+    def _cell(self, name: str, column: Column) -> str:
+        values = self.values(name, column)
+        if not values:
+            return "-"
+        spread = f" ± {self.deviation(name, column):.3f}" if len(values) > 1 else ""
+        return f"{self.mean(name, column):.3f}{spread}"
+
+
+@with_settings
+def compare(
+    problem: str | Path | Problem = "digits-4",
+    *,
+    algorithms: str | Iterable[str | type[Algorithm]] = ("cdfl", "local", "fedasync"),
+    seeds: int | Iterable[int] = 3,
+    num_clients: int | None = None,
+    num_uploads: int | None = None,
+    preset: str = "default",
+    time_model: str | TimeModel | None = None,
+    policy: str | Policy | None = None,
+    device: str = "auto",
+    precision: Precision | Literal["auto"] = "auto",
+    validation: bool = False,
+    progress: bool | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    **settings: Unpack[SettingValues],
+) -> Comparison:
+    """Run several algorithms with several seeds on one problem; clients of all runs train in common stacks.
+
+    Args:
+        problem: A `cdfl.Problem`, the name of a scenario, or a .py or .toml file.
+        algorithms: Names or classes; "all" for all of cdfl's.
+        seeds: The seeds, or how many: 3 is 0, 1 and 2.
+        num_clients: As in `cdfl.run`.
+        num_uploads: As in `cdfl.run`.
+        preset: As in `cdfl.run`.
+        time_model: As in `cdfl.run`.
+        policy: As in `cdfl.run`.
+        device: As in `cdfl.run`.
+        precision: As in `cdfl.run`.
+        validation: As in `cdfl.run`.
+        progress: As in `cdfl.run`.
+        out: A new folder for the runs.
+        data_dir: As in `cdfl.run`.
+        **settings: As in `cdfl.run`.
+
+    """
+    check_options(settings, compare)
+    names = (
+        list(ALGORITHMS) if algorithms == "all" else [algorithms] if isinstance(algorithms, str) else list(algorithms)
+    )
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    configs = [
+        configure(
+            problem,
+            algorithm=name,
+            seed=seed,
+            num_clients=num_clients,
+            num_uploads=num_uploads,
+            preset=preset,
+            time_model=time_model,
+            policy=policy,
+            device=device,
+            precision=precision,
+            validation=validation,
+            **settings,
+        )
+        for seed in numbers
+        for name in names
+    ]
+    if not configs:
+        raise ValueError(f"algorithms are {names} and seeds {numbers}; expected at least one of each")
+    folders = None
+    if out is not None:
+        folders = [RunFolder.create(Path(out) / f"{own.algorithm}-{own.seed}", own.to_json()) for own in configs]
+    return Comparison(simulate(configs, progress, folders, data_dir, personal=False))

@@ -1,0 +1,37 @@
+"""`cdfl track`: hand recorded runs to trackers."""
+
+from cdfl.cli.options import Json, counted, exit_on
+from cdfl.cli.plot import Runs
+from cdfl.cli.runs import find_runs, warn_of_cut_lines
+from cdfl.cli.stores import progress_bar
+from cdfl.cli.tables import show
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
+
+
+def track(
+    runs: Runs,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
+    wandb: ToWandb = False,
+    json_: Json = False,
+) -> None:
+    """Record finished runs with trackers. `cdfl run`, `compare` and `serve` have the same flags."""
+    with exit_on(ValueError, OSError):
+        names = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
+        if not names:
+            raise ValueError("expected at least one of --tensorboard, --mlflow and --wandb")
+        found = find_runs(runs)
+        warn_of_cut_lines(found)
+        for name, run in found.items():
+            config = run.config() if (run.path / "config.json").exists() else {}
+            events = run.events()
+            with tracking(names, [(name, config, run.path)]) as record, progress_bar(name) as progress:
+                for done, event in enumerate(events, start=1):
+                    record(0, event)
+                    progress(done, len(events))
+    show(
+        {"runs": list(found), "trackers": names},
+        None,
+        as_json=json_,
+        notes=[f"recorded {counted(len(found), 'run')} with {', '.join(names)}"],
+    )

@@ -1,0 +1,77 @@
+"""Can clusters be told apart? Compare their models with each other on every proxy set. Not in the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+MOST_NAMED = 3  # pairs in a sentence
+SURE = 2.0  # standard errors by which a cluster's own model must be better on its proxy set
+
+
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """How the model of each cluster (row) does on the proxy set of each (column)."""
+
+    losses: Tensor  # (K, K) float64
+    leads: Tensor  # (K, K) how much better a set's own model is there, in standard errors; 0 on the diagonal
+
+    def sentences(self, names: Sequence[str], *, relative: bool = False) -> list[str]:
+        """Return one sentence if clusters cannot be told apart, and one if some are taken for easier ones.
+
+        `relative` says that the estimate divides losses by each cluster's running mean.
+        """
+        alike, mistaken, found = self.alike(), self.mistaken(relative=relative), []
+        if alike:
+            pairs = ", ".join(f"{names[one]!r} and {names[other]!r}" for one, other in alike[:MOST_NAMED])
+            more = f", and {len(alike) - MOST_NAMED} more pairs" if len(alike) > MOST_NAMED else ""
+            (one, other), *_ = alike
+            found.append(
+                f"these clusters cannot be told apart: {pairs}{more} (on {names[one]!r} its own model has loss "
+                f"{self._loss(one, one)}, the other {self._loss(other, one)}); estimated mixtures will confuse them: "
+                "join them, give more data, or pre-train longer"
+            )
+        if mistaken:
+            (own, other), *_ = mistaken
+            wrong = ", ".join(f"{names[cluster]!r} for {names[taken]!r}" for cluster, taken in mistaken[:MOST_NAMED])
+            remedy = "give more data, or pre-train longer" if relative else "set measures='relative'"
+            found.append(
+                f"some clusters are harder than others, and will be mistaken: {wrong} (the model of {names[own]!r} has "
+                f"loss {self._loss(own, own)} on its own proxy set and {self._loss(own, other)} there): {remedy}"
+            )
+        return found
+
+    def alike(self) -> list[tuple[int, int]]:
+        """Return the pairs of clusters of which neither model is surely better on its own proxy set."""
+        pairs = combinations(range(len(self.losses)), 2)
+        return [(one, other) for one, other in pairs if max(self.leads[one, other], self.leads[other, one]) < SURE]
+
+    def mistaken(self, *, relative: bool = False) -> list[tuple[int, int]]:
+        """Return the clusters whose model has its lowest loss on the proxy set of another, and that other.
+
+        An upload of such a cluster looks as if its data were of the other.
+        """
+        losses = self.losses / self.losses.mean(dim=0) if relative else self.losses
+        return [(cluster, int(row.argmin())) for cluster, row in enumerate(losses) if int(row.argmin()) != cluster]
+
+    def _loss(self, model: int, place: int) -> str:
+        return f"{float(self.losses[model, place]):.3g}"
+
+
+def separation(sample_losses: Sequence[Tensor]) -> Separation:
+    """Compare models by their losses on every sample of each set: K tensors (K models, n samples).
+
+    >>> same = torch.tensor([[1.0, 2.0, 3.0], [1.1, 2.0, 2.9]])
+    >>> separation([same, same]).sentences(["a", "b"])[0][:53]
+    "these clusters cannot be told apart: 'a' and 'b'; for"
+    """
+    losses, leads = [], []
+    for place, own in enumerate(each.double().cpu() for each in sample_losses):
+        difference = own - own[place]  # (K, n)
+        error = difference.std(dim=1) / max(1, own.shape[1]) ** 0.5 if own.shape[1] > 1 else torch.zeros(len(own))
+        losses.append(own.mean(dim=1))
+        leads.append(difference.mean(dim=1) / error.clamp_min(1e-12))
+        leads[-1][place] = 0.0
+    return Separation(torch.stack(losses, dim=1), torch.stack(leads, dim=1))

@@ -1,0 +1,248 @@
+"""A problem with its data read and divided by a seed, and its network made: what is trained and evaluated."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, initial_state, pretrain
+from cdfl.core.batches import described
+from cdfl.core.flat import flatten
+from cdfl.core.losses import each_loss
+from cdfl.core.proxy import outputs as outputs_of
+from cdfl.core.separation import Separation, separation
+from cdfl.data import Federation, Samples
+from cdfl.data.randomness import generator
+from cdfl.metrics import Metric
+from cdfl.models import MakeModel, build
+from cdfl.problems.problem import Problem
+from cdfl.userfile import report_errors
+
+Progress = Callable[[str], Any]
+Trained = Callable[[int, int], Any]
+Outputs = Callable[[Tensor, Tensor], Sequence[Tensor]]  # models (K, P) and inputs -> the outputs of each
+ONE_NUMBER = "one number, a tensor of shape []"
+BROADCAST = "Using a target size"  # the beginning of torch's warning
+
+
+class Task:
+    """A problem, ready to be learned; the server's side of it. All random choices follow from the federation's seed."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        federation: Federation,
+        settings: Settings | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.problem = problem
+        self.federation = federation
+        self.settings = settings or problem.all_settings
+        self.device = federation.device
+        self.dtype = dtype
+        self.seed = federation.seed
+        self.loss: Loss = problem.loss
+        self.metrics: tuple[Metric, ...] = tuple(problem.metrics)  # type: ignore[arg-type]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.torch_seed("weights"))
+            self.model = make_network(problem, federation.input_shape, federation.num_outputs)
+        self.model.to(self.device, dtype)
+        self.layout = Layout.of(self.model)
+        self.proxy_sets = self.sets("proxy")
+
+    @classmethod
+    def of(
+        cls, problem: Problem, *, seed: int = 0, data_dir: Path | str | None = None, device: str | torch.device = "cpu"
+    ) -> Self:
+        """Read a problem's data for a server, which may take all of them."""
+        return cls(problem, problem.federation(seed, data_dir, clients=False).to(device))
+
+    @property
+    def num_clusters(self) -> int:
+        """K."""
+        return self.federation.num_clusters
+
+    @property
+    def place(self) -> str:
+        """The file that the problem is from."""
+        return self.problem.place
+
+    def with_settings(self, **changes: Any) -> Self:
+        """Return the task with some settings changed."""
+        other = copy.copy(self)
+        other.settings = self.settings.replace(**changes)
+        return other
+
+    def sets(self, split: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the samples of one split of every cluster, for the network."""
+        return [self.inputs(self.federation.all_samples(split, k)) for k in range(self.num_clusters)]
+
+    def inputs(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Return inputs for the network (n, ...), and targets (n, ...)."""
+        return self.federation.ready(samples, self.dtype)
+
+    def outputs(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        """Return the outputs of a model (P,) in evaluation mode."""
+        found: Tensor = outputs_of(self.model, self.layout, vector, inputs)
+        return found
+
+    def evaluator(self, most: int | None = None) -> ProxySets:
+        """Return the proxy sets, or their first samples, with a network of their own, for one thread."""
+        sets = [(inputs[:most], targets[:most]) for inputs, targets in self.proxy_sets]
+        return ProxySets(copy.deepcopy(self.model), self.loss, sets)
+
+    def pretrain(
+        self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None
+    ) -> Tensor:
+        """Return the cluster models (K, P) at epoch 0; `progress` and `trained` are those of `cdfl.core.pretrain`."""
+
+        def begin(message: str) -> None:  # like a client, each training starts from the same random state (dropout)
+            torch.manual_seed(self.pretraining_noise_seed)
+            progress(message)
+
+        with torch.random.fork_rng(devices=self.gpus):
+            sets, shuffle = self.sets("pretraining"), self.pretraining_shuffle()
+            return pretrain(self.model, sets, self.loss, self.settings, shuffle, begin, trained)
+
+    def initial_state(
+        self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None
+    ) -> ServerState:
+        """Return the state at epoch 0: pre-trained clusters with a shared start.
+
+        It stays on the CPU, whatever device trains and evaluates, so that a replay gets the same bits.
+        """
+        with report_errors(self.place, "pre-training", "samples that `model` and `loss` can be trained with"):
+            clusters = self.pretrain(progress, trained)
+        return initial_state(clusters.cpu(), self.evaluator(), self.layout.num_parameters)
+
+    def separation(self, models: Tensor, outputs: Outputs | None = None) -> Separation:
+        """Compare the cluster models (K, P) on all proxy sets. `outputs` evaluates several models at once."""
+        evaluate = outputs or (lambda models, inputs: [self.outputs(model, inputs) for model in models])
+        return separation(
+            [
+                torch.stack([each_loss(self.loss, guesses, targets) for guesses in evaluate(models, inputs)])
+                for inputs, targets in self.proxy_sets
+            ]
+        )
+
+    def warnings(self, found: Separation) -> list[str]:
+        """Return a sentence for clusters that cannot be told apart or are far harder."""
+        relative = self.settings.estimate.measures == "relative"
+        return found.sentences(self.federation.names, relative=relative)
+
+    @property
+    def pretraining_noise_seed(self) -> int:
+        """The seed of the random numbers of each pre-training."""
+        return self.torch_seed("pretraining noise")
+
+    def pretraining_shuffle(self) -> torch.Generator:
+        """Return the generator of the batches of the pre-training."""
+        return torch.Generator().manual_seed(self.torch_seed("pretraining"))
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The GPUs whose random state a training uses."""
+        return [self.device] if self.device.type == "cuda" else []
+
+    def torch_seed(self, purpose: str, *key: int) -> int:
+        """Return the seed of one decision."""
+        return int(generator(self.seed, purpose, *key).integers(2**63))
+
+    # -- mistakes
+
+    def check(self, most: int | None = None) -> None:
+        """Try model, loss and metrics on the proxy set of every cluster, or on `most` samples of each.
+
+        So mistakes show before anything is trained.
+        """
+        model, vector = copy.deepcopy(self.model), flatten(self.model)
+        for name, (inputs, targets) in zip(self.federation.names, self.proxy_sets, strict=True):
+            inputs, targets, of = inputs[:most], targets[:most], f"on cluster {name!r}"
+            with report_errors(self.place, f"`model(inputs)` {of} with {described(inputs)}", "outputs for `loss`"):
+                guesses = outputs_of(model, self.layout, vector, inputs)
+            self._check_classes(name, guesses)
+            given = f"{of} with {described(guesses)} and {described(targets)}"
+            self._check_loss(f"`loss(outputs, targets)` {given}", guesses, targets)
+            for metric in self.metrics:
+                self._check_metric(metric, given, guesses, targets)
+
+    def _check_classes(self, name: str, guesses: Any) -> None:
+        """Refuse targets beyond the outputs of the network, which would end in an index error much later."""
+        classes = self.federation.num_classes
+        if self.loss is not cross_entropy or not isinstance(guesses, Tensor) or guesses.ndim < 2 or classes is None:
+            return
+        if classes > guesses.shape[1]:
+            raise self.problem.mistake(
+                f"the targets have {classes} classes, 0..{classes - 1}, but the outputs of `model` on cluster {name!r} "
+                f"have shape {list(guesses.shape)}: {guesses.shape[1]} classes; expected at least {classes} outputs"
+            )
+
+    def _check_loss(self, given: str, guesses: Any, targets: Tensor) -> None:
+        with report_errors(self.place, given, ONE_NUMBER), torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("error", message=BROADCAST)
+            try:
+                loss = self.loss(guesses, targets)
+            except UserWarning:
+                raise self.problem.mistake(
+                    f"{given} would compare every output with every target; expected one shape: let the model return "
+                    f"outputs.squeeze(1), or give targets {list(guesses.shape)}"
+                ) from None
+        if not isinstance(loss, Tensor) or loss.shape != ():
+            raise self.problem.mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
+        if not loss.isfinite():
+            raise self.problem.mistake(
+                f"{given} is {loss.item()}; expected a finite number: check the weights of `model` for NaN and "
+                "infinity, and `loss` for a logarithm of 0 or a division by 0"
+            )
+
+    def _check_metric(self, metric: Metric, given: str, guesses: Any, targets: Tensor) -> None:
+        place = f"the metric {metric.name} {given}"
+        with report_errors(self.place, place, "one number"), torch.no_grad():
+            score = metric(guesses, targets)
+        if score.shape != () or not score.isfinite():
+            came = described(score) if score.shape else str(score.item())
+            raise self.problem.mistake(f"{place} is {came}; expected one finite number")
+
+
+def make_network(problem: Problem, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Make the network of a problem; torch's global generator decides the weights of a new one."""
+    model = problem.model
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if isinstance(model, str):
+        return build(model, input_shape, num_outputs)
+    make: Any = model
+    takes_shape = _takes(make, 2)
+    words = "`model(input_shape, num_outputs)`" if takes_shape else "`model()`"
+    with report_errors(problem.place, words, "a torch.nn.Module"):
+        network = make(input_shape, num_outputs) if takes_shape else make()
+    if not isinstance(network, nn.Module):
+        raise problem.mistake(f"{words} is {described(network)}; expected a torch.nn.Module")
+    if next(network.parameters(), None) is None:
+        raise problem.mistake(f"{words} has no parameters; expected a model that can be trained")
+    return network
+
+
+def client_network(problem: Problem) -> nn.Module:
+    """Make the network for a client, without reading data if the model does not depend on their shape."""
+    if isinstance(problem.model, nn.Module) or (not isinstance(problem.model, str) and not _takes(problem.model, 2)):
+        return make_network(problem, (), 0)
+    federation = problem.federation()
+    return make_network(problem, federation.input_shape, federation.num_outputs)
+
+
+def _takes(function: MakeModel | Callable[[], nn.Module], count: int) -> bool:
+    """Return whether a function can be called with this many arguments."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,95 @@
+"""Several algorithms and seeds: means, deviations, and who is better by how much."""
+
+import io
+from statistics import fmean, stdev
+
+import pytest
+from matplotlib.figure import Figure
+
+import cdfl
+from cdfl.api.comparison import Difference
+
+from .problems import QUICK, lines
+
+SIZE = {"num_clients": 4, "num_uploads": 8, **QUICK}
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return cdfl.compare(lines(), algorithms=["cdfl", "local"], seeds=3, **SIZE)
+
+
+def test_every_algorithm_with_every_seed(comparison):
+    assert (comparison.algorithms, comparison.seeds) == (["cdfl", "local"], [0, 1, 2])
+    assert [(run.algorithm, run.seed) for run in comparison.runs][:2] == [("cdfl", 0), ("local", 0)]
+    alone = cdfl.run(lines(), seed=2, **SIZE)
+    together = next(run for run in comparison.runs if (run.algorithm, run.seed) == ("cdfl", 2))
+    assert together.summary.after == pytest.approx(alone.summary.after, rel=1e-4)
+
+
+def test_means_and_differences(comparison):
+    values = [run.summary.after for run in comparison.runs if run.algorithm == "cdfl"]
+    assert comparison.mean("cdfl") == pytest.approx(fmean(values))
+    assert comparison.deviation("cdfl") == pytest.approx(stdev(values))
+    difference = comparison.difference("cdfl", "local")
+    assert difference.each[0] == comparison.values("local")[0] - comparison.values("cdfl")[0]  # lower is better
+    assert difference.mean == pytest.approx(comparison.mean("local") - comparison.mean("cdfl"))
+    assert comparison.difference("local", "cdfl").mean == -difference.mean
+    assert comparison.best == ("cdfl" if difference.mean > 0 else "local")
+
+
+def test_better_is_better_whichever_direction():
+    assert Difference({0: 0.1, 1: 0.3}).wins == 2
+    assert repr(Difference({0: 0.1, 1: 0.3})) == "Difference(better by +0.2000 ± 0.1414, with 2 of 2 seeds)"
+    accurate = cdfl.compare("breast-cancer-3", algorithms="local", seeds=[4], num_uploads=2, **QUICK)
+    assert accurate.higher_is_better
+    assert accurate.best == "local"
+    assert accurate.deviation("local") == 0.0
+
+
+def test_it_says_its_metric(comparison):
+    first, header, *rows = repr(comparison).splitlines()
+    assert first == "lines, 3 seeds: mean and deviation of held-out rmse (lower is better)"
+    assert header.split() == ["algorithm", "before", "after", "clusters", "KL"]
+    assert [row.split()[0] for row in rows] == ["cdfl", "local"]
+    assert rows[1].endswith("-")  # local estimates nothing
+    assert "<caption>lines, 3 seeds" in comparison._repr_html_()
+
+
+def test_frame_and_picture(comparison):
+    frame = comparison.to_frame()
+    assert len(frame) == 6
+    assert {"algorithm", "seed", "after", "r2 after"} <= set(frame.columns)
+    figure = comparison.plot()
+    assert isinstance(figure, Figure)
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["cdfl", "local"]
+    figure.savefig(io.BytesIO())
+
+
+def test_saved_and_loaded(comparison, tmp_path):
+    comparison.save(tmp_path / "all")
+    again = cdfl.load(tmp_path / "all", model=lines())
+    assert repr(again) == repr(comparison)
+    assert list(again.runs[0].cluster_models) == ["up", "down"]
+    with pytest.raises(FileExistsError, match="is not empty; name a new folder"):
+        comparison.save(tmp_path / "all")
+    made = cdfl.compare(lines(), algorithms=["cdfl"], seeds=1, out=tmp_path / "out", **SIZE)
+    assert repr(cdfl.load(tmp_path / "out")) == repr(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithms": []}, r"algorithms are \[\] and seeds .*; expected at least one of each"),
+        ({"algorithms": ["cdfll"]}, r"there is no algorithm 'cdfll'; .*; did you mean cdfl\?"),
+        ({"seed": 3}, r"there is no option or setting 'seed'; did you mean seeds?\?"),
+    ],
+)
+def test_mistakes(options, words):
+    with pytest.raises(ValueError, match=words):
+        cdfl.compare(lines(), **options)
+
+
+def test_unknown_names(comparison):
+    with pytest.raises(ValueError, match="there is no algorithm 'fedavg'; there are cdfl, local"):
+        comparison.mean("fedavg")

@@ -1,0 +1,139 @@
+"""The stream of events without a network: what is in memory, when streams are woken, what is forgotten."""
+
+import asyncio
+import json
+
+import pytest
+
+from cdfl.server import events
+from cdfl.server.events import Notifier, Told, stream
+
+from .toy import some_entry
+
+
+def told(piece: bytes) -> list[int]:
+    return [
+        json.loads(line.removeprefix("data: "))["epoch"] for line in piece.decode().splitlines() if "data: " in line
+    ]
+
+
+class Journal:
+    """A store that counts how often it is read."""
+
+    def __init__(self, *entries):
+        self.kept, self.reads = list(entries), 0
+
+    def entries(self, after, limit):
+        self.reads += 1
+        return [entry for entry in self.kept if entry.epoch > after][:limit]
+
+
+async def read(source, count, seconds=5.0):
+    """The epochs of the next events."""
+    found = []
+    async with asyncio.timeout(seconds):
+        async for piece in source:
+            found += told(piece)
+            if len(found) >= count:
+                return found
+    return found
+
+
+def test_entries_are_encoded_once_and_read_from_memory():
+    async def watch():
+        notifier, journal = Notifier(), Journal(*(some_entry(epoch) for epoch in range(1, 4)))
+        streams = [stream(journal, notifier, 0, lambda each: each.whole, joins=True) for _ in range(20)]
+        assert [await read(each, 3) for each in streams] == [[1, 2, 3]] * 20
+        reads = journal.reads
+        waiting = [asyncio.create_task(read(each, 1)) for each in streams]
+        await asyncio.sleep(0.05)
+        entry = some_entry(4)
+        journal.kept.append(entry)
+        notifier.committed([entry])
+        assert await asyncio.gather(*waiting) == [[4]] * 20
+        assert journal.reads <= reads + 20  # none was read for the new entry after the first wait
+
+    asyncio.run(watch())
+
+
+def test_streams_are_woken_a_few_times_a_second(monkeypatch):
+    monkeypatch.setattr(events, "WAKE_SECONDS", 0.2)
+
+    async def watch():
+        notifier = Notifier()
+        with notifier.subscribed() as news:
+            woken = 0
+            for epoch in range(100):
+                notifier.committed([some_entry(epoch + 1)])
+                await asyncio.sleep(0.005)
+                if news.is_set():
+                    woken += 1
+                    news.clear()
+        return woken
+
+    assert 2 <= asyncio.run(watch()) <= 8
+
+
+def test_what_was_forgotten_is_read_from_the_journal():
+    async def watch():
+        notifier, journal = Notifier(), Journal(some_entry(1, "car-7"))
+        notifier.committed([some_entry(1, "car-7")])
+        notifier.joined("car-7")
+        assert b"car-7" in notifier.after(0)[0].whole
+        notifier.forgot("car-7")
+        journal.kept[0] = journal.kept[0].forgotten()
+        source = stream(journal, notifier, 0, lambda each: each.whole, joins=True)
+        assert await read(source, 1) == [1]
+        assert notifier.joins_after(0) == []
+        return [piece async for piece in limited(stream(journal, notifier, 0, lambda each: each.whole, joins=True))]
+
+    assert not any(b"car-7" in piece for piece in asyncio.run(watch()))
+
+
+async def limited(source, count=2):
+    async for piece in source:
+        yield piece
+        count -= 1
+        if count == 0:
+            return
+
+
+def test_a_gap_in_memory_is_read_from_the_journal():
+    notifier = Notifier()
+    notifier.committed([some_entry(epoch) for epoch in (5, 6)])
+    assert notifier.after(3) is None
+    assert [each.entry.epoch for each in notifier.after(4)] == [5, 6]
+    assert [each.entry.epoch for each in notifier.after(5)] == [6]
+    assert notifier.after(9) == []
+
+
+def test_what_others_see_has_no_client():
+    seen = Told(some_entry(1, "car-7"))
+    assert b"car-7" in seen.whole
+    assert b"car-7" not in seen.public
+    assert b"mixture" not in seen.public
+
+
+def test_a_quiet_stream_shows_that_it_lives(monkeypatch):
+    monkeypatch.setattr(events, "QUIET_SECONDS", 0.05)
+
+    async def watch():
+        source = stream(Journal(), Notifier(), 0, lambda each: each.whole, joins=False)
+        return [piece async for piece in limited(source)]
+
+    assert asyncio.run(watch()) == [events.OPENING, events.SIGN_OF_LIFE]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_joins_are_shown_to_those_who_see_all(joins):
+    async def watch():
+        notifier, journal = Notifier(), Journal()
+        source = stream(journal, notifier, 0, lambda each: each.whole, joins=joins)
+        assert await anext(source) == events.OPENING
+        waiting = asyncio.create_task(anext(source))
+        await asyncio.sleep(0.05)
+        notifier.joined("car-7")
+        notifier.committed([some_entry(1)])
+        return await asyncio.wait_for(waiting, 5)
+
+    assert (b"event: joined" in asyncio.run(watch())) is joins
