@@ -1,11 +1,14 @@
 """Clients that upload poisoned models.
 
-A share of the clients, chosen by the seed, attacks at every upload. Turns, data and batches are those of the honest
-run. Attackers do not cooperate; each knows what a client knows.
+A share of the clients, chosen by the seed, attacks at every upload; or one of them does, and uploads as often as all
+others together. Turns, data and batches of the others are those of the honest run. Attackers know more than
+clients do: the cluster models of the moment.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from cdfl.core import Evaluate, Reply, Upload
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.sim.simulation import Simulation
+from cdfl.sim.time_models import Rng, Tick, TimeModel
 from cdfl.sim.workload import Workload
 
 POISONED = (
@@ -22,11 +26,28 @@ POISONED = (
 )
 
 
+class Turn(NamedTuple):
+    """What an attacker knows when it uploads."""
+
+    trained: Tensor  # (P,) v, what it would upload if it were honest
+    received: Tensor  # (P,) u
+    clusters: Tensor  # (K, P)
+    number: int  # of its uploads before this one
+    client: int
+    random: torch.Generator
+
+    @property
+    def change(self) -> Tensor:
+        """Return v - u."""
+        return self.trained - self.received
+
+
 @dataclass(frozen=True)
 class Attack:
     """Who attacks, and how: with other labels, or with another model than was trained. This one does neither."""
 
     share: float = 0.2  # of the clients
+    is_fast: bool = False  # only one of these attacks, and uploads as often as all others together
 
     def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
         """Who attacks in a run.
@@ -35,39 +56,35 @@ class Attack:
         8
         """
         order = generator(seed, "attackers").permutation(num_clients)
-        return frozenset(order[: round(self.share * num_clients)].tolist())
+        return frozenset(order[: 1 if self.is_fast else round(self.share * num_clients)].tolist())
 
     def labels(self, labels: Tensor, num_classes: int) -> Tensor:
         """What an attacker trains on instead of the true labels (n,)."""
         return labels
 
-    def model(self, trained: Tensor, received: Tensor, random: torch.Generator) -> Tensor:
+    def model(self, turn: Turn) -> Tensor:
         """What an attacker uploads instead of the model it trained (P,)."""
-        return trained
+        return turn.trained
 
 
 @dataclass(frozen=True)
 class FlippedSign(Attack):
-    """Uploads u - strength (v - u): as far from what it received as it came by training, the other way.
-
-    >>> FlippedSign().model(torch.tensor([3.0]), torch.tensor([1.0]), torch.Generator())
-    tensor([-1.])
-    """
+    """Uploads u - strength (v - u): as far from what it received as it came by training, the other way."""
 
     strength: float = 1.0
 
-    def model(self, trained: Tensor, received: Tensor, random: torch.Generator) -> Tensor:
+    def model(self, turn: Turn) -> Tensor:
         """Away from where training leads."""
-        return received - self.strength * (trained - received)
+        return turn.received - self.strength * turn.change
 
 
 @dataclass(frozen=True)
 class Negated(Attack):
     """Uploads -v: every number of the model with the other sign."""
 
-    def model(self, trained: Tensor, received: Tensor, random: torch.Generator) -> Tensor:
+    def model(self, turn: Turn) -> Tensor:
         """Not only the update, the whole model."""
-        return -trained
+        return -turn.trained
 
 
 @dataclass(frozen=True)
@@ -76,10 +93,11 @@ class Noise(Attack):
 
     strength: float = 10.0
 
-    def model(self, trained: Tensor, received: Tensor, random: torch.Generator) -> Tensor:
+    def model(self, turn: Turn) -> Tensor:
         """Nothing is left of what was trained but its length."""
-        noise = torch.randn(trained.shape, generator=random, dtype=trained.dtype).to(trained.device)
-        sent: Tensor = received + noise * (self.strength * (trained - received).norm() / noise.norm())
+        noise = torch.randn(turn.trained.shape, generator=turn.random, dtype=turn.trained.dtype)
+        noise = noise.to(turn.trained.device)
+        sent: Tensor = turn.received + noise * (self.strength * turn.change.norm() / noise.norm())
         return sent
 
 
@@ -92,11 +110,47 @@ class FlippedLabels(Attack):
         return num_classes - 1 - labels
 
 
+@dataclass(frozen=True)
+class Copies(Attack):
+    """Uploads cluster models, in turn: each looks perfect, and the step along v - u goes astray."""
+
+    def model(self, turn: Turn) -> Tensor:
+        """The next cluster."""
+        return turn.clusters[(turn.client + turn.number) % len(turn.clusters)]
+
+
+@dataclass(frozen=True)
+class TwoSteps(Attack):
+    """Uploads absurd models first, so that large ones look usual; then u - 10 (v - u)."""
+
+    absurd: int = 5
+
+    def model(self, turn: Turn) -> Tensor:
+        """Far away, then the wrong way."""
+        return turn.received + (1e3 if turn.number < self.absurd else -10.0) * turn.change
+
+
+@dataclass(frozen=True)
+class SlowDrift(Attack):
+    """Uploads u plus a step towards zero that is a little longer than an honest one, always the same way."""
+
+    strength: float = 1.4
+
+    def model(self, turn: Turn) -> Tensor:
+        """Shrink the clusters."""
+        way = -turn.clusters.mean(dim=0)
+        sent: Tensor = turn.received + way * (self.strength * turn.change.norm() / way.norm())
+        return sent
+
+
 ATTACKS: dict[str, Attack] = {
     "flipped-sign": FlippedSign(),
     "negated": Negated(),
     "noise": Noise(),
     "flipped-labels": FlippedLabels(),
+    "copies": Copies(),
+    "two-steps": TwoSteps(),
+    "slow-drift": SlowDrift(),
 }
 
 
@@ -129,29 +183,52 @@ class AttackedServer(CDFL):
         self.attack = attack
         self.attackers = attackers
         self.seed = seed
+        self.uploads: Counter[int] = Counter()  # of each attacker
 
     def server_update(
         self, state: Any, upload: Upload, assignment: Assignment, evaluate: Evaluate
     ) -> tuple[Any, Reply]:
         """Take one upload, poisoned or not, and answer it."""
         if upload.client_id in self.attackers:
-            key = int(upload.client_id), upload.base_epoch
-            random = torch.Generator().manual_seed(int(generator(self.seed, "attack", *key).integers(2**63)))
-            sent = self.attack.model(upload.local_model, assignment.personal_model, random)
+            client = int(upload.client_id)
+            number = self.uploads[client]
+            self.uploads[client] += 1
+            random = torch.Generator().manual_seed(int(generator(self.seed, "attack", client, number).integers(2**63)))
+            received, clusters = assignment.personal_model, state.cluster_models
+            sent = self.attack.model(Turn(upload.local_model, received, clusters, number, client, random))
             upload = replace(upload, local_model=sent, losses=None)  # known losses are those of what was trained
         return super().server_update(state, upload, assignment, evaluate)
+
+
+@dataclass(frozen=True)
+class OneFast:
+    """The turns of another time model; after each, one client has a turn, and no others."""
+
+    honest: TimeModel
+    client: int
+
+    def ticks(self, num_clients: int, rng: Rng) -> Iterator[Tick]:
+        """Yield the ticks."""
+        for tick in self.honest.ticks(num_clients, rng):
+            if tick.kind != "turn" or tick.client != self.client:
+                yield tick
+            if tick.kind == "turn":
+                yield Tick(tick.time, self.client)
 
 
 def attacked_workload(workload: Workload, attack: Attack) -> Workload:
     """The same learning problem with attackers among its clients."""
     attackers = attack.attackers(workload.seed, workload.scenario.num_clients)
-    return workload.with_federation(AttackedFederation(workload.federation, attack, attackers))
+    other = workload.with_federation(AttackedFederation(workload.federation, attack, attackers))
+    if attack.is_fast:
+        other.scenario = replace(other.scenario, num_uploads=2 * other.scenario.num_uploads)
+    return other
 
 
-def attacked_server(algorithm: Algorithm, workload: Workload, attack: Attack) -> Algorithm:
+def attacked_server(algorithm: Algorithm, workload: Workload, attack: Attack) -> AttackedServer:
     """The same server with attackers among its clients; only CDFL can be attacked."""
     if not isinstance(algorithm, CDFL):
-        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the harm test")
+        raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the guard")
     return AttackedServer(
         algorithm, attack, attack.attackers(workload.seed, workload.scenario.num_clients), workload.seed
     )
@@ -161,4 +238,7 @@ def attacked(simulation: Simulation, attack: Attack) -> Simulation:
     """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
     workload = attacked_workload(simulation.workload, attack)
     server = attacked_server(simulation.algorithm, workload, attack)
-    return Simulation(workload, server, simulation.time_model, simulation.engines, simulation.policy)
+    time_model = simulation.time_model
+    if attack.is_fast:
+        time_model = OneFast(time_model, *server.attackers)
+    return Simulation(workload, server, time_model, simulation.engines, simulation.policy)

@@ -40,6 +40,7 @@ def uploaded(epoch: int, **changes: Any) -> Uploaded:
         "held": 0.5 + 0.01 * epoch,
         "before": 0.6 + 0.01 * epoch,
         "after": 0.7 + 0.01 * epoch,
+        "served_held": 0.5 + 0.01 * epoch,
         "true_mixture": true_mixture,
         "mixture": [0.8, 0.2] if main == 0 else [0.2, 0.8],
         "divergence": 0.05,
@@ -50,7 +51,8 @@ def uploaded(epoch: int, **changes: Any) -> Uploaded:
         "server_flops": 1,
         "trained": 10,
     }
-    return Uploaded(**values | changes)
+    values |= changes
+    return Uploaded(**{"served": values["after"]} | values)
 
 
 def clusters(epoch: int, **changes: Any) -> Clusters:
@@ -65,8 +67,11 @@ def clusters(epoch: int, **changes: Any) -> Clusters:
 def finished(uploads: int = 12, **changes: Any) -> Finished:
     values: dict[str, Any] = {
         "uploads": uploads,
+        "held": 0.6,
         "before": 0.7,
         "after": 0.8,
+        "served": 0.8,
+        "served_held": 0.6,
         "cluster": 0.75,
         "divergence": 0.05,
         "deprecated_share": 0.0,

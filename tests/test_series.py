@@ -23,11 +23,10 @@ def test_the_series_of_a_run():
 
 
 def test_what_a_client_is_served_is_its_reply():
-    made = events(upload={"after": 0.5})
-    run = RunSeries.of("run", made)
-    assert run.reply is run.scores["after"]
-    object.__setattr__(run, "scores", run.scores | {"served": run.scores["after"] + 0.1})
-    assert run.reply is run.scores["served"]
+    one_model = RunSeries.of("run", events(upload={"after": 0.5}))
+    assert one_model.reply is one_model.scores["after"]
+    experts = RunSeries.of("run", events(upload={"after": 0.5, "served": 0.6}))
+    assert experts.reply is experts.scores["served"]
 
 
 def test_lower_may_be_better():

@@ -206,7 +206,7 @@ def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     elif kind.uses_proxy:
         used = settings.leaves()
     else:
-        used = {**vars(settings.rates), **training, "max_harm": settings.max_harm}
+        used = {**vars(settings.rates), **training, "guard": settings.guard}
     return {name: value for name, value in config.items() if name != "settings"} | used
 
 

@@ -24,7 +24,7 @@ from cdfl.algorithms import (
     register,
 )
 from cdfl.core import ClientMemory, PrintedEstimator, Reply, Settings, Step, Upload, Verdict, server_update
-from cdfl.core.harm_test import HarmTest
+from cdfl.core.guard import Guard
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
 HALF = Settings(  # with the paper's rules
@@ -57,9 +57,10 @@ def step(algorithm, state, local_model, samples=(1.0,), reply=None, **upload):
 
 
 def test_names():
-    assert list(ALGORITHMS) == ["cdfl", "fedsoft", "fedasync", "fedbuff", "ifca", "local", "local-keep", "oracle"]
+    named = ["cdfl", "fedsoft", "fedem", "ifca", "fedasync", "fedbuff", "local", "local-keep", "frozen", "oracle"]
+    assert list(ALGORITHMS) == named
     assert all(make_algorithm(name, HALF).name == name for name in ALGORITHMS)
-    with pytest.raises(ValueError, match="there is no algorithm 'avg'; there are cdfl, fedsoft, fedasync"):
+    with pytest.raises(ValueError, match="there is no algorithm 'avg'; there are cdfl, fedsoft, fedem"):
         make_algorithm("avg", HALF)
 
 
@@ -114,25 +115,22 @@ def test_fedbuff_waits_until_its_buffer_is_full():
         FedBuff(HALF, buffer_size=0)
 
 
-def test_fedbuff_weighs_by_staleness_and_bounds_its_step():
-    fading = FedBuff(HALF.replace(staleness_slope=1.0, staleness_grace=1.0, max_staleness=2), buffer_size=10)
+def test_fedbuff_weighs_by_staleness():
+    fading = FedBuff(HALF.replace(max_staleness=5), buffer_size=2)
     state = fading.initial(MODELS, forbidden, 1)
     start = fading.join(state)
+    for _ in range(2):
+        state, _ = step(fading, state, 5.0, reply=start)  # changes nothing
     state, _ = step(fading, state, 9.0, reply=start)
-    assert state.waiting.tolist() == [2.0]  # +4, one epoch old: 1/(1 + 1)
+    assert state.waiting.tolist() == [pytest.approx(4 / 2**0.5)]  # +4, one version of the model old
     state, _ = step(fading, state, 5.0, reply=start)
-    after, reply = step(fading, state, 90.0, reply=start)  # three epochs old
-    assert (reply.outcome, reply.epoch, after.count, after.waiting.tolist()) == ("deprecated", 3, 2, [2.0])
-    whole = FedBuff(HALF, buffer_size=10)
-    state = whole.initial(MODELS, forbidden, 1)
-    start = whole.join(state)
-    for _ in range(10):
-        state, reply = step(whole, state, 9.0, reply=start)
-    assert reply.personal_model.tolist() == [9.0]  # the step is at most 1, not 10 x .5
+    state, _ = step(fading, state, 5.0, reply=start)
+    after, reply = step(fading, state, 90.0, reply=start)  # six epochs old
+    assert (reply.outcome, reply.epoch, after.count, after.waiting.tolist()) == ("deprecated", 6, 1, [0.0])
 
 
 def test_fedbuff_keeps_variances_between_those_of_the_uploads():
-    algorithm = FedBuff(HALF.replace(staleness_slope=0.0), buffer_size=10)  # its step is 1
+    algorithm = FedBuff(HALF.replace(base_rate=0.2), buffer_size=10)  # its step is 2
     start = torch.tensor([[0.0, 1.0]], dtype=torch.float64)  # a weight and a variance
     state = algorithm.initial(start, forbidden, 1)
     first = algorithm.assign(state, algorithm.join(state), None)
@@ -142,8 +140,10 @@ def test_fedbuff_keeps_variances_between_those_of_the_uploads():
         state, reply = algorithm.server_update(state, upload, first, forbidden)
         if number % 10 == 9:
             models.append(reply.personal_model.tolist())
-            assert reply.rates.tolist() == [1.0]  # the step that was taken, not the base rate
-    expected = [[0.5, 0.3], [1.0, 0.3], [1.5, 0.3]]  # the weight moves along the changes, the variance to the uploads
+            assert reply.rates.tolist() == [2.0]  # the step that was taken, not the base rate
+    # The weight moves along the changes (versions 0, 1, 2 old: 1 / sqrt(1 + versions)), the variance to the uploads.
+    weights = [1.0, 1 + 0.5**0.5, 1 + 0.5**0.5 + 3**-0.5]
+    expected = [[weight, 0.3] for weight in weights]
     assert models == [pytest.approx(model) for model in expected]
 
 
@@ -152,7 +152,7 @@ def test_fedsoft_lets_every_sample_vote():
     state = algorithm.initial(MODELS, forbidden, 1)
     assignment = algorithm.assign(state, algorithm.join(state), view([1.0, 2.0, 3.0, 9.0]))
     assert assignment.mixture.tolist() == [0.75, 0.25]
-    assert assignment.personal_model.tolist() == [5.0]
+    assert assignment.personal_model.tolist() == [2.5]  # from its new votes
     state, reply = step(algorithm, state, 4.0, samples=(1.0, 2.0, 3.0, 9.0))
     assert reply.rates.tolist() == [0.5, 0.0]  # only the first is at the mean share
     assert algorithm.cluster_models(state).tolist() == [[2.0], [10.0]]
@@ -221,9 +221,9 @@ def squares(models, clusters):
 
 
 def test_cdfl_takes_estimator_and_defence_from_its_settings():
-    algorithm = CDFL(HALF.replace(max_harm=3.0))
+    algorithm = CDFL(HALF.replace(guard=True))
     assert algorithm.estimator == PrintedEstimator(HALF.estimate)
-    assert algorithm.defence == HarmTest(3.0)
+    assert algorithm.defence == Guard(HALF.rates.base_rate)
 
 
 class Uniform:
@@ -241,12 +241,15 @@ class Uniform:
 class RefuseAll:
     """A defence that counts the uploads of a client and accepts none."""
 
-    def bound(self, state, upload, client):
+    needs_base = False
+    counts_deprecated = True
+
+    def admit(self, state, upload, client):
         return upload
 
-    def step(self, state, upload, measures, rates, client, evaluate):
+    def step(self, state, upload, decision, client, settings, evaluate):
         count = client.defence[0] + 1 if client.defence else 1.0
-        return Step(state.cluster_models, rates, state.cluster_losses), Verdict(False, (), (count,), "no")
+        return Step(state.cluster_models, decision.rates, state.cluster_losses), Verdict(False, (), (count,), "no")
 
     def remember(self, memory, verdict):
         return memory
@@ -299,6 +302,9 @@ class Duck:
 
     def __init__(self, settings):
         self.settings = settings
+
+    def network(self, model, num_clusters):
+        return model
 
     def initial(self, cluster_models, evaluate, num_parameters):
         return Kept(cluster_models)
@@ -372,7 +378,7 @@ def test_what_cannot_be_registered():
     for wrong, message in (
         (
             NoJoin,
-            r"NoJoin has no join, models_down; expected a name, or a class with initial, join, assign",
+            r"NoJoin has no network, join, models_down; expected a name, or a class with network, initial, join",
         ),
         (Unfinished, r"Unfinished has no cluster_models; expected a name, or a class with"),
         (Taken, r"Taken has the name 'cdfl'; expected another one than cdfl, fedsoft"),

@@ -7,7 +7,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS, CDFL, Assignment, FedAsync, FedBuff, LocalKeep, Oracle, check_algorithm
 from cdfl.core import Settings
-from cdfl.core.harm_test import HarmTest
+from cdfl.core.guard import Guard
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ class Doubled(Softmax):
 def test_algorithms_with_other_arguments_pass():
     check_algorithm(FedBuff(Settings(), buffer_size=1))
     check_algorithm(CDFL(Settings(), Softmax()))
-    check_algorithm(CDFL(Settings(), defence=HarmTest(3.0)))
+    check_algorithm(CDFL(Settings(), defence=Guard(0.5)))
     check_algorithm(CDFL(Settings(measures="relative", cluster_step="towards")))
 
 

@@ -107,7 +107,7 @@ class TestRuns:
         assert turns[0] == turns[1]
 
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
-        careful = make_workload(PROBLEM.settings.replace(max_harm=2), num_uploads=60)
+        careful = make_workload(PROBLEM.settings.replace(guard=True), num_uploads=60)
         uploads = only(run_attacked(Negated(), careful).events, Uploaded)
         caught = [upload.outcome == "rejected" for upload in uploads if upload.client in SOME]
         assert caught

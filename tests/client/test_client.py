@@ -205,7 +205,7 @@ def test_an_unknown_epoch_refreshes_the_model(server, make_client, caplog):
 
 
 def test_a_rejected_upload_says_why(server, make_client, caplog):
-    server.settings = Settings(max_harm=2)
+    server.settings = Settings(guard=True)
     client = make_client()
     client.join()
     before = server.state.cluster_models

@@ -11,6 +11,7 @@ from cdfl.core import (
     NO_DEFENCE,
     UNMEASURED,
     ClientMemory,
+    Decision,
     NotFiniteError,
     Upload,
     Verdict,
@@ -18,7 +19,7 @@ from cdfl.core import (
     take_step,
 )
 
-from .toy import AS_PRINTED, Careful, Fixed, bits, forbidden, pair
+from .toy import AS_PRINTED, FORBIDDEN, Careful, Fixed, bits, forbidden, pair
 
 # The mixture of `Fixed(1, 0)` gives the rates (.5, 0); steps go along the change from a base model of 0.
 ALONG = AS_PRINTED.replace(cluster_step="along", base_rate=0.5)
@@ -38,9 +39,11 @@ def update(state, sent, evaluate, defence, client=NEWCOMER, settings=ALONG):
 def test_trust_takes_every_step():
     state, _ = pair()
     sent, rates = upload(2.0), torch.tensor([0.5, 0.0]).double()
-    assert NO_DEFENCE.bound(state, sent, NEWCOMER) is sent
-    step, verdict = NO_DEFENCE.step(state, sent, UNMEASURED, rates, ClientMemory(defence=(3.0,)), forbidden)
-    assert step.cluster_models.tolist() == take_step(state, sent, rates).cluster_models.tolist() == [[1], [10]]
+    assert NO_DEFENCE.admit(state, sent, NEWCOMER) is sent
+    decision = Decision(UNMEASURED, rates, torch.empty(0), rates, state.cluster_epochs)
+    step, verdict = NO_DEFENCE.step(state, sent, decision, ClientMemory(defence=(3.0,)), ALONG.rates, forbidden)
+    expected = take_step(state, sent, rates, ALONG.rates)
+    assert step.cluster_models.tolist() == expected.cluster_models.tolist() == [[1], [10]]
     assert verdict == Verdict(True, (), (3.0,), "")  # what another defence remembered of the client is kept
     memory = torch.ones(2)
     assert NO_DEFENCE.remember(memory, verdict) is memory
@@ -48,11 +51,11 @@ def test_trust_takes_every_step():
 
 def test_a_step_marks_the_losses_of_clusters_that_moved_as_unknown():
     state, _ = pair()
-    step = take_step(state, upload(2.0), torch.tensor([0.5, 0.0]).double())
+    step = take_step(state, upload(2.0), torch.tensor([0.5, 0.0]).double(), ALONG.rates)
     assert step.cluster_losses.isnan().tolist() == [True, False]
     assert step.cluster_losses[1] == state.cluster_losses[1]
-    towards = take_step(state, upload(2.0).replace(base_model=None), torch.tensor([0.5, 0.5]).double())
-    assert towards.cluster_models.tolist() == [[1], [6]]
+    towards = take_step(state, upload(2.0), torch.tensor([0.5, 0.5]).double(), AS_PRINTED.rates)
+    assert towards.cluster_models.tolist() == [[1], [6]]  # towards v, although the base model is known
 
 
 # -- a defence that bounds, tries, shrinks and refuses
@@ -104,19 +107,38 @@ def test_it_can_refuse_a_step():
     state, proxy = pair()
     client = ClientMemory(torch.tensor([0.2, 0.8]).double(), (4.0,))
     after, reply = update(state, upload(-6.0), proxy, Careful(), client)
-    assert (reply.outcome, reply.rates.tolist(), reply.epoch, after.epoch) == ("rejected", [0, 0], 1, 1)
+    assert (reply.outcome, reply.rates.tolist(), reply.epoch) == ("rejected", [0, 0], 0)
     assert reply.verdict == Verdict(False, (6.0, 0.0), (5.0,), "it makes a cluster worse")
-    assert reply.mixture.tolist() == [1, 0]  # the estimate
-    assert reply.personal_model.tolist() == [0]
-    for name in ("cluster_models", "cluster_losses", "cluster_epochs", "estimator_memory"):
-        assert bits(getattr(after, name)) == bits(getattr(state, name))
-    assert after.defence_memory.tolist() == [0.0]
+    assert reply.mixture.tolist() == client.mixture.tolist()  # not the estimate
+    assert reply.personal_model.tolist() == [0]  # what it was sent
+    assert after is state
+
+
+def test_it_can_refuse_an_upload_before_it_is_measured():
+    state, _ = pair()
+    client = ClientMemory(torch.tensor([0.2, 0.8]).double(), (4.0,))
+    after, reply = update(state, upload(FORBIDDEN), forbidden, Careful(), client)
+    assert after is state
+    assert (reply.outcome, reply.measures, reply.client.defence) == ("rejected", UNMEASURED, (4.0,))
+    assert reply.verdict.reason == "not today"
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_it_says_whether_deprecated_uploads_count(counts):
+    class Counting(Careful):
+        counts_deprecated = counts
+
+    state, _ = pair()
+    state = state.replace(epoch=5)
+    settings = ALONG.replace(max_staleness=2)
+    after, reply = server_update(state, upload(2.0), settings, forbidden, defence=Counting())
+    assert (reply.outcome, reply.epoch, after.epoch, reply.staleness) == ("deprecated", 5 + counts, 5 + counts, 6)
 
 
 def test_a_defence_that_evaluates_nothing_leaves_it_to_the_server():
     class Halving(Careful):
-        def step(self, state, upload, measures, rates, client, evaluate):
-            return take_step(state, upload, rates / 2), Verdict()
+        def step(self, state, upload, decision, client, settings, evaluate):
+            return take_step(state, upload, decision.rates / 2, settings), Verdict()
 
     state, proxy = pair()
     after, reply = update(state, upload(2.0), proxy, Halving())
@@ -127,16 +149,16 @@ def test_a_defence_that_evaluates_nothing_leaves_it_to_the_server():
 
 def test_a_given_mixture_is_not_measured_and_still_passes_the_defence():
     class Asking(Careful):
-        def step(self, state, upload, measures, rates, client, evaluate):
-            assert measures is UNMEASURED
-            return take_step(state, upload, rates), Verdict(upload.local_model.item() < 5)
+        def step(self, state, upload, decision, client, settings, evaluate):
+            assert decision.measures is UNMEASURED
+            return take_step(state, upload, decision.rates, settings), Verdict(upload.local_model.item() < 5)
 
     state, _ = pair()
     mixture = torch.tensor([1.0, 0.0])
     for value, outcome in ((2.0, "applied"), (8.0, "rejected")):
         sent = upload(value).replace(mixture=mixture)
         _, reply = server_update(state, sent, ALONG, forbidden, estimator=GIVEN, defence=Asking())
-        assert (reply.outcome, reply.mixture.tolist()) == (outcome, [1, 0])
+        assert (reply.outcome, reply.mixture.tolist()) == (outcome, [1, 0] if outcome == "applied" else [0.5, 0.5])
 
 
 def test_deprecated_uploads_do_not_reach_the_defence():
@@ -144,7 +166,7 @@ def test_deprecated_uploads_do_not_reach_the_defence():
     state = state.replace(defence_memory=torch.ones(3))
     client = ClientMemory(torch.tensor([0.2, 0.8]), (4.0,))
     after, reply = server_update(
-        state, upload(2.0), ALONG.replace(max_staleness=0), forbidden, client, defence=object()
+        state, upload(2.0), ALONG.replace(max_staleness=0), forbidden, client, defence=Careful()
     )
     assert reply.outcome == "deprecated"
     assert after.defence_memory is state.defence_memory
@@ -170,8 +192,8 @@ def test_the_server_s_memory_is_a_function_of_the_verdicts():
         verdicts.append(reply.verdict)
     assert {verdict.is_accepted for verdict in verdicts} == {True, False}
     assert {verdict.seen[1] for verdict in verdicts} == {1.0, 0.5, 0.0}
-    empty = torch.empty(0, dtype=torch.float64)
-    assert bits(reduce(defence.remember, verdicts, empty)) == bits(state.defence_memory)
+    empty, accepted = torch.empty(0, dtype=torch.float64), [verdict for verdict in verdicts if verdict.is_accepted]
+    assert bits(reduce(defence.remember, accepted, empty)) == bits(state.defence_memory)
 
 
 def test_each_client_has_a_memory_of_its_own():
@@ -182,7 +204,7 @@ def test_each_client_has_a_memory_of_its_own():
         state, reply = update(state, upload(value), proxy, defence, known[name])
         known[name] = reply.client
     assert (known["a"].defence, known["b"].defence) == ((2.0,), (0.0,))
-    assert state.defence_memory.tolist() == [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert state.defence_memory.tolist() == [1.0, 1.0, 1.0]  # of the accepted uploads
 
 
 def test_the_same_arguments_give_the_same_result():

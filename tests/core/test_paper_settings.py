@@ -73,7 +73,8 @@ def test_the_paper_s_rows_follow_its_algorithms_as_printed(name):
     assert (rates.staleness_hinge, rates.cluster_epochs_set, rates.reply_clusters) == ("paper", "before", "all")
     assert rates.cluster_step == "towards"
     assert paper(name).estimate.measures == reading(name).estimate.measures == "plain"
-    assert paper(name).max_harm is None
+    assert not paper(name).guard
+    assert not reading(name).guard
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -10,15 +10,18 @@ from cdfl.core import (
     ClientMemory,
     NotFiniteError,
     Upload,
+    Verdict,
     estimate_mixture,
     initial_state,
     join,
     measure,
     paper,
+    personalize,
     reading,
     server_update,
+    take_step,
 )
-from cdfl.core.estimate import means_after, relative, with_losses
+from cdfl.core.estimate import means_after, with_losses
 
 from .toy import AS_PRINTED, Fixed, bits, forbidden, fresh_losses, pair
 
@@ -347,19 +350,34 @@ def test_an_upload_is_compared_with_those_before_it_and_then_remembered():
     assert read(state.estimator_memory) == near(35 / 3, 33, 32 / 3, 32, 11 / 3, 19 / 3)  # a third of the way
 
 
-def test_a_rejected_upload_is_compared_and_not_remembered():
-    careful = RELATIVE.replace(max_harm=2.0)
+class Refuse:
+    """A defence that refuses every step."""
+
+    needs_base, counts_deprecated = False, True
+
+    def admit(self, state, upload, client):
+        return upload
+
+    def step(self, state, upload, decision, client, settings, evaluate):
+        return take_step(state, upload, decision.rates, settings), Verdict(False, (1.0,), (2.0,), "no")
+
+
+@pytest.mark.parametrize("base_model", [torch.tensor([3.0]), None])
+def test_a_rejected_upload_is_answered_with_the_model_that_its_client_was_sent(base_model):
+    """It changes nothing, ages nobody, and its client learns nothing new of the clusters."""
     state, proxy = pair()
-    for _ in range(10):
-        state, _ = server_update(state, UPLOAD, careful, proxy)
-    bad = Upload(torch.tensor([-100.0]), 0)
-    after, reply = server_update(state, bad, careful, proxy)
-    measures = measured(state, bad, proxy)
-    assert reply.outcome == "rejected"
-    assert [bits(values) for values in reply.measures] == [bits(values) for values in measures]
-    assert bits(reply.mixture) == bits(estimate_mixture(relative(measures, state.estimator_memory), careful.estimate))
-    assert bits(reply.mixture) != bits(estimate_mixture(measures, careful.estimate))
-    assert after.estimator_memory is state.estimator_memory
+    for _ in range(4):
+        state, _ = server_update(state, UPLOAD, RELATIVE, proxy)
+    client, bad = ClientMemory(torch.tensor([0.25, 0.75]).double()), Upload(torch.tensor([-9.0]), 2)
+    after, reply = server_update(state, bad.replace(base_model=base_model), RELATIVE, proxy, client, defence=Refuse())
+    assert after is state
+    assert (reply.outcome, reply.epoch, reply.staleness) == ("rejected", 2, 3)
+    assert [bits(values) for values in reply.measures] == [bits(values) for values in measured(state, bad, proxy)]
+    assert bits(reply.mixture) == bits(client.mixture)
+    assert not reply.rates.any()
+    sent = personalize(state.cluster_models, client.mixture) if base_model is None else base_model
+    assert bits(reply.personal_model) == bits(sent)
+    assert reply.client.defence == (2.0,)
 
 
 def test_an_upload_that_is_not_measured_is_not_remembered():

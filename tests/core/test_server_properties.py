@@ -153,8 +153,10 @@ def test_the_number_of_threads_changes_no_bit(cluster_step):
     """A journal may be replayed on a machine with more or fewer cores."""
     random = torch.Generator().manual_seed(0)
     clusters = torch.randn(4, 100_000, generator=random)
-    upload = Upload(clusters.mean(dim=0), base_epoch=0, losses=torch.tensor([1.0, 1.1, 1.2, 1.3]))
-    settings = Settings(max_harm=2.0, cluster_step=cluster_step)
+    change = torch.randn(100_000, generator=random)  # long enough to be bounded
+    upload = Upload(clusters[0] + 9 * change, base_epoch=0, losses=torch.tensor([1.0, 1.1, 1.2, 1.3]))
+    upload = upload.replace(base_model=clusters[0])
+    settings = Settings(guard=True, cluster_step=cluster_step)
     evaluate = lambda models, clusters: torch.ones(len(clusters))  # noqa: E731
     before, found = torch.get_num_threads(), set()
     try:

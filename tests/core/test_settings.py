@@ -52,11 +52,9 @@ NAN, INF = float("nan"), float("inf")
         ("measures", "raw", "'plain', 'relative'"),
         ("cluster_step", "up", "'towards', 'along'"),
         ("momentum", True, "a number from 0 to below 1"),
-        ("max_harm", 0, "a number above 0, or None"),
-        ("max_harm", -1, "a number above 0, or None"),
-        ("max_harm", NAN, "a number above 0, or None"),
-        ("max_harm", "2", "a number above 0, or None"),
-        ("max_harm", True, "a number above 0, or None"),
+        ("guard", 1, "True or False"),
+        ("guard", None, "True or False"),
+        ("guard", "yes", "True or False"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(name, value, expected):
@@ -95,14 +93,14 @@ def test_the_ends_of_every_range_are_allowed():
 
 def test_replace_returns_new_settings_and_checks_them():
     old = Settings(local_epochs=2)
-    new = old.replace(base_rate=0.1, max_harm=3.0)
+    new = old.replace(base_rate=0.1, guard=True)
     assert (old.rates.base_rate, new.rates.base_rate) == (0.15, 0.1)
-    assert (old.max_harm, new.max_harm) == (None, 3.0)
-    assert new == Settings(base_rate=0.1, local_epochs=2, max_harm=3.0)
-    assert new.replace(max_harm=None, base_rate=0.15) == old
+    assert (old.guard, new.guard) == (False, True)
+    assert new == Settings(base_rate=0.1, local_epochs=2, guard=True)
+    assert new.replace(guard=False, base_rate=0.15) == old
     with pytest.raises(ValueError, match="base_rate is 7; expected"):
         old.replace(base_rate=7)
-    with pytest.raises(ValueError, match=r"there is no setting 'base_rat'; there are loss_weight, .*, max_harm"):
+    with pytest.raises(ValueError, match=r"there is no setting 'base_rat'; there are loss_weight, .*, guard"):
         old.replace(base_rat=0.1)
 
 
@@ -124,14 +122,14 @@ def test_a_group_can_be_passed_whole_and_changed_at_once():
 
 def test_names_are_unique_and_leaves_gives_every_value():
     assert len(LEAVES) == len(set(LEAVES))
-    values = Settings(base_rate=0.1, max_harm=3.0).leaves()
+    values = Settings(base_rate=0.1, guard=True).leaves()
     assert list(values) == LEAVES
-    assert (values["base_rate"], values["max_harm"], values["batch_size"]) == (0.1, 3.0, 128)
-    assert Settings(**values) == Settings(base_rate=0.1, max_harm=3.0)
+    assert (values["base_rate"], values["guard"], values["batch_size"]) == (0.1, True, 128)
+    assert Settings(**values) == Settings(base_rate=0.1, guard=True)
 
 
 def test_settings_survive_json():
-    settings = Settings(sharpness=(10, 10), loss_bar=8, max_staleness=3, optimizer="sgd", momentum=0.9, max_harm=2.0)
+    settings = Settings(sharpness=(10, 10), loss_bar=8, max_staleness=3, optimizer="sgd", momentum=0.9, guard=True)
     written = json.loads(json.dumps(settings.to_dict()))
     assert written["rates"]["max_staleness"] == 3
     assert Settings.from_dict(written) == settings
@@ -139,6 +137,6 @@ def test_settings_survive_json():
 
 
 def test_settings_are_frozen():
-    for thing, name in ((Settings(), "rates"), (Settings(), "max_harm"), (Settings().rates, "base_rate")):
+    for thing, name in ((Settings(), "rates"), (Settings(), "guard"), (Settings().rates, "base_rate")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(thing, name, 0.5)

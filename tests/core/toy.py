@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.core import Measures, ServerState, Settings, Upload, Verdict, initial_state, take_step
+from cdfl.core.defence import bounded
+
+FORBIDDEN = 13.0  # `Careful` does not admit it
 
 # The server's rules as printed in the paper, but not its values. Examples by hand begin with these.
 AS_PRINTED = Settings(
@@ -74,22 +77,24 @@ class Careful:
         self.longest = longest
         self.worse = worse  # times the loss before
 
-    def bound(self, state, upload, client):
-        start = torch.zeros_like(upload.local_model) if upload.base_model is None else upload.base_model
-        change = upload.local_model - start
-        length = float(change.norm())
-        if length <= self.longest:
-            return upload
-        return upload.replace(local_model=start + change * (self.longest / length), losses=None)
+    needs_base, counts_deprecated = True, True
 
-    def step(self, state, upload, measures, rates, client, evaluate):
-        start = torch.zeros_like(upload.local_model) if upload.base_model is None else upload.base_model
-        length, refused = float((upload.local_model - start).norm()), client.defence[0] if client.defence else 0.0
+    def admit(self, state, upload, client):
+        if float(upload.local_model[0]) == FORBIDDEN:
+            return Verdict(False, client=client.defence, reason="not today")
+        length = float((upload.local_model - upload.base_model).norm())
+        factor = self.longest / max(length, self.longest)
+        return bounded(upload, state.num_parameters, (factor, factor))
+
+    def step(self, state, upload, decision, client, settings, evaluate):
+        length = float((upload.local_model - upload.base_model).norm())
+        refused = client.defence[0] if client.defence else 0.0
         for factor in (1.0, 0.5):
-            step = take_step(state, upload, factor * rates)
+            step = take_step(state, upload, factor * decision.rates, settings)
             losses = evaluate(step.cluster_models, torch.arange(state.num_clusters)).double()
             if bool((losses <= self.worse * state.cluster_losses + 1e-6).all()):
-                return step._replace(cluster_losses=losses), Verdict(True, (length, factor), (refused,))
+                verdict = Verdict(True, (length, factor), (refused,), bounds=upload.bounds)
+                return step._replace(cluster_losses=losses), verdict
         return step, Verdict(False, (length, 0.0), (refused + 1,), "it makes a cluster worse")
 
     def remember(self, memory, verdict):

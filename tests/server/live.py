@@ -22,6 +22,7 @@ from cdfl.server.records import Retention
 from cdfl.server.run import make_server, open_engine
 from cdfl.server.starting import Starting
 from cdfl.server.store import Store
+from cdfl.server.tls import Tls
 
 NUM_CLUSTERS = 3
 FAST = Limits(requests_per_second=1e6, burst=10**6)
@@ -81,7 +82,7 @@ class Live:
         self.store = Store.open(place, blobs, retention)
         self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
         self.access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
-        self.server = make_server(limits, self.engine.metrics, Starting(), *(map(str, tls) if tls else ()))
+        self.server = make_server(limits, self.engine.metrics, Starting(), Tls(*tls) if tls else None)
         self.server.open(self.engine, self.access)
         self._taken = take_port("127.0.0.1", 0)
         self._thread = threading.Thread(target=self.server.run, args=([self._taken],))

@@ -59,7 +59,10 @@ class TestTokens:
         get(guarded, "/v1/model", **bearer(guarded.token))
         Tokens(guarded.store.database).revoke("car-7")
         response = guarded.update(near(guarded, 0), headers=bearer(guarded.token))
-        assert guarded.refused(response) == (401, "the token is unknown or was revoked; ask the operator for a new one")
+        assert guarded.refused(response) == (
+            401,
+            "the token is unknown, expired or revoked; ask the operator for a new one",
+        )
 
     def test_the_token_of_another_client_is_that_client(self, guarded):
         other = Tokens(guarded.store.database).create("car-8")
@@ -165,6 +168,6 @@ def test_tokens_are_looked_up_by_their_hash(tmp_path):
         token = Tokens(store.database).create("car-7")
         statements = []
         sa.event.listen(store.database.engine, "before_cursor_execute", lambda *args: statements.append(args[3]))
-        assert Access(Tokens(store.database)).client({"Authorization": f"Bearer {token}"}) == "car-7"
+        assert Access(Tokens(store.database)).identify({"Authorization": f"Bearer {token}"}).client_id == "car-7"
         assert statements
         assert token not in repr(statements)

@@ -13,6 +13,7 @@ from cdfl.server.engine import Engine, Submission
 from cdfl.server.errors import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, MeanTime
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
+from cdfl.server.records import Claim
 from cdfl.server.store import Store
 from cdfl.server.uploads import Uploads
 
@@ -75,8 +76,8 @@ def submission(store, client_id="car-7", cluster=0, base_epoch=0, key="key", vec
     body = wire.encode_model(vector, LAYOUT)
     digest = hashlib.sha256(body).hexdigest()
     record = store.client(client_id, base_epoch)
-    sent = record and record.sent
-    return Submission(client_id, key, base_epoch, digest, vector, keep(store, body), sent=sent)
+    claim, sent = Claim(client_id, since=record and record.since), record and record.sent
+    return Submission(client_id, key, base_epoch, digest, vector, keep(store, body), claim, sent=sent)
 
 
 def model_of(answer):
@@ -98,7 +99,7 @@ class TestOrder:
     def test_a_state_is_seen_only_when_it_is_durable(self, engine, store):
         seen = []
         commit = store.commit
-        store.commit = lambda group: (seen.append(engine.state.epoch), commit(group))
+        store.commit = lambda *group: (seen.append(engine.state.epoch), commit(*group))[1]
         answer = engine.submit(submission(store))
         answer.add_done_callback(lambda _: seen.append(store.newest_epoch()))
         answer.result(10)
@@ -109,7 +110,7 @@ class TestOrder:
     def test_joining_waits_for_nobody(self, engine, store, fake):
         fake.open.clear()
         engine.submit(submission(store))
-        assert engine.join("other").head.epoch == 0
+        assert engine.join(Claim("other")).head.epoch == 0
         assert was_sent(store, "other", 0)
         fake.open.set()
 
@@ -189,31 +190,90 @@ class TestRefusals:
         assert answer.head.outcome == "deprecated"
         assert len(fake.batches) == evaluated
 
-    def test_harm(self, make_engine, store):
-        engine = make_engine(SETTINGS.replace(max_harm=2.0))
-        before = engine.state
-        vector = TARGETS[0].expand(LAYOUT.size) - 50.0
-        answer = engine.submit(submission(store, vector=vector)).result(10)
-        assert answer.head.outcome == "rejected"
-        assert answer.head.mixture[0] == max(answer.head.mixture)  # answered with its estimate all the same
-        assert torch.equal(engine.state.cluster_models, before.cluster_models)
-        entry = store.entries(0)[0]
-        assert (entry.outcome, entry.upload, entry.mixture) == ("rejected", None, answer.head.mixture)
-        assert entry.verdict.seen[0] > 1000
-        assert engine.metrics.uploads.labels("rejected")._value.get() == 1
-        assert answer.head.detail.startswith("the upload is answered, but it moved no cluster: it is far from every")
+    def test_harm(self, make_engine, store, fake):
+        """It is answered with the model that its client was sent; nothing else changes, no other upload ages."""
+        engine = make_engine(GUARDED)
+        model, head = make_harmful(engine, store)
+        before, known = engine.state, store.client("bad", head.epoch)
+        answer = engine.submit(harmful(engine, store, head.epoch, model, "last")).result(10)
+        assert (answer.head.outcome, answer.head.epoch, answer.head.rates) == ("rejected", head.epoch, (0, 0, 0))
+        assert answer.head.mixture == head.mixture
+        assert torch.equal(model_of(answer), model)
+        assert engine.state is before
+        kept = store.client("bad", head.epoch, "last")
+        assert (kept.repeated.outcome, kept.repeated.upload) == ("rejected", None)
+        assert (kept.was_sent, kept.sent, kept.uploads) == (True, known.sent, known.uploads + 1)
+        assert engine.metrics.uploads.labels("rejected")._value.get() >= 1
+        assert answer.head.detail.startswith("your uploads make models worse, compared with those of others")
 
-    def test_an_upload_farther_away_than_numbers_reach_is_written_down_without_distances(
-        self, make_engine, store, fake
-    ):
-        engine = make_engine(SETTINGS.replace(max_harm=2.0, measures="relative"))
-        fake.of_each = lambda vectors: torch.ones(len(vectors), 3, dtype=torch.float64)  # its losses are fine
-        answer = engine.submit(submission(store, vector=torch.full((LAYOUT.size,), 1e30))).result(10)
-        assert answer.head.outcome == "rejected"
-        engine.submit(submission(store, base_epoch=1, key="k2")).result(10)
-        far, near = store.entries(0)
-        assert (far.losses, far.distances) == ((1.0, 1.0, 1.0), (None, None, None))
-        assert None not in near.distances
+    def test_an_upload_whose_loss_raises_harms_no_other(self, engine, store, fake):
+        """Finite weights of 3e38 under a sigmoid and a loss that checks its input, for one."""
+        fake.open.clear()
+        good = [submission(store, f"c{number}", key=f"k{number}") for number in range(3)]
+        bad = submission(store, "bad", vector=torch.full((LAYOUT.size,), 3e38), key="bad")
+        of_each = fake.of_each
+
+        def careful(vectors):
+            if any(vector.abs().max() > 1e38 for vector in vectors):
+                raise RuntimeError("all elements of input should be between 0 and 1")
+            return of_each(vectors)
+
+        fake.of_each = careful
+        answers = [engine.submit(each) for each in (good[0], bad, *good[1:])]
+        fake.open.set()
+        assert [answer.result(10).head.outcome for answer in (answers[0], *answers[2:])] == ["applied"] * 3
+        with pytest.raises(wire.UnfitError, match="loss of the model cannot be computed"):
+            answers[1].result(10)
+        assert stored_blobs(store, "upload") == sorted(each.upload for each in good)
+
+    def test_a_step_whose_loss_raises_harms_no_other(self, make_engine, store):
+        """The upload can be evaluated, but the cluster that it would lead to cannot."""
+
+        def careful(models, clusters):
+            if bool((models.abs() > 5).any()):
+                raise RuntimeError("all elements of input should be between 0 and 1")
+            return evaluate(models, clusters)
+
+        engine = make_engine(SETTINGS.replace(base_rate=1.0))
+        engine._evaluate_clusters = careful
+        with pytest.raises(wire.UnfitError, match="expected finite numbers"):
+            engine.submit(submission(store, vector=torch.full((LAYOUT.size,), 9.0), key="bad")).result(10)
+        assert engine.submit(submission(store, "good")).result(10).head.outcome == "applied"
+
+    def test_if_nothing_can_be_evaluated_it_is_not_the_upload_s_fault(self, engine, store, fake):
+        fake.error = RuntimeError("out of memory")
+        with pytest.raises(wire.UnavailableError, match="send it again"):
+            engine.submit(submission(store)).result(10)
+
+
+GUARDED = SETTINGS.replace(guard=True, max_staleness=None)
+
+
+def harmful(engine, store, epoch, model, key):
+    """An upload that goes away from where training would lead, in every parameter."""
+    vector = model.clone()
+    vector[: LAYOUT.num_parameters] += 2 * (model - 1)[: LAYOUT.num_parameters].sign()
+    made = submission(store, "bad", base_epoch=epoch, key=key, vector=vector)
+    made.client = store.client("bad").memory
+    return made
+
+
+def make_harmful(engine, store):
+    """Let eight clients upload until something is usual, and one do harm until it is rejected; its model and head."""
+    for number in range(24):
+        name = f"good-{number % 8}"
+        base = model_of(engine.join(Claim(name)))
+        vector = base + 0.2 * (TARGETS[number % 3].expand(LAYOUT.size) - base) + 0.01 * number % 0.07
+        made = submission(store, name, base_epoch=engine.state.epoch, key=f"good-{number}", vector=vector)
+        made.client = store.client(name).memory
+        engine.submit(made).result(10)
+    answer = engine.join(Claim("bad"))
+    for number in range(9):
+        model, head = model_of(answer), answer.head
+        answer = engine.submit(harmful(engine, store, head.epoch, model, f"bad-{number}")).result(10)
+        if answer.head.outcome == "rejected":
+            return model_of(answer), answer.head
+    raise AssertionError("nothing was rejected")
 
 
 class TestBases:
@@ -232,7 +292,7 @@ class TestBases:
         assert same_state(store.recover().state, engine.state)
 
     def test_a_newcomer_begins_at_the_average(self, engine, store):
-        given = model_of(engine.join("car-7"))
+        given = model_of(engine.join(Claim("car-7")))
         engine.submit(submission(store, "other", 2)).result(10)
         engine.submit(submission(store)).result(10)
         self.check(engine, store, given)
@@ -246,13 +306,13 @@ class TestBases:
     def test_what_is_gone_is_what_it_would_be_now(self, engine, store):
         for number in range(2):
             engine.submit(submission(store, key=str(number))).result(10)
-        now = model_of(engine.join("other"))
+        now = model_of(engine.join(Claim("other")))
         engine.submit(submission(store, key="2")).result(10)  # trained from what was superseded long ago
         self.check(engine, store, now)
 
     @pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
     def test_what_is_damaged_is_gone(self, engine, store, caplog, harm):
-        engine.join("car-7")
+        engine.join(Claim("car-7"))
         engine.submit(submission(store, "other", 2)).result(10)
         path = store.blobs.folder / stored_blobs(store, "sent")[0]
         whole = path.read_bytes()
@@ -267,7 +327,7 @@ class TestBases:
         assert len(stored_blobs(store, "base")) == 2
 
     def test_a_store_that_is_away_is_not_gone(self, engine, store, monkeypatch):
-        engine.join("car-7")
+        engine.join(Claim("car-7"))
 
         def away(sent):
             raise StoreUnavailable("disk away")
@@ -281,15 +341,16 @@ class TestBases:
         assert engine.state.epoch == 1
 
     def test_whoever_moves_nothing_keeps_nothing(self, make_engine, store):
-        engine = make_engine(SETTINGS.replace(max_harm=2.0))
-        engine.join("car-7")
-        engine.submit(submission(store, vector=TARGETS[0].expand(LAYOUT.size) - 50.0)).result(10)
-        assert store.entries(0)[0].outcome == "rejected"
-        assert stored_blobs(store, "base") == stored_blobs(store, "sent") == []
+        engine = make_engine(GUARDED)
+        model, head = make_harmful(engine, store)
+        bases, sent = stored_blobs(store, "base"), stored_blobs(store, "sent")
+        engine.submit(harmful(engine, store, head.epoch, model, "last")).result(10)
+        assert store.entries(0)[-1].outcome == "rejected"
+        assert (stored_blobs(store, "base"), stored_blobs(store, "sent")) == (bases, sent)
 
     def test_steps_towards_the_upload_keep_nothing(self, make_engine, store):
         engine = make_engine(SETTINGS.replace(cluster_step="towards"))
-        engine.join("car-7")
+        engine.join(Claim("car-7"))
         engine.submit(submission(store)).result(10)
         assert stored_blobs(store, "base") == stored_blobs(store, "sent") == []
         assert engine.capacity == 512
@@ -304,7 +365,7 @@ class TestStoreTrouble:
     def test_a_store_that_is_away_and_comes_back(self, engine, store):
         before, commit = engine.state, store.commit
 
-        def away(group):
+        def away(group, claims):
             for entry, _ in group:
                 store.drop(entry.upload)
             raise StoreUnavailable("disk full")
@@ -322,7 +383,7 @@ class TestStoreTrouble:
         told = []
         engine = make_engine(on_loss=told.append)
 
-        def lost(group):
+        def lost(group, claims):
             raise StoreLost("another server has it")
 
         store.commit = lost
@@ -417,9 +478,9 @@ def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads,
         seen["clusters"].add(torch.get_num_threads())
         return evaluate(models, clusters)
 
-    def update(*args):
+    def update(*args, **options):
         seen["server_update"].add(torch.get_num_threads())
-        return server_update(*args)
+        return server_update(*args, **options)
 
     monkeypatch.setattr("cdfl.server.engine.server_update", update)
     engine = Engine(first_state(), LAYOUT, SETTINGS, store, Watched(), evaluate_clusters)

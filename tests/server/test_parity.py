@@ -58,7 +58,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         local_epochs=1,
         shared_epochs=2,
         max_staleness=8,
-        max_harm=1.5,
+        guard=True,
         measures=measures,
     )
     workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
@@ -70,16 +70,17 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     for upload, _ in recording.exchanges:
         arrivals.setdefault(str(upload.client_id), upload.base_epoch)
     outcomes = set()
-    with Live(tmp_path, setup) as server:
+    with Live(tmp_path, setup, clock=lambda: 0.0) as server:
         assert same_state(server.engine.state, recording.start)  # it has pre-trained by itself
-        for upload, reply in recording.exchanges:
+        server.engine._trial = None  # the simulation tries steps on whole proxy sets
+        for number, (upload, reply) in enumerate(recording.exchanges):
             epoch = server.engine.state.epoch
             for client_id in [name for name, arrival in arrivals.items() if arrival == epoch]:
                 response = server.model(client_id)
                 assert same_bits(response, setup.layout, recording.joins[epoch].personal_model)
                 del arrivals[client_id]
             body = wire.encode_model(upload.local_model, setup.layout)
-            response = server.update(body, str(upload.client_id), upload.base_epoch, key=str(reply.epoch))
+            response = server.update(body, str(upload.client_id), upload.base_epoch, key=str(number))
             head = wire.ReplyHead.from_headers(response.headers)
             assert head.mixture == tuple(reply.mixture.tolist())
             assert head.rates == tuple(reply.rates.tolist())
@@ -130,8 +131,9 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
             thread.join()
         assert not trouble
         end = server.engine.state
-        assert end.epoch == 48
-        entries = list(server.store.all_entries(0))
+        entries = server.store.entries(0)
+        assert 24 < len(entries) <= 48  # of rejected ones, only the last of each client is kept
+        assert end.epoch == len([entry for entry in entries if entry.outcome == "applied"])
         assert {entry.outcome for entry in entries} == {"applied", "deprecated", "rejected"}
         again = anew = start
         for entry in entries:

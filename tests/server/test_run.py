@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from cdfl.core import Settings
-from cdfl.server.run import MAX_HARM, in_service, open_engine
+from cdfl.server.run import in_service, open_engine
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
 
@@ -72,7 +72,6 @@ def test_another_number_of_clusters_is_refused(tmp_path):
             open_engine(fewer, store)
 
 
-def test_uploads_are_tested_for_harm_unless_that_is_asked_away():
-    assert in_service(Settings(), accept_all=False).max_harm == MAX_HARM
-    assert in_service(Settings(max_harm=5), accept_all=False).max_harm == 5
-    assert in_service(Settings(max_harm=5), accept_all=True).max_harm is None
+def test_uploads_are_judged_unless_all_are_accepted():
+    assert in_service(Settings(), accept_all=False).guard
+    assert not in_service(Settings(guard=True), accept_all=True).guard

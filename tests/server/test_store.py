@@ -20,6 +20,7 @@ from .toy import (
     find,
     first_state,
     keep,
+    reject,
     same_state,
     some_entry,
     stored_blobs,
@@ -132,15 +133,53 @@ def test_a_stopped_server_comes_back_bit_for_bit(toy, store, where):
         assert again.epoch == 31
 
 
-def test_recovery_knows_the_harms_of_refused_uploads(store, where):
-    toy = Toy(store, settings=Settings(max_harm=1.2))
-    for _ in range(30):
-        toy.upload("car-7")
-        if toy.state.epoch == 5:
-            toy.snapshot()
-    assert {entry.outcome for entry in store.entries(after=5)} == {"applied", "rejected"}
+def test_recovery_knows_what_the_guard_remembers(store, where):
+    toy = Toy(store)
+    bad = reject(toy)
+    toy.upload(*(f"good-{number}" for number in range(8)))
+    assert toy.state.defence_memory.numel() > 0
+    blame = store.client("bad").memory.defence
+    assert blame == bad.verdict.client != ()
     with reopened(store, where) as again:
         assert same_state(again.recover().state, toy.state)
+        assert again.client("bad").memory.defence == blame
+
+
+def test_a_rejected_upload_leaves_everything_but_the_journal_as_it_was(store, where):
+    """It counts no epoch, its client keeps its model and may base the next upload on it, and the key is known."""
+    toy = Toy(store)
+    toy.join("bad")
+    first = reject(toy)
+    before, known = toy.state, store.client("bad", first.base_epoch)
+    (entry,) = toy.upload("bad", key="again", away=9.0)
+    assert (entry.outcome, entry.epoch, entry.number) == ("rejected", before.epoch, first.number + 1)
+    assert toy.state is before
+    assert (store.epoch, store.number) == (before.epoch, entry.number)
+    kept = store.client("bad", first.base_epoch, "again")
+    assert (kept.was_sent, kept.sent) == (known.was_sent, known.sent)
+    assert kept.repeated == replace(entry, upload=None, base=None)
+    assert (kept.repeated.reply, kept.repeated.reply_epoch) == (None, entry.base_epoch)
+    assert not [name for name in stored_blobs(store, "upload") if name == entry.upload]
+    toy.upload("good-1")
+    with reopened(store, where) as again:
+        assert same_state(again.recover().state, toy.state)
+        assert (again.epoch, again.number) == (store.epoch, store.number)
+
+
+def test_of_rejected_uploads_only_the_last_of_each_client_is_kept(store):
+    """A fast client must not fill the journal, from which entries of others would have to go."""
+    toy = Toy(store)
+    reject(toy)
+    for _ in range(5):
+        last = toy.upload("bad", away=9.0)[0]
+    store.prune()
+    assert [entry.number for entry in store.entries(0) if entry.outcome == "rejected"] == [last.number]
+    toy.upload("good-1")
+    store.prune()
+    assert store.client("bad").memory.defence == last.verdict.client
+    toy.upload("bad", base_epoch=0)
+    store.prune()
+    assert not [entry for entry in store.entries(0) if entry.outcome == "rejected"]
 
 
 def test_other_hyperparameters_are_in_force_from_a_snapshot_on(toy, store, where):
@@ -160,7 +199,7 @@ def test_other_hyperparameters_are_in_force_from_a_snapshot_on(toy, store, where
         recovered = again.recover()
         assert same_state(recovered.state, toy.state)
         assert recovered.settings == slowest
-        assert [kept.settings for kept in again.snapshots()] == [slower, slowest]
+        assert [kept.settings for kept in again.snapshots()][-2:] == [slower, slowest]
 
 
 def test_a_journal_that_does_not_fit_its_settings_is_noticed(toy, store, where):
@@ -233,7 +272,7 @@ def test_of_many_given_epochs_the_newest_are_remembered(toy, store, where):
 
 @pytest.mark.parametrize("keep_uploads", [False, True])
 def test_a_snapshot_makes_uploads_unneeded(toy, store, where, keep_uploads):
-    with reopened(store, where, Retention(keep_snapshots=2, keep_uploads=keep_uploads)) as store:
+    with reopened(store, where, Retention(keep_snapshots=2, keep_days=0, keep_uploads=keep_uploads)) as store:
         toy.store = store
         for _ in range(4):
             toy.upload("car-7", "car-8")
@@ -289,7 +328,7 @@ def test_entries_come_in_pieces(toy, store, monkeypatch):
     assert [entry.epoch for entry in store.entries(after=2)] == [3, 4, 5]
     assert [entry.epoch for entry in store.entries(after=0, limit=2)] == [1, 2]
     monkeypatch.setattr("cdfl.server.reader.PAGE", 2)
-    assert [entry.epoch for entry in store.all_entries(after=0)] == [1, 2, 3, 4, 5]
+    assert [entry.epoch for entry in store.all_entries(0)] == [1, 2, 3, 4, 5]
 
 
 def test_back_to_a_snapshot(toy, store, where):
@@ -362,6 +401,6 @@ def test_snapshots_may_be_taken_while_commits_go_on(toy, store, where):
         for _ in range(4):
             toy.upload("car-8")
         snapshot.join()
-    assert [kept.epoch for kept in store.snapshots()] == [16, 21]
+    assert [kept.epoch for kept in store.snapshots()][-2:] == [16, 21]
     with reopened(store, where) as again:
         assert same_state(again.recover().state, toy.state)

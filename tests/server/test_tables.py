@@ -10,7 +10,7 @@ from cdfl.server import tables
 from cdfl.server.auth import Tokens
 from cdfl.server.database import Database, parse_url
 from cdfl.server.errors import StoreVersion
-from cdfl.server.records import IDENTITY, Entry
+from cdfl.server.records import IDENTITY, Claim, Entry
 from cdfl.server.store import Store
 
 from .toy import Toy, keep, some_entry, stored_blobs
@@ -51,7 +51,7 @@ def test_other_tables_are_refused(where, engine, own, change, words):
     with engine.begin() as connection:
         connection.execute(sa.text(change))
     before = columns_of(engine)
-    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 1': use the cdfl that made them"):
+    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 2': use the cdfl that made them"):
         Store.open(*where, own=own)
     assert columns_of(engine) == before
 
@@ -67,12 +67,13 @@ def test_tables_of_other_programs_may_be_beside_ours(where, engine):
 def test_an_entry_comes_back_with_every_field(store, toy):
     """A field of the decision that a row lost would be lost in a crash, too."""
     entry = some_entry(
-        1,
+        0,
         outcome="rejected",
         base_epoch=1,
         losses=(0.1, 1e300, 5e-324),
         loss_gaps=(0.3, 0.2, 0.1),
         distances=(None, 2.0, 3.0),
+        evaluated=(0.5, None),
         verdict=Verdict(is_accepted=False, seen=(0.1, None), client=(2.5,), reason="too far"),
         last_mixture=(1.0, 0.0, 0.0),
         last_defence=(1.5,),
@@ -89,7 +90,7 @@ def test_an_entry_comes_back_with_every_field(store, toy):
 
 
 def test_an_upload_costs_two_queries(store, toy):
-    """One about the client and one, for a whole group, about what its clients were sent."""
+    """One about the client and two, for a whole group: whether its clients may write, and what they were sent."""
     for client_id in ("car-7", "car-8"):
         toy.join(client_id)
         toy.upload(client_id)
@@ -105,7 +106,9 @@ def test_an_upload_costs_two_queries(store, toy):
     sa.event.listen(store.database.engine, "before_cursor_execute", count)
     assert store.client("car-7", epoch=2, key="key").last.epoch == 1
     assert len(queries) == 1
-    store.commit([(entry, b"reply") for entry in group])
+    claims = [Claim(name, since=store.client(name).since) for name in ("car-7", "car-8")]
+    queries.clear()
+    store.commit([(entry, b"reply") for entry in group], claims)
     assert len(queries) == 2
-    assert Tokens(store.database).client("nobody's") is None
+    assert Tokens(store.database).claim("nobody's") is None
     assert len(queries) == 3

@@ -19,7 +19,7 @@ from .toy import LAYOUT, SETTINGS, Toy, first_state, keep, same_state, some_entr
 pytestmark = pytest.mark.slow
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
-PICKY = Settings(max_staleness=6, max_harm=1.2)
+PICKY = Settings(max_staleness=6, guard=True)
 RELATIVE = PICKY.replace(measures="relative")
 both = pytest.mark.parametrize("settings", [PICKY, RELATIVE], ids=["plain", "relative"])
 
@@ -31,14 +31,28 @@ def store(where):
 
 
 def lively(store, settings=PICKY) -> Toy:
-    """A server with uploads of every outcome, and snapshots of epochs 0, 12 and 24."""
-    toy = Toy(store, settings=settings)
-    for place in range(15):
-        old = max(0, toy.state.epoch - (9 if place % 5 == 4 else 2))
-        toy.upload(f"car-{place % 3}", "car-9", base_epoch=old)
-        if place in (5, 11):
+    """A server at epoch 30 with uploads of every outcome, and snapshots of epochs 0, 12 and 24."""
+    toy, place = Toy(store, settings=settings), 0
+
+    def upload(name, **options):
+        toy.upload(name, **options)
+        if toy.state.epoch in (12, 24):
             toy.snapshot()
+
+    while toy.state.epoch < 30:
+        upload(f"car-{place % 7}", base_epoch=max(0, toy.state.epoch - 2))
+        if place % 6 == 5 and toy.state.epoch < 30:
+            toy.upload("late", base_epoch=max(0, toy.state.epoch - 9))
+            upload("bad", away=9.0)
+        place += 1
+    outcomes = {entry.outcome for entry in store.entries(after=0)}
+    assert outcomes == {"applied", "deprecated", "rejected"} or not store.retention.keep_uploads
     return toy
+
+
+def at(store, epoch):
+    """The entry that led to an epoch."""
+    return next(entry for entry in store.entries(after=0) if entry.epoch == epoch)
 
 
 @both
@@ -46,9 +60,12 @@ def test_each_entry_leads_from_one_state_to_the_next(store, settings):
     """Through `core` once more, with the recorded decision and with a new one: the same bits."""
     toy = Toy(store, settings=settings)
     recorded = anew = toy.state
-    for turn in range(25):
+    outcomes = set()
+    for turn in range(40):
         base_epoch = max(0, toy.state.epoch - (9 if turn % 5 == 4 else 0))
-        state, entry, reply = toy.take(toy.state, f"car-{turn % 3}", f"key-{turn}", base_epoch)
+        away = 9.0 if turn % 7 == 6 else 0.0
+        name = "bad" if away else f"car-{turn % 6}"
+        state, entry, reply = toy.take(toy.state, name, f"key-{turn}", base_epoch, away=away)
         store.commit([(entry, b"")])
         toy.state = state
         lean = entry if entry.outcome == "applied" else replace(entry, upload=None, base=None)
@@ -58,8 +75,11 @@ def test_each_entry_leads_from_one_state_to_the_next(store, settings):
         assert same_state(anew, state)
         for answer in (repeated, again):
             assert torch.equal(answer.mixture, reply.mixture)
-            assert torch.equal(answer.personal_model, reply.personal_model)
-    assert {entry.outcome for entry in store.entries(after=0)} == {"applied", "deprecated", "rejected"}
+            assert answer.verdict == reply.verdict
+            assert torch.equal(answer.personal_model, reply.personal_model) or entry.outcome == "rejected"
+        assert torch.equal(again.personal_model, reply.personal_model)
+        outcomes |= {entry.outcome, "bounded" if entry.verdict.bounds != (1.0, 1.0) else ""}
+    assert outcomes >= {"applied", "deprecated", "rejected", "bounded"}
     assert bool(toy.state.estimator_memory.any()) == (settings is RELATIVE)
 
 
@@ -89,34 +109,24 @@ def test_what_cannot_be_replayed(store):
     refused("the upload of entry 1 was deprecated; the stored settings make it applied", outcome="deprecated")
 
 
-def test_a_rejected_upload_beyond_all_numbers_is_decided_again(store):
-    far = encode_model(torch.full((LAYOUT.size,), 1e30), LAYOUT)
-    entry = some_entry(
-        epoch=1, outcome="rejected", base_epoch=0, losses=(1.0,) * 3, loss_gaps=(0.5,) * 3, distances=(None,) * 3
-    )
-    entry = replace(entry, upload=keep(store, far), base=store.keep_base(far))
-    _, reply = store.replay(first_state(), entry, RELATIVE.replace(max_harm=2.0), LAYOUT, anew=True)
-    assert reply.outcome == "rejected"
-    assert reply.measures.distances.isinf().all()
-
-
 @both
 def test_everything_is_as_it_should_be(store, settings):
     lively(store, settings)
     done = []
     result = verify(store, lambda *told: done.append(told))
     assert result.findings == []
-    assert (result.first, result.last, result.entries, result.snapshots) == (0, 30, 30, 2)
-    assert result.replies == 4
+    count = len(store.entries(after=0))
+    assert (result.first, result.last, result.entries, result.snapshots) == (0, 30, count, 2)
+    assert result.replies == len(stored_blobs(store, "reply")) >= 8
     assert verify(store, tolerance=1e-9).findings == []
-    assert done == [(epoch, 30) for epoch in range(1, 31)]
+    assert sorted(set(done)) == [(epoch, 30) for epoch in range(1, 31)]
 
 
 def test_by_default_the_newest_snapshot_is_as_far_back_as_it_goes(where):
     with Store.open(*where) as store:
         lively(store)
         result = verify(store)
-        assert (result.first, result.entries, result.findings) == (24, 6, [])
+        assert (result.first, result.entries, result.findings) == (24, len(list(store.all_entries(24))), [])
 
 
 @both
@@ -166,10 +176,10 @@ def test_a_flipped_bit_in_any_blob_is_found(store, kind):
 
 def change(store, epoch, **changes):
     """Overwrite fields of an entry."""
-    (entry,) = store.entries(after=epoch - 1, limit=1)
+    entry = at(store, epoch)
     with store.writing() as connection:
         row = replace(entry, **changes).to_row()
-        connection.execute(journal.update().where(journal.c.epoch == epoch).values(row))
+        connection.execute(journal.update().where(journal.c.number == entry.number).values(row))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +187,14 @@ def change(store, epoch, **changes):
     [
         ("mixture", (0.1, 0.2, 0.7), 7, "entry 7: mixture was (0.1, 0.2, 0.7), a replay gives ("),
         ("rates", (0.0, 0.0, 0.1), 7, "entry 7: rates was (0.0, 0.0, 0.1), a replay gives ("),
-        ("losses", (9.0, 9.0, 8.0), 7, "entry 7: mixture was"),
+        ("losses", (9.0, 9.0, 8.0), 7, "entry 7: losses was"),
         ("loss_gaps", (9.0, 9.0, 8.0), 7, "entry 7: loss_gaps was"),
         ("staleness", 5, 7, "entry 7: staleness was 5, a replay gives "),
         (
             "verdict",
             Verdict(seen=(0.5, None), client=(1.0,)),
             7,
-            "entry 7: verdict was {'is_accepted': True,",
+            "entry 7: entry 7 cannot be replayed:",
         ),
         ("last_defence", (7.0,), 7, "entry 7: verdict was"),
         ("distances", (1.0, 2.0, 3.0), 7, "entry 7: distances was (1.0, 2.0, 3.0), a replay gives ("),
@@ -194,7 +204,7 @@ def change(store, epoch, **changes):
 )
 def test_a_changed_row_is_found(store, field, value, epoch, words):
     lively(store, RELATIVE)
-    assert store.entries(after=epoch - 1)[0].outcome == "applied"
+    assert at(store, epoch).outcome == "applied"
     change(store, epoch, **{field: value})
     findings = verify(store).findings
     assert any(finding.startswith(words) for finding in findings), findings
@@ -211,7 +221,7 @@ def test_a_changed_snapshot_is_found(store):
 
 def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
     lively(store)
-    (entry,) = store.entries(after=6, limit=1)
+    entry = at(store, 7)
     nearly = (
         torch.tensor(entry.mixture[0], dtype=torch.float64).nextafter(torch.tensor(1.0)).item(),
         *entry.mixture[1:],
@@ -223,7 +233,7 @@ def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
 
 def test_distances_of_other_hardware_may_be_tolerated(store):
     lively(store)
-    (entry,) = store.entries(after=6, limit=1)
+    entry = at(store, 7)
     rounded = tuple(distance * (1 + 1e-6) for distance in entry.distances)
     change(store, 7, distances=rounded)
     (finding,) = verify(store).findings
@@ -233,7 +243,7 @@ def test_distances_of_other_hardware_may_be_tolerated(store):
 
 def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(store):
     lively(store)
-    (entry,) = store.entries(after=3, limit=1)
+    entry = at(store, 4)
     store.blobs.delete([entry.upload])
     result = verify(store)
     assert result.findings == [
@@ -245,7 +255,7 @@ def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(store):
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
 def test_snapshots_older_than_the_replay_are_read(where, harm):
     """`cdfl rollback` offers them, so they should be what was written."""
-    with Store.open(*where) as store:  # which keeps no uploads that recovery does not need
+    with Store.open(*where, Retention(keep_days=0)) as store:  # it keeps no uploads that recovery does not need
         lively(store)
         assert (verify(store).first, verify(store).read) == (24, 2)
         (name, *_), epoch = store.snapshots()[0].models, store.snapshots()[0].epoch
@@ -257,7 +267,7 @@ def test_snapshots_older_than_the_replay_are_read(where, harm):
         (finding,) = result.findings
         assert finding.startswith(f"snapshot {epoch}: the blob {name} is {harm}")
         assert finding.endswith("; restore it from a backup; without it, `cdfl rollback` cannot go back to this epoch")
-        assert (result.first, result.read, result.entries) == (24, 1, 6)
+        assert (result.first, result.read, result.entries) == (24, 1, len(list(store.all_entries(24))))
 
 
 def test_a_missing_entry_is_found(store):
@@ -320,8 +330,9 @@ def test_recovery_beside_a_running_server(where):
 
 def test_a_forgotten_client_leaves_the_rest_verifiable(store):
     toy = lively(store)
-    store.forget("car-1", toy.state)
-    toy.upload("car-1", "car-9")
+    name = at(store, 29).client_id
+    store.forget(name, toy.state)
+    toy.upload(name, "car-9")
     result = verify(store)
     assert (result.first, result.findings) == (30, [])
 

@@ -12,6 +12,7 @@ from torch import nn
 from cdfl.core import NEWCOMER, Layout, ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
+from cdfl.server.tape import Recording
 from cdfl.wire import body_parts, encode_model
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics
@@ -42,27 +43,34 @@ class Toy:
         else:
             self.state = recovered.state
 
-    def upload(self, *client_ids: str, key: str | None = None, base_epoch: int | None = None) -> list[Entry]:
-        """One group: an upload of each of these clients."""
+    def upload(
+        self, *client_ids: str, key: str | None = None, base_epoch: int | None = None, away: float = 0.0
+    ) -> list[Entry]:
+        """One group: an upload of each of these clients; `away` so many times as far from the target as it came."""
         state, group = self.state, []
         for client_id in client_ids:
-            state, entry, reply = self.take(state, client_id, key or f"key-{state.epoch}", base_epoch, group)
+            name = key or f"key-{self.store.number + len(group)}"
+            state, entry, reply = self.take(state, client_id, name, base_epoch, group, away)
             group.append((entry, body_parts(reply.personal_model, LAYOUT)))
-        self.store.commit(group)
+        entries = self.store.commit(group)
         self.state = state
-        return [entry for entry, _ in group]
+        return [replace(entry, number=made.number) for (entry, _), made in zip(group, entries, strict=True)]
 
-    def take(self, state, client_id, key, base_epoch=None, group=()):
+    def take(self, state, client_id, key, base_epoch=None, group=(), away=0.0):
         """What a server does with an upload before it commits it; `group` is what it will commit with it."""
         base_epoch = self.state.epoch if base_epoch is None else base_epoch
         target = TARGETS[int(torch.randint(len(TARGETS), (1,), generator=self.random))]
-        body = encode_model(target + 0.3 * torch.randn(LAYOUT.size, generator=self.random), LAYOUT)
+        trained = target + 0.3 * torch.randn(LAYOUT.size, generator=self.random)
+        if away:
+            trained[: LAYOUT.num_parameters] -= away * (target - 5)
+        body = encode_model(trained, LAYOUT)
         model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))
         client = self.memory_of(client_id, group)
         base, base_model = self.base(state, client_id, base_epoch, client)
         upload = Upload(model, base_epoch, client_id, losses=losses, base_model=base_model)
-        after, reply = server_update(state, upload, self.settings, evaluate, client)
+        upload, tape = upload.replace(time=time.time()), Recording()
+        after, reply = server_update(state, upload, self.settings, tape.of(evaluate), client)
         digest = hashlib.sha256(body).hexdigest()
         entry = Entry.of(
             after,
@@ -71,15 +79,16 @@ class Toy:
             reply,
             key=key,
             digest=digest,
-            received=time.time(),
+            received=upload.time,
             upload=self.store.keep(spooled(self.store, body), digest),
             base=base,
+            evaluated=tape.numbers,
         )
         return after, entry, reply
 
     def base(self, state, client_id, base_epoch, client):
         """What an upload was trained from: what its client was sent or, if that is gone, what it would be now."""
-        if self.settings.rates.cluster_step == "towards":
+        if self.settings.rates.cluster_step == "towards" and not self.settings.guard:
             return None, None
         if (base := keep_sent(self.store, client_id, base_epoch)) is not None:
             return base, self.store.read_model(base, LAYOUT)
@@ -161,3 +170,16 @@ def stored_blobs(store: Store, kind: str = "") -> list[str]:
     """All blobs of a kind, once what is deleted in the background has been."""
     store._cleaner.submit(lambda: None).result()
     return sorted(name for name in store.blobs.names() if name.startswith(kind))
+
+
+def reject(toy: Toy, client_id: str = "bad") -> Entry:
+    """Make an entry that is rejected: others upload until something is usual, then this client does harm."""
+    toy.settings = toy.settings.replace(guard=True)
+    toy.store.snapshot(toy.state, toy.settings)
+    for number in range(8):
+        toy.upload(f"good-{number}")
+    for _ in range(9):
+        (entry,) = toy.upload(client_id, away=9.0)
+        if entry.outcome == "rejected":
+            return entry
+    raise AssertionError("nothing was rejected")

@@ -1,5 +1,6 @@
 """The fast simulation equals the reference, for every algorithm and any stacks."""
 
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from cdfl.algorithms import ALGORITHMS
+from cdfl.core import guard
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation, routing
@@ -108,6 +110,18 @@ def test_a_mixture_that_is_not_sent_serves_the_client_alone():
     assert [upload.mixture for upload in kept] != [upload.mixture for upload in sent]  # the server's own estimates
     assert kept[0].routed["divergence"] == sent[0].routed["divergence"]  # the client's
     assert kept[0].server_flops > sent[0].server_flops == 0
+
+
+@pytest.mark.parametrize("send_mixture", [True, False])
+def test_the_guard_judges_uploads_that_bring_their_mixture(send_mixture, monkeypatch):
+    for name in ("BLAMED", "HARMFUL"):  # so that it rejects some
+        monkeypatch.setattr(guard, name, 0.0)
+    settings = ROUTED.replace(guard=True, shared_step=0.25, send_mixture=send_mixture)
+    workload = make_workload(settings)
+    run = run_fast(workload)
+    assert_same(run, run_plain(workload))
+    outcomes = Counter(upload.outcome for upload in only(run.events, Uploaded))
+    assert min(outcomes["applied"], outcomes["rejected"]) > 0  # a rejected client keeps its experts
 
 
 WORKERS = [name for name in ALGORITHMS if name != "fedem"]  # whose clients train another network

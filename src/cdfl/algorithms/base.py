@@ -118,5 +118,5 @@ class MixtureFromClient(Algorithm):
 def without_losses(cluster_models: Tensor, num_parameters: int) -> ServerState:
     """Return the state of a server that never evaluates its proxy sets."""
     count = len(cluster_models)
-    zeros = torch.zeros(count, dtype=torch.float64)
-    return ServerState(cluster_models, zeros, torch.zeros(count, dtype=torch.int64), num_parameters=num_parameters)
+    unknown = torch.full((count,), torch.nan, dtype=torch.float64)
+    return ServerState(cluster_models, unknown, torch.zeros(count, dtype=torch.int64), num_parameters=num_parameters)

@@ -73,7 +73,9 @@ class FedBuff(Algorithm):
         model, count = state.model, state.count + 1
         full = count == self.buffer_size
         if full:
-            model, waiting, count = model + self.step * waiting / count, torch.zeros_like(waiting), 0
+            mean = waiting / count
+            moved = model[:trained] + self.step * mean[:trained], model[trained:] + min(1.0, self.step) * mean[trained:]
+            model, waiting, count = torch.cat(moved), torch.zeros_like(waiting), 0
         state = replace(state, model=model, waiting=waiting, count=count, epoch=epoch)
         return state, self._reply(state, upload.base_epoch, moved=full)
 

@@ -130,7 +130,7 @@ def serve(
         seed: Of weights and data split, as in `cdfl.run`.
         device: "auto", "cpu", "cuda" or "cuda:1".
         data_dir: The folder of the datasets.
-        accept_all: Do not test uploads for harm.
+        accept_all: Trust every client: do not judge uploads.
         **settings: Any setting by its name.
 
     """

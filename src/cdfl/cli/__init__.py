@@ -6,6 +6,7 @@ import typer
 
 from cdfl import __version__
 from cdfl.cli import data, token
+from cdfl.cli.backup import backup
 from cdfl.cli.clients import clients
 from cdfl.cli.compare import compare
 from cdfl.cli.export import export
@@ -42,6 +43,7 @@ app.command()(clients)
 app.add_typer(token.app, name="token")
 app.command()(forget)
 app.command()(verify)
+app.command()(backup)
 app.command()(rollback)
 app.command()(export)
 

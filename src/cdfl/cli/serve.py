@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import signal
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -18,11 +17,12 @@ from cdfl.cli.options import DataDir, DeviceName, Json, SetOption, flag, parse_s
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
-from cdfl.server.limits import Limits
+from cdfl.server.limits import Limits, LogLimit
 from cdfl.server.records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.problems import Task
+    from cdfl.server.tls import Tls
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
 
@@ -43,19 +43,28 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key makes https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Require client certificates of this authority (PEM); their names are clients.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name of this server in requests; on loopback, beside localhost.")
+    ] = None,
     open_: Annotated[bool, flag("--open", "No tokens: clients name themselves. Loopback only.")] = False,
     open_to_anyone: Annotated[
         bool, flag("--open-to-anyone", "The same on any address: any host that reaches it can take part.")
     ] = False,
-    accept_all: Annotated[bool, flag("--accept-all", "Do not test uploads for harm (max_harm).")] = False,
+    accept_all: Annotated[bool, flag("--accept-all", "Trust every client: do not judge uploads.")] = False,
     device: DeviceName = "auto",
     setting: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data split, as in `cdfl run`.")] = 0,
     data_dir: DataDir = None,
     snapshot_every: Annotated[int, typer.Option(min=1, help="Uploads between two snapshots.")] = 100,
-    keep_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to keep.")] = Retention.keep_snapshots,
+    keep_snapshots: Annotated[int, typer.Option(min=1, help="Newest snapshots to keep.")] = Retention.keep_snapshots,
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="Days for which older snapshots are kept, ever fewer of them, and the best.")
+    ] = Retention.keep_days,
     keep_uploads: Annotated[
-        bool, flag("--keep-uploads", "Keep uploaded models as long as the oldest snapshot.")
+        bool, flag("--keep-uploads", "Keep uploaded models as long as the newest snapshots.")
     ] = False,
     keep_replies: Annotated[
         float, typer.Option(min=0, help="Seconds that a client's last reply is kept.")
@@ -84,18 +93,24 @@ def serve(
     """Serve: pre-train clusters (the first time), then answer every uploaded model with a personal one.
 
     Stop it with Ctrl-C or SIGTERM: it answers open requests and takes a snapshot; the next start continues from there.
-    CDFL_OPERATOR_TOKEN, if set, is the operator's token, or several with commas between them: /metrics asks for one,
-    and the page and /v1/events show it everything.
+    CDFL_OPERATOR_TOKEN is the operator's token, or several with commas between them, for /metrics, the page and all
+    events; an open server needs none.
     """
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit(Limits.log_lines_per_second))
     trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     here = Path() if "://" in store else Path(store)  # for what trackers write
     with refuse_store(), _stop_on_signals(console):
         from cdfl.server.port import take_port
 
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
-        tls = _check_tls(tls_cert, tls_key)
+        tls = _tls(tls_cert, tls_key, tls_client_ca)
+        if tls is None and not is_open and not _is_loopback(host):
+            console.print(
+                f"[yellow]tokens and models are sent to {host} in the clear: use --tls-cert, or a proxy with TLS"
+            )
         limits = Limits(
             body_bytes=max_body,
             queue=max_queue,
@@ -107,7 +122,9 @@ def serve(
             idle_seconds=idle_seconds,
             stall_seconds=stall_seconds,
         )
-        retention = Retention(keep_snapshots=keep_snapshots, keep_uploads=keep_uploads, keep_replies=keep_replies)
+        retention = Retention(
+            keep_snapshots=keep_snapshots, keep_days=keep_days, keep_uploads=keep_uploads, keep_replies=keep_replies
+        )
         with take_port(host, port) as taken:  # from now on clients wait instead of failing
             from cdfl.device import find_device
             from cdfl.malloc import keep_freed_memory
@@ -121,7 +138,7 @@ def serve(
 
             keep_freed_memory(512, one_pool=True)  # before threads start
             starting, metrics = Starting(), Metrics()
-            server = make_server(limits, metrics, starting, **tls)
+            server = make_server(limits, metrics, starting, tls, _hosts(host, allow_host or []))
             with server.serving(taken):
                 starting.say("reading the problem and its data")
                 described = load_problem(problem).with_settings(**parse_settings(setting or []))
@@ -144,7 +161,7 @@ def serve(
                             snapshot_every=snapshot_every,
                         )
                     try:
-                        operator_token = os.environ.get(OPERATOR_TOKEN) or None
+                        operator_token = os.environ.get(OPERATOR_TOKEN)
                         access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
                         config = engine.settings.to_dict()
                         printed = ServerConsole(console, engine, as_json=json_)
@@ -183,11 +200,7 @@ def _welcome(console: Console, url: str, epoch: int, *, is_open: bool) -> None:
 
 def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
     """Refuse a server without tokens on other addresses than loopback, unless --open-to-anyone confirms it."""
-    try:
-        is_loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if open_ and not to_anyone and not is_loopback:
+    if open_ and not to_anyone and not _is_loopback(host):
         raise ValueError(
             f"--open on {host} would let any host that reaches it take part; listen on 127.0.0.1, "
             "use tokens (`cdfl token create`), or confirm with --open-to-anyone"
@@ -204,21 +217,28 @@ def _check_body(most: int | None, task: "Task") -> None:
         raise ValueError(f"--max-body is {most}; an upload of this model has {needed} bytes, expected at least that")
 
 
-def _check_tls(cert: Path | None, key: Path | None) -> dict[str, str]:
-    """Return the TLS files; refuse one without the other, missing files, and a key of another certificate."""
+def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | None":
+    """Return TLS with these files; refuse one without the other, and files that cannot be used."""
+    from cdfl.server.tls import Tls
+
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key belong together; one of them is missing")
     if cert is None or key is None:
-        return {}
-    for path in (cert, key):
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}; expected a PEM file for TLS")
+        if client_ca is not None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        return None
+    return Tls(cert, key, client_ca)
 
-    def ask() -> str:  # otherwise OpenSSL would ask the terminal at every start
-        raise ValueError(f"the key {key} needs a pass phrase; expected a key without one")
 
+def _hosts(host: str, allowed: list[str]) -> list[str]:
+    """Return the names that requests may use for this server; any if there are none."""
+    from cdfl.server.hosts import LOOPBACK
+
+    return [*LOOPBACK, host, *allowed] if _is_loopback(host) or allowed else []
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, ask)
-    except ssl.SSLError as error:
-        raise ValueError(f"{cert} and {key} are not a certificate and its key; expected PEM files ({error})") from None
-    return {"tls_cert": str(cert), "tls_key": str(key)}
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -17,6 +17,7 @@ app = typer.Typer(help="Create, list and revoke the tokens of clients.", no_args
 @app.command()
 def create(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="1 to 64 characters of A-Z a-z 0-9 . _ -")],
+    days: Annotated[float | None, typer.Option(min=0, help="Days that it is valid. Without: until revoked.")] = None,
     store: StorePlace = DEFAULT_STORE,
     json_: Json = False,
 ) -> None:
@@ -30,7 +31,7 @@ def create(
         check_client_id(client_id)
         is_new = not store_exists(store)
         with open_tokens(store, new=True) as tokens:
-            token = tokens.create(client_id)
+            token = tokens.create(client_id, None if days is None else days * 24 * 3600)
         if is_new:
             typer.echo(
                 f"began a new store in {without_password(store)}, for a `cdfl serve` with the same --store", err=True
@@ -40,13 +41,13 @@ def create(
 
 @app.command("list")
 def list_(store: StorePlace = DEFAULT_STORE, json_: Json = False) -> None:
-    """List the tokens: client, creation, revocation. The tokens themselves are not stored."""
+    """List the tokens: client, creation, expiry, revocation. The tokens themselves are not stored."""
     with refuse_store(), open_tokens(store) as tokens:
         records = tokens.all()
-    table = make_table("client", "token", "created", "revoked")
+    table = make_table("client", "token", "created", "expires", "revoked")
     for record in records:
-        revoked = "-" if record.revoked is None else _date(record.revoked)
-        table.add_row(record.client_id, record.token_id, _date(record.created), revoked)
+        moments = (record.created, record.expires, record.revoked)
+        table.add_row(record.client_id, record.token_id, *("-" if each is None else _date(each) for each in moments))
     show([asdict(record) for record in records], table, as_json=json_)
 
 

@@ -27,7 +27,7 @@ from cdfl.policy import Memory, Policy
 logger = logging.getLogger("cdfl.client")
 
 Outcome = Literal["applied", "deprecated", "rejected", "refreshed", "joined"]
-FINAL = (400, 411, 413, 415, 422)  # the server will never accept these bytes; an upload with this answer is dropped
+FINAL = (400, 411, 413, 415, 422)  # a cdfl server will never accept these bytes; an upload so answered is dropped
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Client:
             logger.warning("the upload was not answered: %s Fetching the model instead.", error.detail)
             return self._receive(self._connection.fetch_model(), "refreshed", error.detail)
         except wire.WireError as error:
-            if error.status in FINAL:
+            if error.status in FINAL and error.is_answer:
                 self._save(replace(self._state, pending=None))
             raise
         if answer.head.detail:

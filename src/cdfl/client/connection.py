@@ -3,14 +3,17 @@
 Tests replace the network with an `httpx.BaseTransport`, such as `httpx.MockTransport(handler)`.
 """
 
+import hashlib
 import json
 import logging
 import random
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ logger = logging.getLogger("cdfl.client")
 Verify = bool | str | Path | ssl.SSLContext
 HEADER_ROOM = 2**20  # bytes by which a body may be longer than the one we would write: metadata
 ERROR_ROOM = 2**16  # bytes of the longest error message that is read
+LEAST_RATE = 2_000.0  # bytes a second; the slowest link for which an exchange is not given up
+NOT_A_SERVER = (401, 403, 404, 405)  # may be a proxy's answers, but say what is wrong
 NO_TLS = ("wrong version number", "record layer failure")  # OpenSSL's words when the server does not speak TLS
 HUNG_UP = ("without sending a response", "reset by peer")  # httpx's words when a TLS server is sent plain HTTP
 
@@ -99,7 +104,9 @@ class Connection:
             wire.compress(b"")  # raises now, not at the first upload, if the package is missing
         if reply_dtype not in wire.DTYPES:
             raise ValueError(f"reply_dtype is {reply_dtype!r}; expected one of {', '.join(wire.DTYPES)}")
-        self._http = httpx.Client(
+        self._timeout = timeout
+        self._make_http = partial(
+            httpx.Client,
             base_url=self.url,
             headers=headers,
             params={"dtype": reply_dtype},
@@ -107,6 +114,7 @@ class Connection:
             timeout=timeout,
             transport=transport,
         )
+        self._http = self._make_http()
 
     def fetch_model(self) -> Answer:
         """Fetch the client's personal model."""
@@ -127,6 +135,7 @@ class Connection:
         if self._compress:
             headers["Content-Encoding"] = "zstd"
             model = wire.compress(model)
+        headers[wire.DIGEST] = wire.digest_header(hashlib.sha256(model).hexdigest())
         return self._request("POST", "/v1/updates", headers, model, attempts)
 
     def close(self) -> None:
@@ -152,10 +161,16 @@ class Connection:
 
     def _request_once(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> Answer:
         """Send a request once. A `ServerAwayError` may be retried, a `WireError` may not."""
+        deadline = _Deadline(self._timeout + (self._limit + len(content or b"")) / LEAST_RATE, self._http.close)
         try:
-            with self._http.stream(method, path, headers=headers, content=content) as response:
+            with deadline, self._http.stream(method, path, headers=headers, content=content) as response:
                 body = _read(response, self._limit if response.is_success else ERROR_ROOM)
-        except (httpx.TransportError, httpx.DecodingError) as error:
+        except (httpx.TransportError, httpx.DecodingError, OSError, RuntimeError) as error:
+            if deadline.is_over:
+                self._http = self._make_http()
+                raise ServerAwayError(f"{self.url} has not answered within {deadline.seconds:.0f} s") from error
+            if isinstance(error, RuntimeError):
+                raise
             reason = str(error) or type(error).__name__
             hint = _hint(self.url, reason, has_answered=self._has_answered)
             is_untrusted = isinstance(error, httpx.ConnectError) and "CERTIFICATE" in reason
@@ -172,12 +187,22 @@ class Connection:
         in_progress = status == 409 and retry_after is not None  # the server still works on the first attempt
         if status >= 500 or status in (408, 429) or response.is_redirect or in_progress:
             return ServerAwayError(f"{self.url} answered {status}: {detail}", retry_after)
+        is_answer = wire.VERSION in response.headers
+        if not is_answer and status not in NOT_A_SERVER:  # of a proxy, which says nothing about the upload
+            return ServerAwayError(
+                f"{self.url} answered {status}, but not as a cdfl server: {detail[:200]}", retry_after
+            )
         if status == wire.UnauthorizedError.status and "Authorization" not in self._http.headers:
             detail += "; this client has no token: pass one with token=, --token or CDFL_TOKEN"
-        return wire.error_of(status, detail, retry_after)
+        error = wire.error_of(status, detail, retry_after)
+        error.is_answer = is_answer
+        return error
 
     def _answer(self, response: httpx.Response, body: bytes) -> Answer:
         try:
+            declared = wire.sha256_in(response.headers.get(wire.DIGEST))
+            if declared is not None and hashlib.sha256(body).hexdigest() != declared:
+                raise wire.MalformedError(f"the body does not have the sha-256 that {wire.DIGEST} declares")
             head = wire.ReplyHead.from_headers(response.headers)
             if response.headers.get("Content-Encoding") == "zstd":
                 body = wire.decompress_bytes(body, self._limit)
@@ -251,21 +276,45 @@ def _detail(body: bytes) -> str:
     try:
         found: Any = json.loads(body)
         return str(found["detail"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
 
 
 def _seconds(text: str | None) -> float | None:
     """Return the seconds in a `Retry-After` header, which holds a number or a date.
 
-    >>> _seconds("120"), _seconds("Wed, 21 Oct 2015 07:28:00 GMT"), _seconds("soon")
-    (120.0, 0.0, None)
+    >>> _seconds("120"), _seconds("Wed, 21 Oct 2015 07:28:00 GMT"), _seconds("soon"), _seconds("²")
+    (120.0, 0.0, None, None)
     """
     if text is None:
         return None
-    if text.strip().isdigit():
+    if text.strip().isascii() and text.strip().isdigit():
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
+
+
+class _Deadline:
+    """`with _Deadline(seconds, abort):` calls `abort` in another thread if the block takes longer.
+
+    httpx limits the time between two bytes only, so a peer could make an exchange last for ever.
+    """
+
+    def __init__(self, seconds: float, abort: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.is_over = False
+        self._abort = abort
+
+    def __enter__(self) -> None:
+        self._timer = threading.Timer(self.seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._abort()

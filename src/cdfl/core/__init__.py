@@ -1,7 +1,7 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, client_update, make_optimizer
-from cdfl.core.defence import NO_DEFENCE, Defence, Step, take_step
+from cdfl.core.defence import NO_DEFENCE, Decision, Defence, Step, take_step
 from cdfl.core.estimate import (
     GIVEN,
     Estimator,
@@ -13,12 +13,12 @@ from cdfl.core.estimate import (
     measure,
 )
 from cdfl.core.flat import Layout, flatten, load
-from cdfl.core.harm_test import defence_of
+from cdfl.core.guard import Guard, defence_of
 from cdfl.core.paper_settings import PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.proxy import ProxySets
 from cdfl.core.replay import Replay
-from cdfl.core.server import NEWCOMER, Decision, base_model_of, decide, is_too_stale, join, server_update
+from cdfl.core.server import NEWCOMER, base_model_of, decide, is_too_stale, join, server_update
 from cdfl.core.settings import (
     DEFAULT,
     EstimateSettings,
@@ -56,6 +56,7 @@ __all__ = [
     "Estimator",
     "Evaluate",
     "GivenMixture",
+    "Guard",
     "Layout",
     "Loss",
     "Measures",

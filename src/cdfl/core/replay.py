@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cdfl.core.defence import Defence, Step, take_step
+from cdfl.core.defence import Decision, Defence, Step, bounded, take_step
 from cdfl.core.estimate import Estimator
+from cdfl.core.settings import RateSettings
 from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
 
 
@@ -39,21 +40,31 @@ class Replay:
             return self.mixture, memory
         return self.mixture, self.estimator(upload, self.measures, memory, epoch)[1]
 
-    def bound(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload:
-        """Bound the upload again; bounding is a pure function."""
-        return self.defence.bound(state, upload, client)
+    @property
+    def needs_base(self) -> bool:
+        """Whether the original defence needs it."""
+        return self.defence.needs_base
+
+    @property
+    def counts_deprecated(self) -> bool:
+        """Whether the original defence counts them."""
+        return self.defence.counts_deprecated
+
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+        """Bound the upload by the recorded factors, or refuse it again."""
+        return bounded(upload, state.num_parameters, self.verdict.bounds) if self.verdict.is_accepted else self.verdict
 
     def step(
         self,
         state: ServerState,
         upload: Upload,
-        measures: Measures,
-        rates: Tensor,
+        decision: Decision,
         client: ClientMemory,
+        settings: RateSettings,
         evaluate: Evaluate,
     ) -> tuple[Step, Verdict]:
         """Move the clusters by the recorded rates."""
-        step = take_step(state, upload, self.rates)
+        step = take_step(state, upload, self.rates, settings)
         return step._replace(cluster_losses=self.cluster_losses), self.verdict
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:

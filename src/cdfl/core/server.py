@@ -1,13 +1,11 @@
 """ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import Defence
+from cdfl.core.defence import Decision, Defence
 from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
-from cdfl.core.harm_test import defence_of
+from cdfl.core.guard import defence_of
 from cdfl.core.settings import RateSettings, Settings
 from cdfl.core.state import (
     UNMEASURED,
@@ -15,7 +13,6 @@ from cdfl.core.state import (
     Evaluate,
     Measures,
     NotFiniteError,
-    Outcome,
     Reply,
     ServerState,
     Upload,
@@ -26,16 +23,6 @@ from cdfl.core.state import (
 from cdfl.core.update import personalize, reply_weights, update_rates
 
 NEWCOMER = ClientMemory()
-
-
-class Decision(NamedTuple):
-    """The result of Algorithm 2 for one upload."""
-
-    measures: Measures  # l, d1, d2
-    mixture: Tensor  # (K,) alpha_hat
-    estimator_memory: Tensor  # after this upload
-    rates: Tensor  # (K,) beta_mk
-    cluster_epochs: Tensor  # (K,) e_k after this upload
 
 
 def server_update(
@@ -57,28 +44,32 @@ def server_update(
     _check(state, upload)
     t, tau = state.epoch + 1, upload.base_epoch  # t <- t + 1
     if is_too_stale(t - tau, settings.rates):  # t - tau > tau_0: w_k <- w_k
-        reply = _unmoved(state, t, tau, client.mixture, settings, "deprecated")
-        return state.replace(epoch=t), reply.replace(verdict=Verdict(client=client.defence))
-    base_model = base_model_of(state, upload, settings, client)
-    upload = defence.bound(state, upload.replace(base_model=base_model), client)  # not in the paper
+        state = state.replace(epoch=t) if defence.counts_deprecated else state
+        reply = _unmoved(state, state.epoch, client.mixture, settings)
+        return state, reply.replace(staleness=t - tau, outcome="deprecated", verdict=Verdict(client=client.defence))
+    upload = upload.replace(base_model=base_model_of(state, upload, settings, client, defence))
+    admitted = defence.admit(state, upload, client)  # not in the paper
+    if isinstance(admitted, Verdict):
+        return state, _refusal(state, upload, client, UNMEASURED, admitted, settings)
+    upload = admitted
+    before = state
     if estimator.needs_measures:
         state, upload = with_losses(state, upload, evaluate)  # F(w_k; D_k), F(v; D_k)
     decision = decide(state, upload, t, settings, estimator)  # DistributionEstimation, UpdateRatioCompute
-    # The cluster update of Algorithm 1 (`take_step`), unless the defence shrinks or rejects it.
-    step, verdict = defence.step(state, upload, decision.measures, decision.rates, client, evaluate)
-    state = state.replace(epoch=t, defence_memory=defence.remember(state.defence_memory, verdict))
-    if not verdict.is_accepted:
-        mixture = decision.mixture if is_finite(torch.stack(decision.measures)) else client.mixture
-        reply = _unmoved(state, t, tau, mixture, settings, "rejected")
-        return state, reply.replace(measures=decision.measures, verdict=verdict)
     if estimator.needs_measures:
         check_numbers("the distances of the upload", decision.measures.distances, state.num_clusters)
     mixture = _checked(decision.mixture, state.num_clusters)
+    # The cluster update of Algorithm 1 (`take_step`), unless the defence shrinks or rejects it.
+    step, verdict = defence.step(state, upload, decision, client, settings.rates, evaluate)
+    if not verdict.is_accepted:
+        return before, _refusal(before, upload, client, decision.measures, verdict, settings)
     state = state.replace(
+        epoch=t,
         cluster_models=step.cluster_models,
         cluster_losses=step.cluster_losses,
         cluster_epochs=decision.cluster_epochs,
         estimator_memory=decision.estimator_memory,
+        defence_memory=defence.remember(state.defence_memory, verdict),
     )
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # u_m
     reply = Reply(personal_model, t, mixture, step.rates, t - tau, "applied", decision.measures, verdict)
@@ -106,8 +97,7 @@ def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER
     Algorithm 1 sends the average of the clusters at the start (Initialization); later newcomers get today's average.
     The epoch does not advance and no cluster moves.
     """
-    reply = _unmoved(state, state.epoch, state.epoch, client.mixture, settings, "applied")
-    return reply.replace(verdict=Verdict(client=client.defence))
+    return _unmoved(state, state.epoch, client.mixture, settings).replace(verdict=Verdict(client=client.defence))
 
 
 def is_too_stale(staleness: int, settings: RateSettings) -> bool:
@@ -116,20 +106,23 @@ def is_too_stale(staleness: int, settings: RateSettings) -> bool:
 
 
 def base_model_of(
-    state: ServerState, upload: Upload, settings: Settings, client: ClientMemory = NEWCOMER
+    state: ServerState,
+    upload: Upload,
+    settings: Settings,
+    client: ClientMemory = NEWCOMER,
+    defence: Defence | None = None,
 ) -> Tensor | None:
-    """Return u, the start of a step along the change; None if clusters move towards the upload.
+    """Return u, what the upload was trained from; None if it is not stored and nothing needs it.
 
     If the model that the client was sent is not stored, its last mixture of the current clusters replaces it.
     """
-    if settings.rates.cluster_step == "towards":
-        return None
-    return join(state, settings, client).personal_model if upload.base_model is None else upload.base_model
+    is_needed = settings.rates.cluster_step == "along" or (defence or defence_of(settings)).needs_base
+    if upload.base_model is not None or not is_needed:
+        return upload.base_model
+    return join(state, settings, client).personal_model
 
 
-def _unmoved(
-    state: ServerState, epoch: int, base_epoch: int, mixture: Tensor | None, settings: Settings, outcome: Outcome
-) -> Reply:
+def _unmoved(state: ServerState, epoch: int, mixture: Tensor | None, settings: Settings) -> Reply:
     """Reply without moving a cluster.
 
     Deviation: the paper answers a deprecated client with its last mixture; one without a mixture gets the average.
@@ -137,7 +130,19 @@ def _unmoved(
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
     mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))
-    return Reply(personal_model, epoch, mixture, torch.zeros_like(uniform), epoch - base_epoch, outcome)
+    return Reply(personal_model, epoch, mixture, torch.zeros_like(uniform), 0)
+
+
+def _refusal(
+    state: ServerState, upload: Upload, client: ClientMemory, measures: Measures, verdict: Verdict, settings: Settings
+) -> Reply:
+    """Answer a rejected upload with the model that its client was sent. It learns nothing new, and nothing changes."""
+    last = _unmoved(state, upload.base_epoch, client.mixture, settings)
+    base_model = last.personal_model if upload.base_model is None else upload.base_model
+    staleness = state.epoch + 1 - upload.base_epoch
+    return last.replace(
+        personal_model=base_model, staleness=staleness, outcome="rejected", measures=measures, verdict=verdict
+    )
 
 
 def _check(state: ServerState, upload: Upload) -> None:

@@ -209,12 +209,16 @@ class SettingValues(TypedDict, total=False):
     base_rate: float
     cluster_step: Literal["towards", "along"]
     rate_floor: Floor
+    shared_step: float
     staleness_slope: float
     staleness_grace: float
     max_staleness: int | None
     staleness_hinge: Literal["paper", "continuous"]
     cluster_epochs_set: Literal["before", "after"]
     reply_clusters: Literal["all", "moved"]
+    reply: Literal["model", "experts"]
+    expert_dtype: Literal["int8", "float16", "float32"]
+    send_mixture: bool
     proximal_strength: float
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
@@ -224,7 +228,7 @@ class SettingValues(TypedDict, total=False):
     local_epochs: int
     shared_epochs: int
     separate_epochs: int
-    max_harm: float | None
+    guard: bool
 
 
 class _AllValues(SettingValues, total=False):
@@ -232,6 +236,7 @@ class _AllValues(SettingValues, total=False):
 
     estimate: EstimateSettings | dict[str, Any]
     rates: RateSettings | dict[str, Any]
+    replies: ReplySettings | dict[str, Any]
     training: TrainingSettings | dict[str, Any]
     pretraining: PretrainingSettings | dict[str, Any]
 
@@ -270,7 +275,7 @@ class Settings:
     replies: ReplySettings = dataclass_field(default_factory=ReplySettings)
     training: TrainingSettings = dataclass_field(default_factory=TrainingSettings)
     pretraining: PretrainingSettings = dataclass_field(default_factory=PretrainingSettings)
-    max_harm: float | None = None  # the limit of `cdfl.core.harm_test`; every upload counts if None
+    guard: bool = False  # judge what each upload does, and bound it: `cdfl.core.guard`
 
     @with_settings
     def __init__(self, **values: Unpack[_AllValues]) -> None:
@@ -287,9 +292,8 @@ class Settings:
             raise ValueError(
                 f"there is no setting {unknown!r}; there are {', '.join(LEAVES)}{did_you_mean(unknown, LEAVES)}"
             )
-        harm = own.get("max_harm")
-        object.__setattr__(self, "max_harm", harm)
-        _check(self, "max_harm", harm is None or (_is_number(harm) and harm > 0), "a number above 0, or None")
+        object.__setattr__(self, "guard", own.get("guard", False))
+        _check(self, "guard", isinstance(self.guard, bool), "True or False")
 
     @with_settings
     def replace(self, **changes: Unpack[_AllValues]) -> "Settings":
@@ -303,7 +307,7 @@ class Settings:
     def leaves(self) -> dict[str, Any]:
         """Return every value by its own name."""
         groups = [getattr(self, name) for name in GROUPS]
-        return {name: value for group in groups for name, value in vars(group).items()} | {"max_harm": self.max_harm}
+        return {name: value for group in groups for name, value in vars(group).items()} | {"guard": self.guard}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the nested values, for JSON."""
@@ -322,7 +326,7 @@ GROUPS: dict[str, type[Any]] = {
     "training": TrainingSettings,
     "pretraining": PretrainingSettings,
 }
-LEAVES = [field.name for kind in GROUPS.values() for field in fields(kind)] + ["max_harm"]
+LEAVES = [field.name for kind in GROUPS.values() for field in fields(kind)] + ["guard"]
 
 
 def _check(group: object, name: str, is_fine: bool, expected: str) -> None:

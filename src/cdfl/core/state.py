@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 # applied: the upload counted, and moved each cluster by its rate, which may be 0; also the outcome of `join`, which has
-# no upload. deprecated: the upload is older than max_staleness. rejected: the defence refused it. Both move no cluster.
+# no upload. deprecated: the upload is older than max_staleness. rejected: the defence refused it. Both move no cluster;
+# a rejected upload does not count as an epoch either.
 Outcome = Literal["applied", "deprecated", "rejected"]
 
 # Returns the losses of n models (n, P), each on the proxy set of its cluster (n,). The core sees no other data.
@@ -34,7 +35,7 @@ class ServerState:
     cluster_models: Tensor  # (K, P)  w_k
     cluster_losses: Tensor  # (K,)    F(w_k; D_k); NaN if not evaluated since the cluster moved
     cluster_epochs: Tensor  # (K,)    e_k: epoch at which each cluster last moved, int64
-    epoch: int = 0  # t: counts uploads
+    epoch: int = 0  # t: counts uploads, except rejected ones
     num_parameters: int | None = None  # leading entries of a vector that are trained; all of them if None
     estimator_memory: Tensor = field(default_factory=_nothing)
     defence_memory: Tensor = field(default_factory=_nothing)
@@ -59,6 +60,8 @@ class Upload:
     losses: Tensor | None = None  # (K,) F(v; D_k), if they are known already
     mixture: Tensor | None = None  # (K,) the client's own estimate, for the estimator GIVEN
     base_model: Tensor | None = None  # (P,) u: what it was trained from, if the server still has it
+    time: float = 0.0  # seconds; when it came
+    bounds: tuple[float, float] = (1.0, 1.0)  # factors by which a defence shortened the changes: parameters, statistics
 
     def replace(self, **changes: Any) -> "Upload":
         """Return this upload with some fields changed."""
@@ -83,6 +86,7 @@ class Verdict(NamedTuple):
     seen: tuple[float | None, ...] = ()  # its measurements, from which `Defence.remember` updates the server's memory
     client: tuple[float, ...] = ()  # its memory of this client after the upload
     reason: str = ""  # why the upload was rejected, for its client
+    bounds: tuple[float, ...] = (1.0, 1.0)  # `Upload.bounds`, so that a replay on another machine gets the same bits
 
 
 ACCEPTED = Verdict()
@@ -100,7 +104,7 @@ class Reply:
     """What the client gets back, and what the server decided."""
 
     personal_model: Tensor  # (P,)  u_m
-    epoch: int  # t: the base epoch of the client's next upload
+    epoch: int  # t: the base epoch of the client's next upload; if rejected, that of this one
     mixture: Tensor  # (K,)  alpha_hat, float64
     rates: Tensor  # (K,)  beta_mk, float64; all zero unless applied
     staleness: int  # t - tau

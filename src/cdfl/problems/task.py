@@ -97,9 +97,10 @@ class Task:
         found: Tensor = outputs_of(self.model, self.layout, vector, inputs)
         return found
 
-    def evaluator(self) -> ProxySets:
-        """Return the proxy sets with a network of their own, for one thread."""
-        return ProxySets(copy.deepcopy(self.model), self.loss, self.proxy_sets)
+    def evaluator(self, most: int | None = None) -> ProxySets:
+        """Return the proxy sets, or their first samples, with a network of their own, for one thread."""
+        sets = [(inputs[:most], targets[:most]) for inputs, targets in self.proxy_sets]
+        return ProxySets(copy.deepcopy(self.model), self.loss, sets)
 
     def pretrain(
         self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None

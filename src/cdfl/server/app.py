@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response, Security
@@ -18,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from cdfl.core import Layout
 from cdfl.server.auth import Access
+from cdfl.server.blobs import digest_of
+from cdfl.server.connections import PIECE, Connection
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine
 from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
@@ -34,21 +36,26 @@ from cdfl.server.openapi import (
     model_reply,
     refusals,
 )
+from cdfl.server.records import Claim
 from cdfl.server.uploads import Uploads
 from cdfl.server.watching import add_watching
 from cdfl.wire import (
     BASE_EPOCH,
     CLIENT,
     CONTENT_TYPE,
+    DIGEST,
     KEY,
     REPORT,
     DType,
+    ForbiddenError,
     UnauthorizedError,
+    UnfitError,
     WireError,
     body_parts,
     check_key,
     compress,
     decode_model,
+    digest_header,
     parse_count,
     parse_report,
 )
@@ -57,7 +64,6 @@ logger = logging.getLogger("cdfl.server")
 
 CHECK_SECONDS = 5.0  # /readyz waits this long for the store
 CHECKED_SECONDS = 1.0  # the result of a check stays valid this long
-PIECE = 2**20  # bytes of a model that are sent at once
 DESCRIPTION = "Client-Driven Federated Learning: upload one model, receive one. `docs/reference/http.md` explains it."
 
 
@@ -106,7 +112,7 @@ LastEvent = Annotated[
     str | None,
     Header(
         alias="Last-Event-ID",
-        description="Send the events after this epoch, too.",
+        description="Send the events after this number, too.",
         json_schema_extra={"type": "integer", "minimum": 0},
     ),
 ]
@@ -115,6 +121,7 @@ LastEvent = Annotated[
 def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     """Return the service of one engine."""
     app = FastAPI(title="cdfl", version="1", description=DESCRIPTION, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # a redirect would repeat the request's Host
     uploads, limits = Uploads(engine), engine.limits
     rate_limit = RateLimit(limits.requests_per_second, limits.burst)
     engine.listeners.append(notifier)
@@ -124,33 +131,54 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     if access.is_open:
         scheme = APIKeyHeader(name=CLIENT, auto_error=False, scheme_name="name", description="The name of a client.")
 
-    async def authenticate(request: Request, _: Annotated[Any, Security(scheme)]) -> str:
+    async def authenticate(request: Request, _: Annotated[Any, Security(scheme)]) -> Claim:
         """Return the client that asks; refuse one that asks too often."""
-        client_id = await uploads.in_thread(access.client, request.headers)
-        rate_limit.check(client_id)
-        return client_id
+        connection = _connection(request)
+        try:
+            claim = await uploads.read(access.identify, request.headers, connection and connection.certified)
+        except (UnauthorizedError, ForbiddenError) as error:
+            note_failure(request, error)
+            raise
+        if connection is not None:
+            connection.is_known = True
+        rate_limit.check(claim.client_id)
+        return claim
 
-    async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> str | None:
+    def note_failure(request: Request, error: WireError) -> None:
+        """Count and log a failed authentication."""
+        engine.metrics.auth_failures.inc()
+        address = request.client.host if request.client else "an unknown address"
+        logger.warning("authentication failed from %s: %s", address, error.detail)
+
+    async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> Claim | None:
         """Return the client that asks; None for the operator, and for one without a name on an open server."""
         is_watcher = access.is_operator(request.headers) or (access.is_open and CLIENT not in request.headers)
         return None if is_watcher else await authenticate(request, _)
 
-    async def first_epoch(last_event: LastEvent = None) -> int:
-        """Return the epoch after which events are sent."""
-        return engine.state.epoch if last_event is None else parse_count("Last-Event-ID", last_event)
+    async def first_number(last_event: LastEvent = None) -> int:
+        """Return the number of the entry after which events are sent."""
+        return engine.store.number if last_event is None else parse_count("Last-Event-ID", last_event)
 
-    ClientId = Annotated[str, Depends(authenticate)]
-    ClientOrOperator = Annotated[str | None, Depends(client_or_operator)]
+    streams = StreamLimit(limits)
+
+    Client = Annotated[Claim, Depends(authenticate)]
+    ClientOrOperator = Annotated[Claim | None, Depends(client_or_operator)]
+
+    async def stream_place(request: Request, claim: ClientOrOperator) -> AsyncIterator[None]:
+        """Count a stream while its response is sent; as a dependency of the route it may refuse before that."""
+        name = None if claim is None else claim.client_id
+        with streams.place(name, is_operator=access.is_operator(request.headers)):
+            yield
 
     @app.get(
         "/v1/model",
         response_class=Response,
         responses=model_reply(to_upload=False) | refusals(400, 401, 403, 422, 429, 503),
     )
-    async def model(request: Request, client_id: ClientId, query: Asked) -> Response:
+    async def model(request: Request, client: Client, query: Asked) -> Response:
         """Join or refresh: a newcomer gets the average of the clusters, a known client its last mixture."""
-        answer = await uploads.in_thread(engine.join, client_id)
-        return await _model_response(answer, request, query.dtype, uploads)
+        answer = await uploads.in_thread(engine.join, client)
+        return await _model_response(answer, request, client, query.dtype, uploads)
 
     @app.post(
         "/v1/updates",
@@ -160,7 +188,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     )
     async def updates(
         request: Request,
-        client_id: ClientId,
+        client: Client,
         query: Asked,
         key: Key,
         base_epoch: BaseEpoch,
@@ -169,18 +197,19 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     ) -> Response:
         """Upload the trained model, receive a personal one. With the same key an upload counts once."""
         epoch = parse_count(BASE_EPOCH, base_epoch)
-        answer = await uploads.receive(request, client_id, check_key(key), epoch, coding, parse_report(report))
-        return await _model_response(answer, request, query.dtype, uploads)
+        answer = await uploads.receive(request, client, check_key(key), epoch, coding, parse_report(report))
+        return await _model_response(answer, request, client, query.dtype, uploads)
 
     @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))
-    async def status(_: ClientOrOperator) -> Status:
-        """Show the epoch, the clusters and the tensors that the server expects."""
-        return await asyncio.to_thread(Status.of, engine, uploads.body_limit)
+    async def status(client: ClientOrOperator) -> Status:
+        """Show the epoch and the tensors that the server expects; to the operator, the clusters, too."""
+        whole = access.is_open or client is None
+        return await uploads.read(Status.of, engine, uploads.body_limit, whole)
 
     @app.get("/v1/clients/me", responses=refusals(400, 401, 403, 429, 503))
-    async def me(client_id: ClientId) -> ClientStatus:
+    async def me(client: Client) -> ClientStatus:
         """Show what the server knows of the client that asks."""
-        return ClientStatus.of(client_id, await uploads.in_thread(engine.store.client, client_id))
+        return ClientStatus.of(client.client_id, await uploads.read(engine.store.client, client.client_id))
 
     @app.get(
         "/v1/events",
@@ -188,23 +217,32 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         responses=EVENTS_PAGE | refusals(400, 401, 403, 429, 503) | REFUSED,
     )
     async def events(
-        client_id: ClientOrOperator,
-        after: Annotated[int, Depends(first_epoch)],
-        _: Annotated[None, Depends(StreamLimit(limits.streams))],
+        client: ClientOrOperator,
+        after: Annotated[int, Depends(first_number)],
+        _: Annotated[None, Depends(stream_place)],
     ) -> StreamingResponse:
-        """Stream events: one an upload, `id` is its epoch. Last-Event-ID continues after that epoch."""
-        sees_all = access.is_open or client_id is None
+        """Stream events: one an upload, `id` is its number. Last-Event-ID continues after that one."""
+        sees_all = access.is_open or client is None
+        own = client and client.client_id
 
         def show(told: Told) -> bytes:
-            return told.whole if sees_all or told.entry.client_id == client_id else told.public
+            return told.whole if sees_all or told.entry.client_id == own else told.public
 
-        content = stream(engine.store, notifier, after, show, joins=sees_all)
+        async def is_allowed() -> bool:
+            """Return whether the token is still valid; checked again and again while the stream is open."""
+            return client is None or await uploads.read(access.tokens.is_valid, client)
+
+        content = stream(engine.store, notifier, streams, after, show, is_allowed, joins=sees_all)
         return StreamingResponse(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/metrics", response_class=Response, responses=METRICS_PAGE | refusals(401))
     async def metrics(request: Request) -> Response:
         """Show counters and timings for Prometheus."""
-        access.check_metrics(request.headers)
+        try:
+            access.check_metrics(request.headers)
+        except UnauthorizedError as error:
+            note_failure(request, error)
+            raise
         return Response(await asyncio.to_thread(engine.metrics.page), media_type=METRICS_TYPE)
 
     @app.get("/healthz")
@@ -295,12 +333,14 @@ class _StoreCheck:
 
 
 class ModelResponse(Response):
-    """A model, sent in pieces without a copy."""
+    """A model, sent in pieces without a copy, within the budget of its connection."""
 
-    def __init__(self, parts: tuple[bytes | memoryview, ...], headers: dict[str, str]) -> None:
-        self._parts = parts
-        length = {"Content-Length": str(sum(map(len, parts)))}
-        super().__init__(media_type=CONTENT_TYPE, headers=headers | length)
+    def __init__(
+        self, parts: tuple[bytes | memoryview, ...], headers: dict[str, str], connection: Connection | None, owner: str
+    ) -> None:
+        self._parts, self._connection, self._owner = parts, connection, owner
+        self._length = sum(map(len, parts))
+        super().__init__(media_type=CONTENT_TYPE, headers=headers | {"Content-Length": str(self._length)})
 
     def render(self, content: Any) -> bytes:
         """Return nothing: the parts are sent by `__call__`."""
@@ -308,25 +348,55 @@ class ModelResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts:
-            for begin in range(0, len(part), PIECE):
-                piece = part[begin : begin + PIECE]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if self._connection is not None:
+            self._connection.limit.replies.begin(self._connection, self._owner, self._length)
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._send_parts(send)
+        finally:
+            if self._connection is not None:
+                self._connection.limit.replies.end(self._connection)
         await send({"type": "http.response.body", "body": b""})
 
+    async def _send_parts(self, send: Send) -> None:
+        for part in self._parts:
+            for begin in range(0, len(part), PIECE):
+                await send({"type": "http.response.body", "body": part[begin : begin + PIECE], "more_body": True})
+                if self._connection is not None and not self._connection.limit.replies.progress(self._connection):
+                    return  # it was given up for another one
 
-async def _model_response(answer: Answer, request: Request, dtype: DType, uploads: Uploads) -> Response:
+
+async def _model_response(answer: Answer, request: Request, client: Claim, dtype: DType, uploads: Uploads) -> Response:
     """Return a reply in the dtype and the encoding that the client asked for."""
     headers = answer.head.to_headers() | {"Cache-Control": "no-store"}
-    parts = answer.body
+    parts, digest = answer.body, answer.digest
     if dtype != "float32":
-        parts = await uploads.in_thread(_converted, answer, uploads.engine.layout, dtype)
+        parts, digest = await uploads.in_thread(_converted, answer, uploads.engine.layout, dtype)
     if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # only on request: weights hardly compress
-        parts = (await uploads.in_thread(compress, b"".join(parts)),)
+        parts, digest = await uploads.in_thread(_compressed, parts)
         headers["Content-Encoding"] = "zstd"
-    return ModelResponse(parts, headers)
+    headers[DIGEST] = digest_header(digest or await uploads.in_thread(digest_of, parts))
+    return ModelResponse(parts, headers, _connection(request), client.client_id)
 
 
-def _converted(answer: Answer, layout: Layout, dtype: DType) -> tuple[bytes | memoryview, ...]:
-    return body_parts(decode_model(b"".join(answer.body), layout, is_checked=True), layout, dtype)
+Parts = tuple[bytes | memoryview, ...]
+
+
+def _converted(answer: Answer, layout: Layout, dtype: DType) -> tuple[Parts, str]:
+    """Return a reply in another dtype; in float32 if a value does not fit, since the upload counts already."""
+    try:
+        parts = body_parts(decode_model(b"".join(answer.body), layout, is_checked=True), layout, dtype)
+    except UnfitError:
+        return answer.body, answer.digest
+    return parts, digest_of(parts)
+
+
+def _compressed(parts: Parts) -> tuple[Parts, str]:
+    packed = compress(b"".join(parts))
+    return (packed,), digest_of(packed)
+
+
+def _connection(request: Request) -> Connection | None:
+    """Return the connection of a request; None if the server does not run in uvicorn."""
+    found = request.scope.get("state", {}).get("connection")
+    return found if isinstance(found, Connection) else None

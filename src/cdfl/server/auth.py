@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy import select
 
 from cdfl.server.database import Database
-from cdfl.server.records import TokenRecord
-from cdfl.server.tables import tokens
+from cdfl.server.records import Claim, TokenRecord
+from cdfl.server.tables import tokens, valid_token
 from cdfl.wire import CLIENT, ForbiddenError, UnauthorizedError, bearer_token, check_client_id
 
 ID_LENGTH = 12  # digits of the hash: enough to identify a token, too few to guess it
@@ -23,10 +23,14 @@ class Tokens:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, client_id: str) -> str:
-        """Return a new token of a client; it cannot be read again. Earlier ones stay valid until revoked."""
-        token = f"cdfl_{secrets.token_urlsafe(32)}"
-        row = {"hash": _hash(token), "client_id": client_id, "created": time.time()}
+    def create(self, client_id: str, seconds: float | None = None) -> str:
+        """Return a new token of a client, valid for so many seconds; it cannot be read again.
+
+        Earlier ones stay valid until they are revoked or expire.
+        """
+        token, now = f"cdfl_{secrets.token_urlsafe(32)}", time.time()
+        expires = None if seconds is None else now + seconds
+        row = {"hash": _hash(token), "client_id": client_id, "created": now, "expires": expires}
         with self._database.write() as connection:
             connection.execute(sa.insert(tokens).values(row))
         return token
@@ -35,7 +39,7 @@ class Tokens:
         """Return all tokens, by client and age."""
         with self._database.read() as connection:
             rows = connection.execute(select(tokens).order_by(tokens.c.client_id, tokens.c.created)).all()
-        return [TokenRecord(row.hash[:ID_LENGTH], row.client_id, row.created, row.revoked) for row in rows]
+        return [TokenRecord(row.hash[:ID_LENGTH], row.client_id, row.created, row.revoked, row.expires) for row in rows]
 
     def revoke(self, name: str) -> list[TokenRecord]:
         """Revoke all tokens of a client, or one by its id; return those that were valid until now."""
@@ -46,12 +50,22 @@ class Tokens:
                 connection.execute(chosen.values(revoked=time.time()))
         return named
 
-    def client(self, token: str) -> str | None:
-        """Return the client of a token; None if it is unknown or revoked."""
+    def claim(self, token: str) -> Claim | None:
+        """Return what a token allows; None if it is unknown, revoked or expired."""
         # A lookup by hash: the time it takes reveals nothing about other tokens.
-        valid = select(tokens.c.client_id).where(tokens.c.hash == _hash(token), tokens.c.revoked.is_(None))
+        hashed = _hash(token)
+        valid = select(tokens.c.client_id).where(tokens.c.hash == hashed, valid_token(time.time()))
         with self._database.read() as connection:
-            return connection.execute(valid).scalar()
+            client_id = connection.execute(valid).scalar()
+        return None if client_id is None else Claim(client_id, hashed)
+
+    def is_valid(self, claim: Claim) -> bool:
+        """Return whether the token of a claim is still valid; always on an open server."""
+        valid = select(tokens.c.hash).where(tokens.c.hash == claim.token, valid_token(time.time()))
+        if claim.token is None:
+            return True
+        with self._database.read() as connection:
+            return connection.execute(valid).scalar() is not None
 
 
 class Access:
@@ -62,25 +76,31 @@ class Access:
 
     def __init__(self, tokens: Tokens, *, is_open: bool = False, operator_token: str | None = None) -> None:
         self.is_open = is_open
-        self._tokens = tokens
-        self._operator_tokens = [token.strip() for token in (operator_token or "").split(",") if token.strip()]
+        self.tokens = tokens
+        self._operator_tokens = [_checked(token) for token in (operator_token or "").split(",") if token]
 
-    def client(self, headers: Mapping[str, str]) -> str:
-        """Return the client that sent a request."""
+    def identify(self, headers: Mapping[str, str], certified: str | None = None) -> Claim:
+        """Return the client that sent a request; `certified` is the name in its TLS certificate, if it has one."""
+        claim = self._claim(headers)
+        if certified is not None and certified != claim.client_id:
+            raise ForbiddenError("the TLS certificate belongs to another client than the token")
+        return claim
+
+    def _claim(self, headers: Mapping[str, str]) -> Claim:
         named = headers.get(CLIENT)
         if self.is_open:
             if named is None:
                 raise UnauthorizedError(f"the header {CLIENT} is missing; the server is open, but it needs a name")
-            return check_client_id(named)
+            return Claim(check_client_id(named))
         token = bearer_token(headers.get("Authorization"))
         if token is None:
             raise UnauthorizedError("the Authorization header is missing; expected 'Bearer ' and a token")
-        client_id = self._tokens.client(token)
-        if client_id is None:
-            raise UnauthorizedError("the token is unknown or was revoked; ask the operator for a new one")
-        if named is not None and named != client_id:
+        claim = self.tokens.claim(token)
+        if claim is None:
+            raise UnauthorizedError("the token is unknown, expired or revoked; ask the operator for a new one")
+        if named is not None and named != claim.client_id:
             raise ForbiddenError(f"the token does not belong to the client that {CLIENT} names")
-        return client_id
+        return claim
 
     def is_operator(self, headers: Mapping[str, str]) -> bool:
         """Return whether the operator sent a request."""
@@ -88,11 +108,27 @@ class Access:
         return sum(hmac.compare_digest(token, own.encode()) for own in self._operator_tokens) > 0  # always all
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
-        """Refuse the metrics to others if there is an operator's token."""
-        if self._operator_tokens and not self.is_operator(headers):
-            raise UnauthorizedError("the metrics are for the operator; expected 'Bearer ' and the operator's token")
+        """Refuse the metrics to all but the operator; an open server without an operator shows them to all."""
+        if not self.is_operator(headers) and (self._operator_tokens or not self.is_open):
+            raise UnauthorizedError(
+                "the metrics are for the operator; expected 'Bearer ' and the token in the server's CDFL_OPERATOR_TOKEN"
+            )
 
 
 def _hash(token: str) -> str:
     """Hash a token. A token is random, so neither salt nor a slow hash is needed."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _checked(token: str) -> str:
+    """Return the operator's token without surrounding white space; refuse one that no request could send."""
+    try:
+        found = bearer_token(f"Bearer {token.strip()}")
+    except UnauthorizedError:
+        found = None
+    if not found:
+        raise ValueError(
+            "the operator's token (CDFL_OPERATOR_TOKEN) is empty, too long or has white space or other characters that "
+            "a header cannot carry; expected 1 to 512 visible ASCII characters"
+        )
+    return found

@@ -37,7 +37,8 @@ from cdfl.server.errors import StoreBusy, StoreDamaged, StoreError, StoreLost, S
 # sqlite3's own error is raised while a connection is set up.
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
 LOCK_CLASS = 0x6364666C  # "cdfl" in ASCII: other programs may use advisory locks in the same database
-WAIT_FOR_WRITERS = 30  # SQLite waits this many seconds for the transaction of another process (`cdfl token`)
+WAIT_FOR_WRITERS = 5  # SQLite waits this many seconds for the transaction of another process (`cdfl token`)
+TURN_SECONDS = 10.0  # a thread waits this long for the transaction of another thread
 SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
 NOTICE = 1.0  # PostgreSQL may take this many seconds to notice that a former owner has disconnected
@@ -109,12 +110,23 @@ class Database:
             yield connection
 
     @contextmanager
+    def moment(self) -> Iterator[sa.Connection]:
+        """Lend a connection for reading, whose statements all see the same moment."""
+        begin = "BEGIN" if self.is_sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        with self.read() as connection:
+            connection.exec_driver_sql(begin)
+            try:
+                yield connection
+            finally:
+                connection.exec_driver_sql("ROLLBACK")
+
+    @contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """Run a transaction, committed and durable when the block ends without an error. One at a time.
 
         Raises StoreUnavailable if nothing was changed, UncertainCommit if COMMIT failed.
         """
-        with self._turn:
+        with turn_of(self._turn):
             connection = self._begun()
             try:
                 with _translated():
@@ -164,9 +176,9 @@ class Database:
         fresh = self._connection is None
         try:
             return self._begin()
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._disconnect()
-            if fresh:
+            if fresh or _is_locked(error):
                 raise
         return self._begin()
 
@@ -257,14 +269,33 @@ class Database:
                 time.sleep(NOTICE / 20)
             return locked
         if self._lock_file is None:
-            file = os.open(f"{self.url.database}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(str(self.url.database), os.O_RDWR)  # of the database itself: nobody deletes that by mistake
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # SQLite's own locks are of another kind
             except BlockingIOError:
-                os.close(file)
+                _LEFT_OPEN.append(file)  # closing it would end SQLite's locks of this process
                 return False
             self._lock_file = file
         return True
+
+
+_LEFT_OPEN: list[int] = []
+
+
+@contextmanager
+def turn_of(lock: threading.RLock) -> Iterator[None]:
+    """Take a lock; StoreUnavailable if other threads, which wait for the store, keep it too long."""
+    if not lock.acquire(timeout=TURN_SECONDS):
+        raise StoreUnavailable("the store is busy: another write has not ended")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _is_locked(error: StoreUnavailable) -> bool:
+    """Return whether another program holds SQLite's lock: a new connection would wait for it just as long."""
+    return "database is locked" in str(error)
 
 
 def parse_url(text: str) -> URL:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -29,20 +29,31 @@ from cdfl.core import (
     ServerState,
     Settings,
     Upload,
+    Verdict,
     base_model_of,
+    defence_of,
     is_too_stale,
     join,
     server_update,
 )
-from cdfl.device import torch_threads
-from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable
+from cdfl.server.blobs import digest_in
+from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
-from cdfl.server.records import Entry
+from cdfl.server.records import Claim, Entry
 from cdfl.server.store import Store
-from cdfl.wire import ForbiddenError, ReplyHead, UnavailableError, UnfitError, WireError, body_parts
+from cdfl.server.tape import Recording
+from cdfl.wire import (
+    ForbiddenError,
+    ReplyHead,
+    UnauthorizedError,
+    UnavailableError,
+    UnfitError,
+    WireError,
+    body_parts,
+)
 
 logger = logging.getLogger("cdfl.server")
 
@@ -50,6 +61,8 @@ GROUP = 32  # at most this many uploads are evaluated or committed together
 GROUP_BYTES = 512 * MEGABYTE  # limit for a group's replies and base models, which are in memory together
 RETRY_SECONDS = 2.0  # clients are asked to wait this long
 MAINTENANCE_SECONDS = 1.0  # `Maintenance` runs this often while no uploads come
+JOIN_TRIES = 2  # a client that is forgotten while it joins may join again
+REVOKED = "the token was revoked, or the client was forgotten; ask the operator for a new one"
 
 
 class Evaluator(Protocol):
@@ -74,7 +87,9 @@ class Submission:
     digest: str
     local_model: Tensor  # (P,)
     upload: str  # blob of the local model
+    claim: Claim  # why its client may write
     client: ClientMemory = NEWCOMER
+    was_rejected: bool = False  # its client's last upload
     sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
     report: tuple[float, ...] = ()  # what its client says of its last reply
     received: float = field(default_factory=time.time)
@@ -90,6 +105,7 @@ class Answer:
 
     head: ReplyHead
     body: tuple[bytes | memoryview, ...]
+    digest: str = ""  # sha256 of the body, if it is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +136,8 @@ class Listener(Protocol):
 class Engine:
     """The state, the queue before it, and the threads that empty it. May be called from any thread.
 
-    `evaluate_uploads` and `evaluate_clusters` are each used by one thread only.
+    `evaluate_uploads` is used by one thread only, and so are `evaluate_clusters` and `trial`, with which the guard
+    tries steps on parts of the proxy sets.
     """
 
     def __init__(
@@ -132,25 +149,31 @@ class Engine:
         evaluate_uploads: Evaluator,
         evaluate_clusters: Evaluate,
         *,
+        trial: Evaluate | None = None,
         limits: Limits = Limits(),  # noqa: B008  frozen
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
         matrices: Matrices | None = None,
         cluster_names: Sequence[str] = (),
         on_loss: Callable[[str], None] = lambda why: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
         self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
         self.matrices = matrices
+        self.clock = clock  # of the uploads, in seconds since 1970
         self.cluster_names = list(cluster_names) or [f"cluster {number}" for number in range(state.num_clusters)]
         self.on_loss = on_loss  # called once if the store is lost: the server must stop
         self.lost: str | None = None  # why the store is lost
-        self.maintenance = Maintenance(store, snapshot_every, on_forget=self._forgot)
+        self.maintenance = Maintenance(
+            store, snapshot_every, on_forget=self._forgot, on_damage=self.metrics.damaged.inc
+        )
         self.outage = Outage()
-        self._evaluate_uploads, self._evaluate_clusters = evaluate_uploads, evaluate_clusters
-        self._needs_base = settings.rates.cluster_step == "along"
+        self._evaluate_uploads, self._evaluate_clusters, self._trial = evaluate_uploads, evaluate_clusters, trial
+        self._defence = defence_of(settings)
+        self._needs_base = settings.rates.cluster_step == "along" or self._defence.needs_base
         upload_bytes = 4 * layout.size * (2 if self._needs_base else 1)
         self.capacity = limits.queue_of(upload_bytes)
         self._group_size = max(1, min(GROUP, GROUP_BYTES // upload_bytes))
@@ -172,21 +195,32 @@ class Engine:
 
     # -- for clients
 
-    def join(self, client_id: str) -> Answer:
+    def join(self, claim: Claim) -> Answer:
         """Return a model for a client that uploads nothing, after recording durably that the client was sent it."""
+        for _ in range(JOIN_TRIES):
+            try:
+                return self._join(claim)
+            except Withdrawn:  # it was forgotten meanwhile, and may join again as a newcomer if its token is valid
+                continue
+        raise UnauthorizedError(REVOKED)
+
+    def _join(self, claim: Claim) -> Answer:
+        if self.outage.is_on:  # do not keep the thread waiting
+            raise UnavailableError("the store is unavailable; try again in a moment", retry_after=RETRY_SECONDS)
         state = self.state
-        record = self.store.client(client_id, state.epoch)
+        record = self.store.client(claim.client_id, state.epoch)
         if record is None and self.store.num_clients() >= self.limits.clients:
             raise ForbiddenError(f"the server knows {self.limits.clients} clients and takes no more")
         reply = join(state, self.settings, NEWCOMER if record is None else record.memory)
         body = body_parts(reply.personal_model.cpu(), self.layout)
         is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_sent)
         if not is_recorded:
-            self.store.record_sent(client_id, reply.epoch, body if self._needs_base else None)
+            claim = replace(claim, since=None if record is None else record.since)
+            self.store.record_sent(claim.client_id, reply.epoch, body if self._needs_base else None, claim)
         self.metrics.joins.inc()
         if record is None:
             for listener in self.listeners:
-                listener.joined(client_id)
+                listener.joined(claim.client_id)
         return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
 
     def check_room(self) -> None:
@@ -270,23 +304,50 @@ class Engine:
         self._evaluated.put(None)
 
     def _evaluate(self, batch: list[Submission]) -> None:
-        """Compute the losses and fetch the bases of uploads, except those that are too stale already."""
+        """Compute the losses and fetch the bases of uploads, except those that will move nothing."""
         epoch = self.state.epoch + 1  # it only grows
-        fresh = [each for each in batch if not is_too_stale(epoch - each.base_epoch, self.settings.rates)]
-        if not fresh:
-            return
-        try:
+        fresh = [
+            each
+            for each in batch
+            if not is_too_stale(epoch - each.base_epoch, self.settings.rates) and not self._is_refused(each)
+        ]
+        if fresh:
             with self.metrics.timed("evaluate"):
-                losses = self._evaluate_uploads.of_each([submission.local_model for submission in fresh])  # (n, K)
-        except Exception as error:  # any error: answer these clients and go on with the others
-            for submission in fresh:
-                self._drop(submission, _unavailable(submission, error))
+                self._compute_losses(fresh)
+        for submission in batch:
+            if self._needs_base and submission.sent is not None and not submission.answer.done():
+                self._fetch_base(submission, submission.sent)
+
+    def _is_refused(self, submission: Submission) -> bool:
+        """Return whether the defence refuses an upload without looking at its losses."""
+        model = submission.local_model
+        upload = Upload(model, submission.base_epoch, base_model=model, time=submission.received)
+        return isinstance(self._defence.admit(self.state, upload, submission.client), Verdict)
+
+    def _compute_losses(self, fresh: list[Submission]) -> None:
+        try:
+            losses = self._evaluate_uploads.of_each([submission.local_model for submission in fresh])  # (n, K)
+        except Exception as error:  # any error of the model or the loss
+            if len(fresh) > 1:  # answer those that cause it, and no others
+                for submission in fresh:
+                    self._compute_losses([submission])
+            else:
+                self._refuse_for(fresh[0], error)
             return
         for submission, submission.losses in zip(fresh, losses, strict=True):
             if not bool(torch.isfinite(submission.losses).all()):
                 self._drop(submission, UnfitError("the model has no finite loss; train with a smaller learning_rate"))
-            elif self._needs_base and submission.sent is not None:
-                self._fetch_base(submission, submission.sent)
+
+    def _refuse_for(self, submission: Submission, error: Exception) -> None:
+        """Refuse an upload that cannot be evaluated; if clusters cannot be evaluated either, it is not its fault."""
+        try:
+            self._evaluate_uploads.of_each([self.state.cluster_models[0]])
+        except Exception:
+            self._drop(submission, _unavailable(submission, error))
+            return
+        logger.info("an upload of %s cannot be evaluated: %s", submission.client_id, error)
+        why = f"the loss of the model cannot be computed ({type(error).__name__}); train with a smaller learning_rate"
+        self._drop(submission, UnfitError(why))
 
     def _fetch_base(self, submission: Submission, sent: str) -> None:
         """Fetch the model that the client was sent. If it was deleted, `core.base_model_of` replaces it."""
@@ -322,28 +383,40 @@ class Engine:
 
     def _apply_group(self, group: list[Submission]) -> None:
         """Apply the uploads of a group, commit them, publish the state, answer the clients."""
-        state, steps = self._steps(group)
-        if not steps:
-            return
-        try:
-            with self.metrics.timed("commit"):
-                self.store.commit([(step.entry, step.body) for step in steps])
-        except Exception as error:  # the store has dropped the uploads
-            for step in steps:
-                step.submission.answer.set_exception(_unavailable(step.submission, error))
-            raise
+        while True:
+            state, steps = self._steps(group)
+            if not steps:
+                return
+            try:
+                with self.metrics.timed("commit"):
+                    claims = [step.submission.claim for step in steps]
+                    entries = self.store.commit([(step.entry, step.body) for step in steps], claims)
+                break
+            except Withdrawn as error:
+                group = self._without([step.submission for step in steps], error.client_ids)
+            except Exception as error:  # the store has dropped the uploads
+                for step in steps:
+                    step.submission.answer.set_exception(_unavailable(step.submission, error))
+                raise
         self.state = state
         self.metrics.show(state.epoch, state.cluster_losses)
         self.metrics.group.observe(len(steps))
-        for step in steps:
-            self.metrics.uploads.labels(step.entry.outcome).inc()
-            self.metrics.staleness.observe(step.entry.staleness)
-            if step.entry.outcome == "rejected":
-                seen, reason = step.entry.verdict.seen, step.entry.verdict.reason
-                logger.warning("an upload of %s was rejected, measured %s: %s", step.entry.client_id, seen, reason)
-            step.submission.answer.set_result(Answer(reply_head(step.entry), step.body))
+        for step, entry in zip(steps, entries, strict=True):
+            self.metrics.uploads.labels(entry.outcome).inc()
+            self.metrics.staleness.observe(entry.staleness)
+            if entry.outcome == "rejected" and not step.submission.was_rejected:  # not every one of many
+                logger.warning("an upload of %s was rejected: %s", entry.client_id, entry.verdict.reason)
+            digest = "" if entry.reply is None else digest_in(entry.reply)
+            step.submission.answer.set_result(Answer(reply_head(entry), step.body, digest))
         for listener in self.listeners:
-            listener.committed([step.entry for step in steps])
+            listener.committed(entries)
+
+    def _without(self, group: list[Submission], client_ids: set[str]) -> list[Submission]:
+        """Drop the uploads of clients that were forgotten, or whose tokens were revoked, while they waited."""
+        for submission in group:
+            if submission.client_id in client_ids:
+                self._drop(submission, UnauthorizedError(REVOKED))
+        return [submission for submission in group if submission.client_id not in client_ids]
 
     def _steps(self, group: list[Submission]) -> tuple[ServerState, list[_Step]]:
         """Return the state after a group; an upload that cannot be applied is refused and changes nothing."""
@@ -359,31 +432,25 @@ class Engine:
         return state, steps
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, _Step]:
-        begun, evaluating = time.perf_counter(), 0.0
+        begun, tape = time.perf_counter(), Recording(self._cores)
         upload = Upload(
             submission.local_model,
             submission.base_epoch,
             submission.client_id,
             submission.losses,
             base_model=submission.base_model,
+            time=submission.received,
         )
         # A base model that replaces a lost one is journalled, too, so it is computed here.
         upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
-
-        def evaluate(models: Tensor, clusters: Tensor) -> Tensor:
-            nonlocal evaluating
-            begun = time.perf_counter()
-            with torch_threads(self._cores):
-                losses = self._evaluate_clusters(models, clusters).cpu()
-            evaluating += time.perf_counter() - begun
-            return losses
-
-        state, reply = server_update(state, upload, self.settings, evaluate, submission.client)
-        if upload.base_model is not None and submission.base is None and reply.outcome == "applied":
+        evaluate = tape.of(self._evaluate_clusters)
+        defence = defence_of(self.settings, tape.of(self._trial) if self._trial else None)
+        after, reply = server_update(state, upload, self.settings, evaluate, submission.client, defence=defence)
+        is_kept = reply.outcome == "applied" or self.store.retention.keep_uploads
+        if upload.base_model is not None and submission.base is None and is_kept:
             submission.base = self.store.keep_base(body_parts(upload.base_model, self.layout))
-        submission.base_model = None
         entry = Entry.of(
-            state,
+            after,
             upload,
             submission.client,
             reply,
@@ -392,12 +459,13 @@ class Engine:
             received=submission.received,
             upload=submission.upload,
             base=submission.base,
+            evaluated=tape.numbers,
             report=submission.report,
         )
         step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
-        self.metrics.seconds.labels("evaluate").observe(evaluating)
-        self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - evaluating)
-        return state, step
+        self.metrics.seconds.labels("evaluate").observe(tape.seconds)
+        self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - tape.seconds)
+        return after, step
 
     def _drop(self, submission: Submission, error: WireError) -> None:
         """Answer with an error, and delete the upload."""
@@ -408,7 +476,7 @@ class Engine:
 def reply_head(entry: Entry) -> ReplyHead:
     """Return the headers of the reply to an entry; a repeated upload gets the same ones."""
     detail = entry.verdict.reason if entry.outcome == "rejected" else ""
-    return ReplyHead(entry.epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, detail)
+    return ReplyHead(entry.reply_epoch, entry.mixture, entry.rates, entry.staleness, entry.outcome, detail)
 
 
 def use_torch_threads(count: int) -> None:

@@ -4,6 +4,7 @@ StoreError
 ├── StoreUnavailable   database or disk unreachable, full or read-only; nothing was changed, try again later
 ├── StoreBusy          another server owns this store
 ├── StoreLost          another server has taken over this store; this one must stop
+├── Withdrawn          a client was forgotten, or its token revoked, before its data were written
 ├── StoreVersion       another version of cdfl made the tables
 └── StoreDamaged       a stored value is not what was written
 """
@@ -35,3 +36,11 @@ class StoreDamaged(StoreError):  # noqa: N818
     def __init__(self, what: str, remedy: str = "restore a backup, or go back with `cdfl rollback`") -> None:
         super().__init__(f"{what}; {remedy}")
         self.what = what
+
+
+class Withdrawn(StoreError):  # noqa: N818
+    """Clients were forgotten, or their tokens revoked, before their data were written. Nothing was written."""
+
+    def __init__(self, client_ids: set[str]) -> None:
+        super().__init__(f"{len(client_ids)} clients were forgotten, or their tokens revoked, in the meantime")
+        self.client_ids = client_ids

@@ -1,4 +1,4 @@
-"""The stream of events: one event an upload, from any epoch that the journal still has.
+"""The stream of events: one event an upload, from any number that the journal still has.
 
 After a commit each entry is turned into bytes once, however many streams there are, and streams are woken a few times a
 second. So a hundred watchers cost little more than one.
@@ -8,14 +8,15 @@ import asyncio
 import json
 import time
 from bisect import bisect_right
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 from cdfl.server.engine import RETRY_SECONDS
 from cdfl.server.errors import StoreUnavailable
+from cdfl.server.limits import Limits
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
 from cdfl.wire import UnavailableError
@@ -23,7 +24,8 @@ from cdfl.wire import UnavailableError
 PAGE = 100  # entries read at a time
 RECENT = 1000  # entries in memory
 WAKE_SECONDS = 0.25  # streams are woken at most this often
-QUIET_SECONDS = 15.0  # a comment is sent this often, so that a peer that is gone is noticed
+CHECK_SECONDS = 5.0  # a comment is sent and the token checked this often: a peer that is gone is noticed
+REST = 4.0  # times the seconds that a page of old entries took
 OPENING = b": the epochs after this line are events\n\n"
 SIGN_OF_LIFE = b": nothing new\n\n"
 
@@ -37,12 +39,12 @@ class Told:
     @cached_property
     def whole(self) -> bytes:
         """The event with everything in it."""
-        return _encoded(event_of(self.entry, whole=True), self.entry.epoch)
+        return _encoded(event_of(self.entry, whole=True), self.entry.number)
 
     @cached_property
     def public(self) -> bytes:
         """The event without its client."""
-        return _encoded(event_of(self.entry, whole=False), self.entry.epoch)
+        return _encoded(event_of(self.entry, whole=False), self.entry.number)
 
 
 class Notifier:
@@ -105,12 +107,12 @@ class Notifier:
         finally:
             self._waiting.discard(event)
 
-    def after(self, epoch: int) -> list[Told] | None:
-        """Return the entries after an epoch; None if they are not all in memory."""
+    def after(self, number: int) -> list[Told] | None:
+        """Return the entries after a number; None if they are not all in memory."""
         recent = list(self._recent)
-        if not recent or recent[0].entry.epoch > epoch + 1:
+        if not recent or recent[0].entry.number > number + 1:
             return None
-        return recent[bisect_right(recent, epoch, key=lambda told: told.entry.epoch) :]
+        return recent[bisect_right(recent, number, key=lambda told: told.entry.number) :]
 
     def joins_after(self, number: int) -> list[bytes]:
         """Return the joins after this one."""
@@ -130,66 +132,108 @@ class Notifier:
 
 
 class StreamLimit:
-    """Limits the number of open streams. Used on the event loop only."""
+    """Limits open streams: of all clients, of each one, and of the operator. Used on the event loop only.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._open = 0
+    Streams that read old entries take turns, and rest after each page, so that clients who upload are not slowed down.
+    """
 
-    async def __call__(self) -> AsyncIterator[None]:
-        """Count a stream while its response is sent; a dependency of the route, so it may refuse before that."""
-        if self._open >= self.most:
-            raise UnavailableError(f"{self.most} streams are open already; try again later", RETRY_SECONDS)
-        self._open += 1
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: Counter[str | None] = Counter()
+        self._of_operator = 0
+        self._turn = asyncio.Semaphore(1)
+
+    @contextmanager
+    def place(self, client_id: str | None, *, is_operator: bool) -> Iterator[None]:
+        """Count a stream while it is open, or refuse it; `client_id` is None for one without a name."""
+        if is_operator:
+            most = self._limits.operator_streams
+            _refuse_if(self._of_operator >= most, f"{most} streams of the operator are")
+            self._of_operator += 1
+        else:
+            mine = client_id is not None and self._open[client_id] >= self._limits.client_streams
+            _refuse_if(mine, f"{self._limits.client_streams} streams of this client are")
+            _refuse_if(self._open.total() >= self._limits.streams, f"{self._limits.streams} streams are")
+            self._open[client_id] += 1
         try:
             yield
         finally:
-            self._open -= 1
+            if is_operator:
+                self._of_operator -= 1
+            else:
+                self._open[client_id] -= 1
+                self._open += Counter()  # drop zeros
+
+    async def read(self, store: Store, after: int) -> list[Told]:
+        """Return a page of old entries."""
+        async with self._turn:
+            begun = time.monotonic()
+            entries = await asyncio.to_thread(store.entries, after, PAGE)
+            await asyncio.sleep(REST * (time.monotonic() - begun))
+        return [Told(entry) for entry in entries]
+
+
+def _refuse_if(is_over: bool, whose: str) -> None:
+    if is_over:
+        raise UnavailableError(f"{whose} open already; try again later", RETRY_SECONDS)
 
 
 async def stream(
-    store: Store, notifier: Notifier, after: int, show: Callable[[Told], bytes], *, joins: bool
+    store: Store,
+    notifier: Notifier,
+    limit: StreamLimit,
+    after: int,
+    show: Callable[[Told], bytes],
+    is_allowed: Callable[[], Awaitable[bool]],
+    *,
+    joins: bool,
 ) -> AsyncIterator[bytes]:
-    """Yield events for the epochs above `after`: first those of the journal, then new ones as they come.
+    """Yield events for the entries above `after`: first those of the journal, then new ones as they come.
 
-    With `joins`, clients that join are shown, too.
+    With `joins`, clients that join are shown, too. The stream ends when it is no longer allowed.
     """
     yield OPENING
-    seen = notifier.num_joins
+    seen, checked = notifier.num_joins, time.monotonic()
     with notifier.subscribed() as news:
         while not notifier.is_over:
             news.clear()  # before anything is read, so that no commit is missed
+            if time.monotonic() - checked > CHECK_SECONDS:
+                with suppress(StoreUnavailable):
+                    if not await is_allowed():
+                        return
+                checked = time.monotonic()
             told = notifier.after(after)
             if told is None:
                 told = []
                 with suppress(StoreUnavailable):  # a later read finds everything
-                    told = [Told(entry) for entry in await asyncio.to_thread(store.entries, after, PAGE)]
-            pieces = [show(each) for each in told]
+                    told = await limit.read(store, after)
+            pieces = [show(each) for each in told[:PAGE]]
             if joins:
                 pieces += notifier.joins_after(seen)
                 seen = notifier.num_joins
             if told:
-                after = told[-1].entry.epoch
+                after = told[:PAGE][-1].entry.number
             if pieces:
                 yield b"".join(pieces)
             if not told:
                 try:
-                    await asyncio.wait_for(news.wait(), QUIET_SECONDS)
+                    await asyncio.wait_for(news.wait(), CHECK_SECONDS)
                 except TimeoutError:
                     yield SIGN_OF_LIFE
 
 
 def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:
-    """Return one entry as an event. Only the client itself and the operator see it whole."""
-    public = {
-        "epoch": entry.epoch,
-        "outcome": entry.outcome,
-        "staleness": entry.staleness,
-        "cluster_losses": entry.cluster_losses,
-        "received": entry.received,
-    }
-    return public | {"client_id": entry.client_id} | entry.decision if whole else public
+    """Return one entry as an event. Only the client itself and the operator see it whole.
+
+    What others see must not link the uploads of a client: epoch minus staleness names the reply before, and the
+    clusters whose losses change are those that the client belongs to.
+    """
+    public = {"number": entry.number, "epoch": entry.epoch, "outcome": entry.outcome}
+    if not whole:
+        return public
+    more = {"client_id": entry.client_id, "received": entry.received}
+    return public | more | {name: value for name, value in entry.decision.items() if name != "evaluated"}
 
 
-def _encoded(event: dict[str, Any], epoch: int) -> bytes:
-    return f"data: {json.dumps(event)}\nid: {epoch}\n\n".encode()
+def _encoded(event: dict[str, Any], number: int) -> bytes:
+    return f"data: {json.dumps(event)}\nid: {number}\n\n".encode()

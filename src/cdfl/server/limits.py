@@ -1,8 +1,10 @@
 """The limits of a server: sizes, rates and times."""
 
+import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -26,7 +28,14 @@ class Limits:
     burst: int = 40  # one client may send this many requests at once
     clients: int = 100_000  # newcomers are refused once this many clients are known
     connections: int = 4096  # if more are open, the one that has been idle longest is closed
-    streams: int = 64  # at most this many event streams are open
+    handshakes: int = 256  # TLS handshakes at once; beyond them, the oldest is given up
+    handshake_seconds: float = 10.0
+    strangers_per_second: float = 500.0  # requests of all connections on which no client has authenticated
+    reply_bytes: int = 512 * MEGABYTE  # models that are being sent; beyond it, the one read least lately is given up
+    streams: int = 64  # event streams of clients
+    client_streams: int = 4  # of one client
+    operator_streams: int = 8  # of the operator, beside those
+    log_lines_per_second: float = 5.0
     idle_seconds: float = 30.0  # a connection without a complete request header is closed after this time
     stall_seconds: float = 30.0  # a body may pause this long, in either direction
     least_rate: float = 2_000.0  # least average rate of a body in bytes a second, after `stall_seconds`
@@ -57,30 +66,69 @@ class MeanTime:
         self.seconds = kept * self.seconds + (1 - kept) * seconds / num_uploads
 
 
+class Pace:
+    """A token bucket."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate, self.burst = rate, burst
+        self._left, self._then = burst, -math.inf
+
+    def take(self, now: float) -> float:
+        """Take one and return 0, or return the seconds until there is one."""
+        self._left = min(self.burst, self._left + (now - self._then) * self.rate)
+        self._then = now
+        if self._left < 1:
+            return max(1e-3, (1 - self._left) / self.rate)
+        self._left -= 1
+        return 0.0
+
+    def is_full(self, now: float) -> bool:
+        """Return whether nothing was taken for so long that the bucket carries no information."""
+        return now - self._then > self.burst / self.rate
+
+
 class RateLimit:
     """A token bucket for each client."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self.burst = rate, burst
         self._clock = clock
-        self._buckets: dict[str, tuple[float, float]] = {}  # client_id -> tokens left, and when
+        self._buckets: dict[str, Pace] = {}  # the most recent is last
         self._turn = threading.Lock()
 
     def check(self, client_id: str) -> None:
         """Count a request, or raise TooManyError with the time to wait."""
         with self._turn:
             now = self._clock()
-            left, then = self._buckets.pop(client_id, (float(self.burst), now))
-            left = min(self.burst, left + (now - then) * self.rate)
-            allowed = left >= 1
-            self._buckets[client_id] = (left - allowed, now)  # the most recent is last
-            self._evict_full(now)
-        if not allowed:
-            wait = (1 - left) / self.rate
+            bucket = self._buckets[client_id] = self._buckets.pop(client_id, Pace(self.rate, self.burst))
+            wait = bucket.take(now)
+            for other, old in list(islice(self._buckets.items(), 2)):  # evict idle ones, two at a time
+                if old.is_full(now):
+                    del self._buckets[other]
+        if wait:
             raise TooManyError(f"more than {self.rate:g} requests a second; wait {math.ceil(wait)} s", retry_after=wait)
 
-    def _evict_full(self, now: float) -> None:
-        """Evict idle buckets: a full one carries no information. The oldest are first; two go at a time."""
-        for client_id, (_, then) in list(islice(self._buckets.items(), 2)):
-            if now - then > self.burst / self.rate:
-                del self._buckets[client_id]
+
+class LogLimit(logging.Filter):
+    """Lets so many records a second of each logger and level pass, and says how many it left out.
+
+    Errors have a budget of their own, so that a flood of warnings hides none.
+    """
+
+    def __init__(self, rate: float, burst: float = 50.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.rate, self.burst = rate, burst
+        self._clock = clock
+        self._paces: dict[tuple[str, int], Pace] = {}
+        self._left_out: Counter[tuple[str, int]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        kind = record.name, record.levelno
+        pace = self._paces.setdefault(kind, Pace(self.rate, self.burst))
+        if pace.take(self._clock()) > 0:
+            self._left_out[kind] += 1
+            return False
+        if left_out := self._left_out.pop(kind, 0):
+            record.msg, record.args = f"{record.getMessage()} ({left_out} lines were left out before this one)", ()
+        return True

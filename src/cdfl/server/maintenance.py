@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from cdfl.core import ServerState
-from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
+from cdfl.server.errors import StoreDamaged, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
 
 logger = logging.getLogger("cdfl.server")
@@ -18,6 +18,7 @@ SNAPSHOT_SECONDS = 600.0  # a server with few uploads takes snapshots this often
 RETRY_SNAPSHOT_SECONDS = 30.0  # pause after a failed snapshot
 PRUNE_SECONDS = 60.0  # old data are deleted this often
 FORGET_SECONDS = 1.0  # requests to forget a client are checked this often
+SCRUB_SECONDS = 1.0  # one blob is read this often, to find damage before it is needed
 
 
 class Maintenance:
@@ -29,9 +30,11 @@ class Maintenance:
         snapshot_every: int,
         clock: Callable[[], float] = time.monotonic,
         on_forget: Callable[[str], None] = lambda client_id: None,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> None:
         self.store, self.snapshot_every = store, snapshot_every
         self.on_forget = on_forget  # called after a client was forgotten
+        self._scrub, self._scrub_time = Scrub(store, on_damage), clock()
         self._clock = clock
         self._snapshot_epoch = max((snapshot.epoch for snapshot in store.snapshots()), default=0)
         self._snapshot_time = self._prune_time = self._forget_time = clock()
@@ -48,6 +51,9 @@ class Maintenance:
                 self._work = self._worker.submit(self._snapshot, state)
             elif self._clock() - self._prune_time >= PRUNE_SECONDS:
                 self._work = self._worker.submit(self._prune)
+            elif self._clock() - self._scrub_time >= SCRUB_SECONDS:
+                self._scrub_time = self._clock()
+                self._work = self._worker.submit(self._scrub.step)
         if self._clock() - self._forget_time >= FORGET_SECONDS:
             self._forget_time = self._clock()
             for client_id in self.store.asked_to_forget():
@@ -88,6 +94,32 @@ class Maintenance:
             raise
         except StoreError as error:
             logger.warning("old data were not deleted: %s", error)
+
+
+class Scrub:
+    """Reads all blobs, one at a time and again and again, and logs those that are not what was written."""
+
+    def __init__(self, store: Store, on_damage: Callable[[], None] = lambda: None) -> None:
+        self._store, self._on_damage = store, on_damage
+        self._left: list[str] = []
+        self._damaged: set[str] = set()
+
+    def step(self) -> None:
+        """Check the next blob; a damaged one is logged once."""
+        with suppress(StoreUnavailable):
+            self._left = self._left or self._store.all_blobs()[::-1]
+            name = self._left.pop() if self._left else None
+            if name is None or name in self._damaged:
+                return
+            try:
+                if self._store.check_blob(name) or name not in self._store.all_blobs():
+                    return
+                fault = f"the blob {name} is missing"
+            except StoreDamaged as error:
+                fault = error.what
+            self._damaged.add(name)
+            logger.error("%s; make a new snapshot by restarting the server, or restore it from a backup", fault)
+            self._on_damage()
 
 
 class Outage:

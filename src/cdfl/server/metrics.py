@@ -24,6 +24,8 @@ class Metrics:
         self.uploads = Counter("cdfl_uploads", "Uploads that were answered with a model.", ["outcome"], registry=here)
         self.repeated = Counter("cdfl_uploads_repeated", "Repeated uploads that got their stored reply.", registry=here)
         self.refused = Counter("cdfl_requests_refused", "Requests that were refused.", ["status"], registry=here)
+        self.auth_failures = Counter("cdfl_auth_failures", "Requests with no valid token.", registry=here)
+        self.damaged = Counter("cdfl_blobs_damaged", "Stored models that are missing or have changed.", registry=here)
         self.joins = Counter("cdfl_joins", "Models sent without an upload.", registry=here)
         self.seconds = Histogram(
             "cdfl_upload_seconds",

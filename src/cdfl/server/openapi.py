@@ -47,8 +47,10 @@ class Status(BaseModel):
     epoch: int
     num_clusters: int
     clusters: list[str] = Field(description="The names of the clusters.")
-    cluster_epochs: list[int] = Field(description="The epoch at which each cluster last moved.")
-    cluster_losses: list[float | None] = Field(description="The loss of each cluster on its proxy set.")
+    cluster_epochs: list[int] | None = Field(description="When each cluster last moved; for the operator only.")
+    cluster_losses: list[float | None] | None = Field(
+        description="The loss of each cluster on its proxy set; for the operator only."
+    )
     clients: int
     uploads: int
     num_parameters: int
@@ -56,16 +58,16 @@ class Status(BaseModel):
     limits: LimitsInfo
 
     @classmethod
-    def of(cls, engine: Engine, body_limit: int) -> "Status":
-        """Describe an engine."""
+    def of(cls, engine: Engine, body_limit: int, whole: bool) -> "Status":
+        """Describe an engine. What the last upload did is shown only if `whole`: it would tell of its client."""
         state, layout, limits = engine.state, engine.layout, engine.limits
         shapes = zip(layout.names, layout.shapes, strict=True)
         return cls(
             epoch=state.epoch,
             num_clusters=state.num_clusters,
             clusters=engine.cluster_names,
-            cluster_epochs=state.cluster_epochs.tolist(),
-            cluster_losses=list(numbers(state.cluster_losses)),
+            cluster_epochs=state.cluster_epochs.tolist() if whole else None,
+            cluster_losses=list(numbers(state.cluster_losses)) if whole else None,
             clients=engine.store.num_clients(),
             uploads=state.epoch,
             num_parameters=layout.num_parameters,

@@ -1,5 +1,6 @@
 """Read a store, as its owner or beside it, from any thread; recover the state from it."""
 
+import json
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cdfl.core import (
     Layout,
+    NotFiniteError,
     Replay,
     Reply,
     ServerState,
@@ -19,11 +21,13 @@ from cdfl.core import (
     estimator_of,
     server_update,
 )
+from cdfl.core.guard import is_healthy
 from cdfl.server import tables
 from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
 from cdfl.server.errors import StoreDamaged, StoreError
 from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, tensor
+from cdfl.server.tape import Playback
 from cdfl.wire import decode_model
 
 PAGE = 256  # entries read at a time
@@ -58,8 +62,9 @@ class Reader:
         state = self.load_state(newest, layout)
         total = self.newest_epoch() - newest.epoch
         for entry in self.all_entries(newest.epoch):
-            state, _ = self.replay(state, entry, newest.settings, layout)
-            progress(state.epoch - newest.epoch, total)
+            if entry.epoch > state.epoch:  # others changed nothing
+                state, _ = self.replay(state, entry, newest.settings, layout)
+                progress(state.epoch - newest.epoch, total)
         return Recovered(state, layout, newest.settings, replayed=state.epoch - newest.epoch)
 
     def replay(
@@ -70,7 +75,7 @@ class Reader:
         Recovery repeats the recorded decision, so no bit depends on the machine. `anew=True` decides again from the
         recorded losses, as the server did.
         """
-        if entry.epoch != state.epoch + 1:
+        if entry.epoch > state.epoch + 1:
             raise StoreDamaged(f"entry {state.epoch + 1} is missing, the next one is {entry.epoch}", "restore a backup")
         if entry.client_id == "":
             raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: its client was forgotten", "restore a backup")
@@ -85,20 +90,25 @@ class Reader:
             estimator=estimator_of(settings),
             defence=defence_of(settings),
         )
-        state, reply = server_update(
-            state,
-            upload,
-            settings,
-            lambda _, clusters: cluster_losses[clusters],
-            entry.client_before,
-            estimator=None if anew else recorded,
-            defence=None if anew else recorded,
-        )
-        if not anew and reply.outcome != entry.outcome:
+        try:
+            after, reply = server_update(
+                state,
+                upload,
+                settings,
+                Playback(entry.evaluated),
+                entry.client_before,
+                estimator=None if anew else recorded,
+                defence=None if anew else recorded,
+            )
+        except NotFiniteError:
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:  # numbers that no server has written
+            raise StoreDamaged(f"entry {entry.epoch} cannot be replayed: {error}", "restore a backup") from error
+        if not anew and (reply.outcome, after.epoch) != (entry.outcome, entry.epoch):
             raise StoreDamaged(
                 f"the upload of entry {entry.epoch} was {entry.outcome}; the stored settings make it {reply.outcome}"
             )
-        return state, reply
+        return after, reply
 
     def _upload_of(
         self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, is_needed: bool
@@ -108,15 +118,21 @@ class Reader:
         Recovery does not need the model of an upload that moved nothing; it may be deleted, so another one replaces it.
         """
         if not is_needed:
-            return Upload(state.cluster_models[0], entry.base_epoch, entry.client_id)
+            model = state.cluster_models[0]
+            return Upload(model, entry.base_epoch, entry.client_id, base_model=model, time=entry.received)
         if entry.upload is None:
             raise StoreDamaged(f"the upload of entry {entry.epoch} is missing")
-        if entry.base is None and entry.outcome == "applied" and settings.rates.cluster_step == "along":
+        needs_base = settings.rates.cluster_step == "along" or defence_of(settings).needs_base
+        if entry.base is None and needs_base:
             raise StoreDamaged(f"the model that the upload of entry {entry.epoch} was trained from is missing")
         local_model = self.read_model(entry.upload, layout)
         base_model = None if entry.base is None else self.read_model(entry.base, layout)
-        losses = tensor(entry.losses) if entry.losses else None
-        return Upload(local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
+        # The journal has the losses of the bounded upload; those of one that was bounded are on the tape.
+        is_bounded = any(factor != 1 for factor in entry.verdict.bounds)
+        losses = tensor(entry.losses) if entry.losses and not is_bounded else None
+        return Upload(
+            local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, time=entry.received
+        )
 
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots, oldest first."""
@@ -142,6 +158,20 @@ class Reader:
             return error.what
         return None
 
+    def healthy_epochs(self) -> list[int]:
+        """Return the epochs of snapshots whose clusters are about as good as in the best snapshot, oldest first."""
+        kept, nothing = self.snapshots(), torch.empty(0)
+        best = min(kept, key=lambda snapshot: snapshot.mean_loss)
+        states = {snapshot.epoch: snapshot.restore(nothing, self.layout()) for snapshot in kept}
+        return [epoch for epoch, state in states.items() if is_healthy(state, states[best.epoch])]
+
+    def healthy_epoch(self) -> int:
+        """Return the epoch of the newest snapshot that is healthy and can be read."""
+        for epoch in reversed(self.healthy_epochs()):
+            if self.fault_of(self.snapshot_at(epoch)) is None:
+                return epoch
+        raise StoreError("no healthy snapshot can be read; restore a backup")
+
     def layout(self) -> Layout:
         """Return the layout of the stored model."""
         with self.reading() as connection:
@@ -157,20 +187,34 @@ class Reader:
         with self.reading() as connection:
             return tables.last_epoch(connection) or 0
 
+    def newest_number(self) -> int:
+        """Return the number of the last entry."""
+        with self.reading() as connection:
+            return tables.last_number(connection)
+
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
-        """Return entries with epochs above `after`, oldest first."""
+        """Return entries with numbers above `after`, oldest first."""
         with self.reading() as connection:
             return tables.entries(connection, after, limit)
 
-    def all_entries(self, after: int) -> Iterator[Entry]:
-        """Yield all entries with epochs above `after`, oldest first."""
+    def all_entries(self, epoch: int) -> Iterator[Entry]:
+        """Yield all entries with epochs above `epoch`, oldest first."""
+        with self.reading() as connection:
+            after = tables.last_number(connection, epoch)
         while page := self.entries(after, PAGE):
             yield from page
-            after = page[-1].epoch
+            after = page[-1].number
 
     def read_reply(self, entry: Entry) -> bytes | None:
-        """Return the reply to an entry, byte for byte; None if it is not kept."""
-        return None if entry.reply is None else self.blobs.read(entry.reply)
+        """Return the reply to an entry, byte for byte; None if it is not kept. StoreDamaged if it has changed."""
+        return None if entry.reply is None else self.read_sent(entry.reply)
+
+    def read_sent(self, name: str) -> bytes | None:
+        """Return a model that a client was sent, byte for byte; None if deleted, StoreDamaged if it has changed."""
+        data = self.blobs.read(name)
+        if data is not None:
+            check_digest(name, data)
+        return data
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
         """Return the model in a blob; StoreDamaged unless it has the sha256 that its name says."""
@@ -180,10 +224,7 @@ class Reader:
         data = self.blobs.view(name)
         if data is None:
             raise StoreDamaged(f"the blob {name} is missing", REMEDY)
-        found, expected = digest_of(data), digest_in(name)
-        if found != expected:
-            what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
-            raise StoreDamaged(what, REMEDY)
+        check_digest(name, data)
         return data
 
     # -- clients
@@ -218,6 +259,31 @@ class Reader:
         with self.reading() as connection:
             return tables.asked_to_forget(connection)
 
+    def fingerprints(self) -> dict[str, str] | None:
+        """Return what the losses in the store depend on; None if nothing was recorded."""
+        with self.reading() as connection:
+            text = tables.get(connection, "fingerprints")
+        return None if text is None else dict(json.loads(text))
+
+    def all_blobs(self) -> list[str]:
+        """Return the names of all blobs that the tables refer to."""
+        with self.reading() as connection:
+            return sorted(tables.all_blobs(connection))
+
+    def check_blob(self, name: str) -> bool:
+        """Return whether a blob is there; StoreDamaged if it has changed."""
+        data = self.blobs.view(name)
+        if data is not None:
+            check_digest(name, data)
+        return data is not None
+
+    @contextmanager
+    def moment(self) -> Iterator[sa.Connection]:
+        """Lend a connection that sees the database as it is at one moment."""
+        self._resolve()
+        with self.database.moment() as connection:
+            yield connection
+
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """Lend a connection for reading."""
@@ -227,3 +293,11 @@ class Reader:
 
     def _resolve(self) -> None:
         """Undo an uncertain commit before a read; only an owner has one."""
+
+
+def check_digest(name: str, data: bytes | bytearray | mmap.mmap) -> None:
+    """Raise StoreDamaged unless a blob has the sha256 that its name says."""
+    found, expected = digest_of(data), digest_in(name)
+    if found != expected:
+        what = f"the blob {name} is damaged: its sha256 is {found[:12]}..., expected {expected[:12]}..."
+        raise StoreDamaged(what, REMEDY)

@@ -34,12 +34,13 @@ class Entry:
     written here and in `Entry.of` only. Numbers are kept exactly.
     """
 
-    epoch: int  # t, after this upload
-    client_id: str  # "" if the client was forgotten; then the entry holds only what the public event shows
+    epoch: int  # t, after this upload; several entries have the same if some moved nothing
+    client_id: str  # "" if the client was forgotten; then nothing in the entry is about it
     key: str  # the idempotency key
     digest: str  # sha256 of the uploaded safetensors, in hex
     outcome: Outcome
     received: float  # unix time
+    number: int = 0  # counts entries; `Store.commit` sets it
     upload: str | None = None  # blob of the local model; None if not kept
     base: str | None = None  # blob of the model it was trained from; None if not kept or not needed
     reply: str | None = None  # blob of the reply; None if not kept
@@ -52,6 +53,7 @@ class Entry:
     losses: Numbers = ()  # F(v; D_k); () if not measured
     loss_gaps: Numbers = ()
     distances: Numbers = ()
+    evaluated: Numbers = ()  # losses on the proxy sets, in the order in which the decision asked for them
     report: tuple[float, ...] = ()  # what the client says of its last reply: its own loss before and after it
     verdict: Verdict = ACCEPTED  # of the defence
     last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None for a newcomer
@@ -61,7 +63,7 @@ class Entry:
     def of(cls, state: ServerState, upload: Upload, client: ClientMemory, reply: Reply, /, **identity: Any) -> "Entry":
         """Record the reply to an upload; `state` is the one after it."""
         return cls(
-            epoch=reply.epoch,
+            epoch=state.epoch,
             client_id=str(upload.client_id),
             outcome=reply.outcome,
             base_epoch=upload.base_epoch,
@@ -104,10 +106,14 @@ class Entry:
             digest="",
             outcome=self.outcome,
             received=self.received,
-            base_epoch=self.base_epoch,
-            staleness=self.staleness,
+            number=self.number,
             cluster_losses=self.cluster_losses,
         )
+
+    @property
+    def reply_epoch(self) -> int:
+        """The epoch of the model that the client was answered with."""
+        return self.base_epoch if self.outcome == "rejected" else self.epoch
 
     @property
     def measures(self) -> Measures:
@@ -127,7 +133,16 @@ class Entry:
         return ClientMemory(tensor(self.mixture), self.verdict.client)
 
 
-IDENTITY = ("epoch", "client_id", "key", "digest", "outcome", "received", "upload", "base", "reply")
+IDENTITY = ("number", "epoch", "client_id", "key", "digest", "outcome", "received", "upload", "base", "reply")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Why a client may write: checked again when it does, since it may have been forgotten or its token revoked."""
+
+    client_id: str
+    token: str | None = None  # hash of its token; None on an open server
+    since: float | None = None  # `ClientRecord.since`; None if the client is new
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,12 @@ class Snapshot:
         """Return the row."""
         return asdict(replace(self, settings=DEFAULTS)) | {"settings": self.settings.to_dict()}
 
+    @property
+    def mean_loss(self) -> float:
+        """Return the mean loss of the clusters; infinite if one is unknown."""
+        losses = tensor(self.state["cluster_losses"])
+        return float(losses.mean()) if bool(losses.isfinite().all()) else math.inf
+
     def restore(self, cluster_models: Tensor, layout: Layout) -> ServerState:
         """Return the state; `cluster_models` (K, P) are those of the blobs."""
         return ServerState(
@@ -213,17 +234,38 @@ class TokenRecord:
     client_id: str
     created: float  # unix time
     revoked: float | None
+    expires: float | None  # unix time; None for a token that does not expire
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long things are kept. The defaults keep what recovery needs."""
+    """How long things are kept. The defaults keep what recovery needs, and snapshots of the last week."""
 
-    keep_snapshots: int = 2
-    keep_uploads: bool = False  # keep them as long as the oldest snapshot, so that `cdfl verify` reaches back to it
+    keep_snapshots: int = 2  # the newest ones
+    keep_days: float = 7.0  # older ones, ever fewer of them, and the best one of all
+    keep_uploads: bool = False  # keep them as long as the newest snapshots, so that `cdfl verify` reaches back to those
     keep_replies: float = 7 * 24 * 3600.0  # seconds; of each client only the last model is kept
     keep_sent_epochs: int = 16  # epochs of models that a client was sent without uploading
     keep_entries: int = 100_000  # journal entries; the last entry of every client stays
+
+    def snapshots_to_keep(self, snapshots: Sequence[Snapshot], now: float) -> list[int]:
+        """Return the epochs of the snapshots to keep, newest first; `snapshots` are sorted by epoch.
+
+        Of older ones, one of every span of time that is twice as long as the one before: 10 to 20 minutes ago, and
+        so on. And the one with the lowest losses.
+        """
+        newest = [snapshot.epoch for snapshot in snapshots[-max(1, self.keep_snapshots) :]]
+        spans: dict[int, int] = {}
+        for snapshot in snapshots:
+            age = now - snapshot.created
+            if FIRST_SPAN <= age <= self.keep_days * 24 * 3600:
+                spans.setdefault(int(math.log2(age / FIRST_SPAN)), snapshot.epoch)  # the oldest of its span
+        best = min(snapshots, key=lambda snapshot: snapshot.mean_loss, default=None)
+        kept = {*newest, *spans.values(), *([best.epoch] if best and self.keep_days else [])}
+        return sorted(kept, reverse=True)
+
+
+FIRST_SPAN = 600.0  # seconds
 
 
 def numbers(values: Tensor) -> Numbers:

@@ -5,34 +5,41 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 import uvicorn
 
-from cdfl.core import Settings
+from cdfl.core import ServerState, Settings
+from cdfl.core.estimate import reevaluated
 from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
-from cdfl.server.connections import ConnectionLimit
+from cdfl.server.connections import ConnectionLimit, Listener
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
+from cdfl.server.fingerprint import fingerprints_of
+from cdfl.server.hosts import HostCheck
 from cdfl.server.limits import Limits
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Recovered
 from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
+from cdfl.server.tls import Tls
 from cdfl.userfile import SetupError
+from cdfl.wire import VERSION
 
 logger = logging.getLogger("cdfl.server")
 
-MAX_HARM = 4.0  # limit of the harm test, unless the set-up sets one; see benchmarks/poison.py
 EQUAL_CLUSTERS = (
     "%s sets separate_epochs to 0: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; pre-train them, and use a new --store"
 )
+TRIAL_SAMPLES = 32  # of each proxy set, on which the guard tries steps
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
@@ -58,19 +65,42 @@ def open_engine(
         store.begin(state, task.layout, settings)
     else:
         _check_fits(task, recovered)
-        state = recovered.state
-        if settings != recovered.settings:
+        state = _with_these_losses(task, recovered.state, store)
+        if settings != recovered.settings or state is not recovered.state:
             store.snapshot(state, settings)
+    store.put_fingerprints(fingerprints_of(task))
     evaluators = task.evaluator(), task.evaluator()
-    compared: dict[str, Any] = {"matrices": Matrices(task.evaluator()), "cluster_names": task.federation.names}
+    compared: dict[str, Any] = {
+        "trial": task.evaluator(TRIAL_SAMPLES),
+        "matrices": Matrices(task.evaluator()),
+        "cluster_names": task.federation.names,
+    }
     return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
 
 
+def _with_these_losses(task: Task, state: ServerState, store: Store) -> ServerState:
+    """Return the state; evaluate the clusters again if the losses in it are those of other proxy sets or another loss.
+
+    What was usual of other losses is then forgotten, too.
+    """
+    before, now = store.fingerprints() or {}, fingerprints_of(task)
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    if not changed:
+        return state
+    logger.warning(
+        "%s: %s changed since the last start; the clusters are evaluated again, and what was usual is forgotten",
+        task.place,
+        " and ".join(changed),
+    )
+    unknown = torch.full_like(state.cluster_losses, torch.nan)
+    empty = state.estimator_memory.new_empty(0)
+    state = state.replace(cluster_losses=unknown, estimator_memory=empty, defence_memory=empty)
+    return reevaluated(state, task.evaluator())
+
+
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
-    """Return the settings of a server: uploads are tested for harm unless `accept_all`."""
-    if accept_all:
-        return settings.replace(max_harm=None)
-    return settings if settings.max_harm is not None else settings.replace(max_harm=MAX_HARM)
+    """Return the settings of a server: every upload is judged unless `accept_all`."""
+    return settings.replace(guard=not accept_all)
 
 
 class WebServer(uvicorn.Server):
@@ -79,9 +109,11 @@ class WebServer(uvicorn.Server):
     It listens before the engine is ready, and answers 503 until `open`.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, connections: ConnectionLimit, notifier: Notifier) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gate: Gate, connections: ConnectionLimit, notifier: Notifier, tls: Tls | None
+    ) -> None:
         super().__init__(config)
-        self.gate, self.connections, self.notifier = gate, connections, notifier
+        self.gate, self.connections, self.notifier, self.tls = gate, connections, notifier, tls
         self.listens = threading.Event()
         self.stopped = threading.Event()  # set when it must stop or has stopped
         self.failure: BaseException | None = None
@@ -92,7 +124,7 @@ class WebServer(uvicorn.Server):
     def url(self) -> str:
         """Return the URL it listens on."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{'https' if self.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def open(self, engine: Engine, access: Access) -> None:
         """Serve an engine from now on; stop if it loses its store."""
@@ -105,8 +137,11 @@ class WebServer(uvicorn.Server):
         self.stopped.set()
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to listen, and to watch idle connections."""
-        await super().startup(sockets)
+        """Start to listen, and to watch idle connections. The sockets are accepted by `Listener`, not by asyncio."""
+        await self.lifespan.startup()
+        make = partial(self.connections.protocol, self.config, self.server_state, self.lifespan.state)
+        self.servers = [Listener(sockets[0], make, self.connections, self.tls)]  # type: ignore[list-item]
+        self.started = True
         if not self.should_exit:
             self._watch = asyncio.create_task(self.connections.watch())
             self.listens.set()
@@ -156,24 +191,23 @@ class WebServer(uvicorn.Server):
 
 
 def make_server(
-    limits: Limits, metrics: Metrics, starting: Starting, tls_cert: str | None = None, tls_key: str | None = None
+    limits: Limits, metrics: Metrics, starting: Starting, tls: Tls | None = None, hosts: Collection[str] = ()
 ) -> WebServer:
-    """Return a web server that is not open yet."""
+    """Return a web server that is not open yet; it answers only requests for `hosts`, if there are any."""
     gate, notifier, connections = Gate(starting), Notifier(), ConnectionLimit(limits, metrics)
     config = uvicorn.Config(
-        gate,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
+        HostCheck(gate, hosts),
         http=connections.protocol,  # type: ignore[arg-type]  # a function in place of a class
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=[(VERSION, "1")],
         timeout_keep_alive=int(limits.idle_seconds) + 1,
         timeout_graceful_shutdown=LAST_SECONDS,
     )
-    return WebServer(config, gate, connections, notifier)
+    return WebServer(config, gate, connections, notifier, tls)
 
 
 def _check_fits(task: Task, recovered: Recovered) -> None:

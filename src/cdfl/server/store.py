@@ -4,6 +4,7 @@ One process owns a store and writes to it, from one thread at a time; reads (`Re
 Every method may raise StoreUnavailable; then nothing was changed, and the caller may repeat the call later.
 """
 
+import json
 import secrets
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +21,10 @@ import sqlalchemy as sa
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.database import Database, UncertainCommit, database_url
-from cdfl.server.errors import StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.database import Database, UncertainCommit, database_url, turn_of
+from cdfl.server.errors import StoreDamaged, StoreError, StoreUnavailable, Withdrawn
 from cdfl.server.reader import Reader
-from cdfl.server.records import Entry, Retention, Snapshot
+from cdfl.server.records import Claim, Entry, Retention, Snapshot
 from cdfl.wire import body_parts
 
 NUM_WRITERS = 4  # threads that write the replies of a group
@@ -43,6 +45,7 @@ class Store(Reader):
         super().__init__(database, blobs)
         self.retention = retention
         self.epoch: int | None = None  # of the last committed entry; None before `begin`
+        self.number = 0  # of the last committed entry
         self._turn = threading.RLock()  # held while `epoch` and the tables can differ
         self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
         self._uncertain: _UncertainGroup | None = None
@@ -77,7 +80,7 @@ class Store(Reader):
                 store._claim_blobs()
                 store._sweep_blobs()
             with connected.read() as connection:
-                store.epoch = tables.last_epoch(connection)
+                store.epoch, store.number = tables.last_epoch(connection), tables.last_number(connection)
                 store.journal_start = tables.journal_start(connection)
         except BaseException:
             connected.close()
@@ -127,8 +130,14 @@ class Store(Reader):
                 self._add_snapshot(state, layout, settings)
             elif state.epoch == newest.epoch:
                 with self.writing() as connection:
-                    tables.change_settings(connection, state.epoch, settings)
+                    same = Snapshot.of(state, settings, newest.models, newest.created)
+                    tables.change_snapshot(connection, same)
         self.prune()
+
+    def put_fingerprints(self, fingerprints: dict[str, str]) -> None:
+        """Record what the losses in the store depend on."""
+        with self.writing() as connection:
+            tables.put(connection, "fingerprints", json.dumps(fingerprints))
 
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
@@ -158,10 +167,11 @@ class Store(Reader):
             try:
                 with self.writing() as connection:
                     names = tables.delete_after(connection, epoch)
+                    number, start = tables.last_number(connection), tables.journal_start(connection)
             except UncertainCommit:
                 self.close()  # the next process that opens the store finds out
                 raise
-            self.epoch = epoch
+            self.epoch, self.number, self.journal_start = epoch, number, start
         self._discard(names)
 
     # -- uploads
@@ -194,39 +204,47 @@ class Store(Reader):
         """Delete blobs of an upload that was not committed."""
         self._discard([name for name in names if name is not None])
 
-    def commit(self, group: Sequence[tuple[Entry, Body]]) -> None:
-        """Make a group of entries with their replies durable in one transaction: all or none.
+    def commit(self, group: Sequence[tuple[Entry, Body]], claims: Iterable[Claim] = ()) -> list[Entry]:
+        """Make a group of entries with their replies durable in one transaction: all or none. Return the entries.
 
-        The first entry has epoch `self.epoch + 1`. This method sets `entry.reply`. It deletes the uploads and bases of
-        entries that moved nothing, unless `keep_uploads` is set, and the models that these clients were sent before.
-        If it fails, nothing was changed, and the uploads of the group are dropped.
+        Epochs follow on `self.epoch`; an entry that moved nothing may have the epoch of the one before. This method
+        sets `number` and `reply`. A rejected upload has no reply of its own: its client keeps the model it was sent.
+        Uploads and bases of entries that moved nothing are deleted unless `keep_uploads` is set, and so are the models
+        that clients with a reply were sent before. If it fails, nothing was changed, and the uploads are dropped;
+        not so if it raises Withdrawn because a claim no longer holds.
         """
         if not group:
-            return
+            return []
         entries = self._named(group)
         came = {name for entry, _ in group for name in (entry.upload, entry.base) if name is not None}
-        names = [*came, *(entry.reply for entry in entries if entry.reply is not None)]
+        replies = [entry.reply for entry in entries if entry.reply is not None]
         try:
             self._write_replies(entries, [body for _, body in group])
             self.blobs.sync_folder()
-            old = self._commit(entries, names)
+            old = self._commit(entries, [*came, *replies], claims)
         except UncertainCommit:
             raise
+        except Withdrawn:
+            self._discard(replies)
+            raise
         except BaseException:
-            self._discard(names)
+            self._discard([*came, *replies])
             raise
         kept = {name for entry in entries for name in (entry.upload, entry.base)}
         self._discard([*old, *(came - kept)])
+        return entries
 
     # -- clients
 
-    def record_sent(self, client_id: str, epoch: int, model: Body | None = None) -> None:
+    def record_sent(self, client_id: str, epoch: int, model: Body | None = None, claim: Claim | None = None) -> None:
         """Record durably that a client was sent a model of this epoch; `commit` does so for its replies.
 
         If `model` is passed, it is kept until the client is sent another one. Clients with equal models share a blob.
+        Raises Withdrawn if the claim no longer holds.
         """
         digest = None if model is None else digest_of(model)
         with self.writing() as connection:
+            _check_claims(connection, [claim] if claim else [])
             shared = None if digest is None else tables.sent_blob(connection, epoch, digest)
             is_complete = model is None or shared is not None
             old = self._add_sent(connection, client_id, epoch, shared) if is_complete else []
@@ -236,6 +254,7 @@ class Store(Reader):
                 self.blobs.write(name, model)
                 self.blobs.sync_folder()
                 with self.writing() as connection:
+                    _check_claims(connection, [claim] if claim else [])
                     old = self._add_sent(connection, client_id, epoch, name)
             except UncertainCommit:
                 raise  # the blob may be referenced; if not, the next start deletes it
@@ -275,7 +294,7 @@ class Store(Reader):
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """Run a transaction."""
-        with self._turn:
+        with turn_of(self._turn):
             self._resolve()
             with self.database.write() as connection:
                 yield connection
@@ -319,14 +338,15 @@ class Store(Reader):
 
     def _named(self, group: Sequence[tuple[Entry, Body]]) -> list[Entry]:
         """Name the reply of each client's last entry; clear uploads and bases that recovery does not need."""
-        last = {entry.client_id: entry.epoch for entry, _ in group}
+        last = {entry.client_id: entry for entry, _ in group}
         digests = self._writers.map(digest_of, [body for _, body in group])
-        entries = []
+        entries: list[Entry] = []
         for (entry, _), digest in zip(group, digests, strict=True):
             is_needed = entry.outcome == "applied" or self.retention.keep_uploads
             kept = entry if is_needed else replace(entry, upload=None, base=None)
-            is_last = last[entry.client_id] == entry.epoch
-            entries.append(replace(kept, reply=new_name("reply", digest) if is_last else None))
+            has_reply = last[entry.client_id] is entry and entry.outcome != "rejected"
+            number = self.number + len(entries) + 1
+            entries.append(replace(kept, number=number, reply=new_name("reply", digest) if has_reply else None))
         return entries
 
     def _write_replies(self, entries: list[Entry], bodies: list[Body]) -> None:
@@ -336,37 +356,40 @@ class Store(Reader):
         for future in written:
             future.result()
 
-    def _commit(self, entries: list[Entry], names: list[str]) -> list[str]:
+    def _commit(self, entries: list[Entry], names: list[str], claims: Iterable[Claim]) -> list[str]:
         """Append to the journal; return blobs that are no longer referenced."""
-        with self._turn:
+        with turn_of(self._turn):
             self._resolve()
             self._check_order(entries)
             superseded: list[tables.SentModel] = []
             try:
                 with self.database.write() as connection:
+                    _check_claims(connection, claims)
                     superseded = tables.add_entries(connection, entries)
             except UncertainCommit:
                 self._uncertain = _UncertainGroup(names, superseded)
                 raise
-            self.epoch = entries[-1].epoch
+            self.epoch, self.number = entries[-1].epoch, entries[-1].number
             return sorted({sent.blob for sent in superseded if not sent.is_shared})
 
     def _check_order(self, entries: list[Entry]) -> None:
         if self.epoch is None:
             raise ValueError("nothing was begun; call begin or recover first")
-        epochs = [entry.epoch for entry in entries]
-        if epochs != list(range(self.epoch + 1, self.epoch + 1 + len(entries))):
-            raise ValueError(f"the epochs of the group are {epochs}; expected them to follow on {self.epoch}")
+        epochs = [self.epoch, *(entry.epoch for entry in entries)]
+        for entry, (before, after) in zip(entries, pairwise(epochs), strict=True):
+            may_stay = entry.outcome != "applied"
+            if after != before + 1 and not (may_stay and after == before):
+                raise ValueError(f"the epochs of the group are {epochs[1:]}; expected them to follow on {self.epoch}")
 
     def _resolve(self) -> None:
         """Undo a group whose COMMIT failed: its clients got an error."""
         if self._uncertain is None:
             return
-        with self._turn:
+        with turn_of(self._turn):
             if self._uncertain is None or self.epoch is None:
                 return
             with self.database.write() as connection:
-                names = tables.delete_after(connection, self.epoch)
+                names = tables.delete_after(connection, self.epoch, self.number)
                 tables.restore(connection, self._uncertain.superseded)
             names, self._uncertain = names + self._uncertain.blobs, None
             self._discard(names)
@@ -415,3 +438,11 @@ class Store(Reader):
         with self.database.read() as connection:
             known = tables.all_blobs(connection)
         self.blobs.delete(name for name in self.blobs.names() if OURS.fullmatch(name) and name not in known)
+
+
+def _check_claims(connection: sa.Connection, claims: Iterable[Claim]) -> None:
+    """Raise Withdrawn if some clients may no longer write; inside the transaction in which they do."""
+    if claims := list(claims):
+        names = tables.withdrawn(connection, claims, time.time())
+        if names:
+            raise Withdrawn(names)

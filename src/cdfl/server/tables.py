@@ -16,11 +16,11 @@ from sqlalchemy import BigInteger, Column, Double, Index, Table, Text, func, sel
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeDecorator
 
-from cdfl.core import Layout, Settings
+from cdfl.core import Layout
 from cdfl.server.errors import StoreVersion
-from cdfl.server.records import ClientRecord, Entry, Retention, Snapshot
+from cdfl.server.records import Claim, ClientRecord, Entry, Retention, Snapshot
 
-SCHEMA = "cdfl 1"  # the version of the tables below, stored in `meta`
+SCHEMA = "cdfl 2"  # the version of the tables below, stored in `meta`
 MAX_NAMES = 1000  # names in one statement
 
 
@@ -53,7 +53,8 @@ snapshots = Table(
 journal = Table(
     "journal",
     TABLES,
-    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),  # never falls; the same as before if the upload was rejected
     Column("client_id", Text),  # NULL if forgotten
     Column("key", Text, nullable=False),
     Column("digest", Text, nullable=False),
@@ -85,6 +86,7 @@ tokens = Table(
     Column("hash", Text, primary_key=True),
     Column("client_id", Text, nullable=False),
     Column("created", Double, nullable=False),
+    Column("expires", Double),
     Column("revoked", Double),
 )
 forgets = Table("forgets", TABLES, Column("client_id", Text, primary_key=True), Column("asked", Double, nullable=False))
@@ -94,8 +96,10 @@ def _partial_index(name: str, column: Column[Any], is_set: Column[Any]) -> None:
     Index(name, column, sqlite_where=is_set.is_not(None), postgresql_where=is_set.is_not(None))
 
 
+Index("journal_epoch", journal.c.epoch)
 Index("journal_key", journal.c.client_id, journal.c.key, unique=True)
-Index("journal_client", journal.c.client_id, journal.c.epoch)
+Index("journal_client", journal.c.client_id, journal.c.number)
+Index("journal_client_epoch", journal.c.client_id, journal.c.epoch)
 _partial_index("journal_upload", journal.c.epoch, journal.c.upload)
 _partial_index("journal_base", journal.c.epoch, journal.c.base)
 _partial_index("journal_reply", journal.c.client_id, journal.c.reply)
@@ -169,16 +173,28 @@ def last_epoch(connection: sa.Connection) -> int | None:
     return max((epoch for epoch in connection.execute(newest).scalars() if epoch is not None), default=None)
 
 
+def last_number(connection: sa.Connection, epoch: int | None = None) -> int:
+    """Return the number of the newest entry, or of the last one up to an epoch; 0 if there is none."""
+    upto = sa.true() if epoch is None else journal.c.epoch <= epoch
+    return connection.execute(select(func.max(journal.c.number)).where(upto)).scalar() or 0
+
+
+def count_entries(connection: sa.Connection) -> int:
+    """Return how many entries there are."""
+    return connection.execute(select(func.count()).select_from(journal)).scalar_one()
+
+
 def entries(connection: sa.Connection, after: int, limit: int) -> list[Entry]:
-    """Return entries with epochs above `after`, oldest first."""
-    chosen = select(journal).where(journal.c.epoch > after).order_by(journal.c.epoch).limit(limit)
+    """Return entries with numbers above `after`, oldest first."""
+    chosen = select(journal).where(journal.c.number > after).order_by(journal.c.number).limit(limit)
     return [Entry.from_row(row._asdict()) for row in connection.execute(chosen)]
 
 
 def complete_since(connection: sa.Connection) -> int:
     """Return the last epoch whose entry cannot be replayed: deleted, forgotten, or applied without its upload."""
     not_kept = sa.and_(journal.c.outcome == "applied", journal.c.upload.is_(None))
-    broken = select(func.max(journal.c.epoch)).where(sa.or_(not_kept, journal.c.client_id.is_(None)))
+    forgotten = sa.and_(journal.c.outcome != "rejected", journal.c.client_id.is_(None))
+    broken = select(func.max(journal.c.epoch)).where(sa.or_(not_kept, forgotten))
     return max(connection.execute(broken).scalar() or 0, journal_start(connection) - 1)
 
 
@@ -186,17 +202,17 @@ class SentModel(NamedTuple):
     """A model that a client was sent before, and that a new reply replaces."""
 
     client_id: str
-    epoch: int
+    place: int  # the number of the entry, or the epoch of a model that was asked for
     blob: str
     is_reply: int  # 1 if it answered an upload, 0 if the client asked for it
     is_shared: int  # 1 if clients outside the group were sent the same blob
 
 
 def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[SentModel]:
-    """Append to the journal; clear and return the models that these clients were sent before."""
+    """Append to the journal; clear and return the models that clients with a new reply were sent before."""
     uploads = Counter(entry.client_id for entry in added)
     since = {entry.client_id: entry.received for entry in reversed(added)}
-    superseded = _supersede(connection, list(uploads))
+    superseded = _supersede(connection, [entry.client_id for entry in added if entry.reply is not None])
     connection.execute(sa.insert(journal), [entry.to_row() for entry in added])
     new = _insert(connection, clients)
     total = clients.c.uploads + new.excluded.uploads
@@ -206,13 +222,15 @@ def add_entries(connection: sa.Connection, added: Sequence[Entry]) -> list[SentM
 
 
 def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[SentModel]:
+    if not client_ids:
+        return []
     replies = sa.and_(journal.c.client_id.in_(client_ids), journal.c.reply.is_not(None))
     sent = sa.and_(sent_models.c.client_id.in_(client_ids), sent_models.c.model.is_not(None))
     others = sent_models.alias()
     shared = sa.exists().where(others.c.model == sent_models.c.model, others.c.client_id.not_in(client_ids))
     yes: sa.ColumnElement[int] = sa.literal_column("1")
     no: sa.ColumnElement[int] = sa.literal_column("0")
-    found = select(journal.c.client_id, journal.c.epoch, journal.c.reply, yes, no).where(replies)
+    found = select(journal.c.client_id, journal.c.number, journal.c.reply, yes, no).where(replies)
     found_sent = select(
         sent_models.c.client_id, sent_models.c.epoch, sent_models.c.model, no, sa.case((shared, yes), else_=no)
     )
@@ -227,14 +245,16 @@ def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[Sen
 def restore(connection: sa.Connection, superseded: Iterable[SentModel]) -> None:
     """Undo what `add_entries` cleared."""
     for sent in superseded:
-        table, column = (journal, journal.c.reply) if sent.is_reply else (sent_models, sent_models.c.model)
-        row = sa.and_(table.c.client_id == sent.client_id, table.c.epoch == sent.epoch)
-        connection.execute(sa.update(table).where(row).values({column: sent.blob}))
+        if sent.is_reply:
+            connection.execute(sa.update(journal).where(journal.c.number == sent.place).values(reply=sent.blob))
+        else:
+            row = sa.and_(sent_models.c.client_id == sent.client_id, sent_models.c.epoch == sent.place)
+            connection.execute(sa.update(sent_models).where(row).values(model=sent.blob))
 
 
-def delete_after(connection: sa.Connection, epoch: int) -> list[str]:
-    """Delete everything after an epoch; return blobs that are no longer referenced."""
-    later = journal.c.epoch > epoch
+def delete_after(connection: sa.Connection, epoch: int, number: int | None = None) -> list[str]:
+    """Delete everything after an epoch, and entries after a number; return blobs that are no longer referenced."""
+    later = journal.c.epoch > epoch if number is None else journal.c.number > number
     names = blobs_of(connection, later)
     for models in connection.execute(select(snapshots.c.models).where(snapshots.c.epoch > epoch)).scalars():
         names += models
@@ -242,8 +262,11 @@ def delete_after(connection: sa.Connection, epoch: int) -> list[str]:
     taken_back = select(func.count()).where(later, journal.c.client_id == clients.c.client_id).scalar_subquery()
     concerned = clients.c.client_id.in_(select(journal.c.client_id).where(later))
     connection.execute(sa.update(clients).where(concerned).values(uploads=clients.c.uploads - taken_back))
-    for table in (journal, snapshots, sent_models):
+    connection.execute(sa.delete(journal).where(later))
+    for table in (snapshots, sent_models):
         connection.execute(sa.delete(table).where(table.c.epoch > epoch))
+    if journal_start(connection) > epoch + 1:  # the epochs that come now are new ones
+        put(connection, "journal_start", str(epoch + 1))
     return names
 
 
@@ -296,18 +319,29 @@ def unreferenced(connection: sa.Connection, names: Sequence[str]) -> list[str]:
 
 def expire(connection: sa.Connection, retention: Retention, now: float) -> list[str]:
     """Delete old snapshots; clear uploads, bases and sent models that are old; return their blobs."""
-    epochs = list(connection.execute(select(snapshots.c.epoch).order_by(snapshots.c.epoch.desc())).scalars())
-    kept = epochs[: max(1, retention.keep_snapshots)]
+    all_ = all_snapshots(connection)
+    kept = retention.snapshots_to_keep(all_, now)
     if not kept:
         return []
-    old = snapshots.c.epoch < kept[-1]
+    old = snapshots.c.epoch.not_in(kept)
     names = [name for models in connection.execute(select(snapshots.c.models).where(old)).scalars() for name in models]
     connection.execute(sa.delete(snapshots).where(old))
-    recoverable = journal.c.epoch <= (kept[-1] if retention.keep_uploads else kept[0])
+    recent = kept[: max(1, retention.keep_snapshots)]
+    recoverable = journal.c.epoch <= (recent[-1] if retention.keep_uploads else recent[0])
     names += _clear(connection, journal.c.upload, recoverable)
     names += _clear(connection, journal.c.base, recoverable)
     names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
     names += _clear_sent(connection, sent_models.c.sent < now - retention.keep_replies)
+    return names + _delete_rejected(connection)
+
+
+def _delete_rejected(connection: sa.Connection) -> list[str]:
+    """Delete rejected uploads except the last entry of each client; return their blobs."""
+    newer = journal.alias()
+    superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.number > journal.c.number)
+    chosen = sa.and_(journal.c.outcome == "rejected", superseded)
+    names = blobs_of(connection, chosen)
+    connection.execute(sa.delete(journal).where(chosen))
     return names
 
 
@@ -331,15 +365,23 @@ def journal_start(connection: sa.Connection) -> int:
 
 
 def journal_needed(connection: sa.Connection, retention: Retention, epoch: int) -> int:
-    """Return the first epoch whose entry must stay: the newest `keep_entries`, and all after the oldest snapshot."""
-    oldest = connection.execute(select(func.min(snapshots.c.epoch))).scalar() or 0
+    """Return the first epoch whose entry must stay: the newest `keep_entries`, and all after the recent snapshots."""
+    recent = select(snapshots.c.epoch).order_by(snapshots.c.epoch.desc()).limit(max(1, retention.keep_snapshots))
+    oldest = min(connection.execute(recent).scalars(), default=0)
     return min(epoch - retention.keep_entries + 1, oldest + 1)
 
 
 def shorten_journal(connection: sa.Connection, start: int) -> list[str]:
-    """Delete entries before `start` except the last one of every client; return blobs no longer referenced."""
+    """Delete entries before `start` except the last one of every client, and the last that was not rejected.
+
+    Return blobs no longer referenced.
+    """
     newer = journal.alias()
-    superseded = sa.exists().where(newer.c.client_id == journal.c.client_id, newer.c.epoch > journal.c.epoch)
+    superseded = sa.exists().where(
+        newer.c.client_id == journal.c.client_id,
+        newer.c.number > journal.c.number,
+        sa.or_(newer.c.outcome != "rejected", journal.c.outcome == "rejected"),
+    )
     gone = sa.or_(journal.c.client_id.is_(None), superseded)
     connection.execute(sa.delete(journal).where(journal.c.epoch < start, gone))
     names = _clear_sent(connection, sent_models.c.epoch < start)
@@ -356,8 +398,9 @@ def client(
 ) -> ClientRecord | None:
     """Return what is known of a client, and whether it was sent `epoch` and has used `key`: one statement."""
     newer = journal.alias()
-    newest = select(func.max(newer.c.epoch)).where(newer.c.client_id == client_id).scalar_subquery()
-    wanted = sa.or_(journal.c.epoch == newest, journal.c.epoch == epoch, journal.c.key == key)
+    newest = select(func.max(newer.c.number)).where(newer.c.client_id == client_id).scalar_subquery()
+    at_epoch = sa.and_(journal.c.epoch == epoch, journal.c.outcome != "rejected")
+    wanted = sa.or_(journal.c.number == newest, at_epoch, journal.c.key == key)
     rows = connection.execute(
         select(
             clients.c.since, clients.c.uploads, sent_models.c.epoch.label("sent_epoch"), sent_models.c.model, journal
@@ -368,22 +411,48 @@ def client(
             ).outerjoin(journal, sa.and_(journal.c.client_id == client_id, wanted))
         )
         .where(clients.c.client_id == client_id)
-        .order_by(journal.c.epoch)
+        .order_by(journal.c.number)
     ).all()
     if not rows:
         return None
     columns = journal.c.keys()
     found = [Entry.from_row({name: row._mapping[name] for name in columns}) for row in rows if row.decision is not None]
-    at_epoch = next((entry for entry in found if entry.epoch == epoch), None)
+    replies = [entry for entry in found if entry.epoch == epoch and entry.outcome != "rejected"]
     return ClientRecord(
         client_id,
         rows[0].since,
         rows[0].uploads,
         last=found[-1] if found else None,
         repeated=next((entry for entry in found if entry.key == key), None),
-        was_sent=rows[0].sent_epoch is not None or at_epoch is not None,
-        sent=(at_epoch and at_epoch.reply) or rows[0].model,
+        was_sent=rows[0].sent_epoch is not None or bool(replies),
+        sent=next((entry.reply for entry in reversed(replies) if entry.reply), None) or rows[0].model,
     )
+
+
+def withdrawn(connection: sa.Connection, claims: Iterable[Claim], now: float) -> set[str]:
+    """Return the clients among `claims` that may no longer write: forgotten, or with a token that is not valid."""
+    claims = list(claims)
+    names, hashes = [claim.client_id for claim in claims], [claim.token for claim in claims if claim.token]
+    nothing: sa.ColumnElement[float] = sa.literal_column("0.0")
+    known = select(clients.c.client_id, clients.c.since, sa.literal_column("1")).where(clients.c.client_id.in_(names))
+    asked = select(forgets.c.client_id, nothing, sa.literal_column("2")).where(forgets.c.client_id.in_(names))
+    valid = select(tokens.c.hash, nothing, sa.literal_column("3")).where(tokens.c.hash.in_(hashes), valid_token(now))
+    found = [tuple(row) for row in connection.execute(sa.union_all(known, asked, valid))]
+    since = {name: value for name, value, kind in found if kind == 1}
+    gone = {name for name, _, kind in found if kind == 2}
+    tokens_left = {name for name, _, kind in found if kind == 3}
+    return {
+        claim.client_id
+        for claim in claims
+        if since.get(claim.client_id) != claim.since
+        or claim.client_id in gone
+        or (claim.token is not None and claim.token not in tokens_left)
+    }
+
+
+def valid_token(now: float) -> sa.ColumnElement[bool]:
+    """Return the condition that a token is neither revoked nor expired."""
+    return sa.and_(tokens.c.revoked.is_(None), sa.or_(tokens.c.expires.is_(None), tokens.c.expires > now))
 
 
 def all_clients(connection: sa.Connection, after: str, limit: int) -> list[ClientRecord]:
@@ -394,8 +463,8 @@ def all_clients(connection: sa.Connection, after: str, limit: int) -> list[Clien
     last: dict[str, Entry] = {}
     for begin in range(0, len(names), MAX_NAMES):
         named = journal.c.client_id.in_(names[begin : begin + MAX_NAMES])
-        newest = select(func.max(journal.c.epoch)).where(named).group_by(journal.c.client_id)
-        for row in connection.execute(select(journal).where(journal.c.epoch.in_(newest))):
+        newest = select(func.max(journal.c.number)).where(named).group_by(journal.c.client_id)
+        for row in connection.execute(select(journal).where(journal.c.number.in_(newest))):
             last[row.client_id] = Entry.from_row(row._asdict())
     return [ClientRecord(row.client_id, row.since, row.uploads, last=last.get(row.client_id)) for row in known]
 
@@ -440,18 +509,22 @@ def knows(connection: sa.Connection, client_id: str) -> bool:
 
 
 def erase(connection: sa.Connection, client_id: str) -> bool:
-    """Remove a client from all tables; return whether there was anything. Its entries stay, without its data."""
+    """Remove a client from all tables; return whether there was anything.
+
+    Its entries stay, without its data; rejected ones go.
+    """
     own = journal.c.client_id == client_id
+    found = connection.execute(sa.delete(journal).where(own, journal.c.outcome == "rejected")).rowcount
     rows = connection.execute(select(journal).where(own)).all()
     if rows:
         nothing = {"client_id": None, "key": "", "digest": "", "upload": None, "base": None, "reply": None}
-        changed = sa.update(journal).where(journal.c.epoch == sa.bindparam("at"))
+        changed = sa.update(journal).where(journal.c.number == sa.bindparam("at"))
         left = [Entry.from_row(row._asdict()) for row in rows]
         connection.execute(
             changed.values(**nothing, decision=sa.bindparam("left")),
-            [{"at": entry.epoch, "left": entry.forgotten().decision} for entry in left],
+            [{"at": entry.number, "left": entry.forgotten().decision} for entry in left],
         )
-    found = len(rows)
+    found += len(rows)
     for table in (clients, sent_models, tokens):
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
@@ -482,7 +555,8 @@ def add_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
     connection.execute(sa.insert(snapshots).values(snapshot.to_row()))
 
 
-def change_settings(connection: sa.Connection, epoch: int, settings: Settings) -> None:
-    """Set the settings in force after a snapshot."""
-    chosen = sa.update(snapshots).where(snapshots.c.epoch == epoch)
-    connection.execute(chosen.values(settings=settings.to_dict()))
+def change_snapshot(connection: sa.Connection, snapshot: Snapshot) -> None:
+    """Set the settings in force after a snapshot, and its small tensors."""
+    chosen = sa.update(snapshots).where(snapshots.c.epoch == snapshot.epoch)
+    row = snapshot.to_row()
+    connection.execute(chosen.values(settings=row["settings"], state=row["state"]))

@@ -2,23 +2,26 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from cdfl.server.connections import PIECE
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
-from cdfl.server.errors import StoreUnavailable
+from cdfl.server.errors import StoreDamaged, StoreUnavailable
 from cdfl.server.limits import Limits
-from cdfl.server.records import ClientRecord, Entry
+from cdfl.server.records import Claim, ClientRecord, Entry
 from cdfl.wire import (
     BASE_EPOCH,
     CONTENT_TYPES,
+    DIGEST,
     KEY,
     ConflictError,
     GoneError,
@@ -26,6 +29,7 @@ from cdfl.wire import (
     MalformedError,
     TooLargeError,
     TooSlowError,
+    UnavailableError,
     UnfitError,
     UnsupportedError,
     WireError,
@@ -33,12 +37,16 @@ from cdfl.wire import (
     decode_file,
     decompress,
     parse_count,
+    sha256_in,
 )
+
+logger = logging.getLogger("cdfl.server")
 
 T = TypeVar("T")
 SLACK = 2**20  # a body may be this many bytes longer than ours, for other headers and metadata
-NUM_THREADS = 8  # threads that decode uploads and query the store
-PIECE = 2**20  # bytes that are collected before they are written
+NUM_THREADS = 8  # threads that decode uploads and write to the store
+NUM_READERS = 4  # threads that look up clients: they do not wait for those that write
+HELD = 4 * PIECE  # bytes of a body that are collected before they are written
 
 
 class Uploads:
@@ -51,26 +59,30 @@ class Uploads:
         self._threads = ThreadPoolExecutor(
             NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
         )
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cdfl-reads")
 
     async def receive(
-        self, request: Request, client_id: str, key: str, base_epoch: int, coding: str, report: tuple[float, ...] = ()
+        self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str, report: tuple[float, ...] = ()
     ) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
+        client_id = claim.client_id
         body = Body(request, self.limits)
         coding = coding.strip().lower()
         _check_head(request.headers, coding, self.body_limit)
         async with self._place(client_id, key, body) as place:
             # This client has no other upload in process, so the record stays true.
-            record = await self.in_thread(self._check, client_id, key, base_epoch)
+            record = await self.read(self._check, client_id, key, base_epoch)
             spool = self.store.spool()
             try:
                 with self.engine.metrics.timed("receive"):
                     await body.spool(spool, self.body_limit)
                 place.body = None
-                digest = await self.in_thread(self._unpack_and_hash, spool, coding)
+                declared = sha256_in(request.headers.get(DIGEST))
+                digest = await self.in_thread(self._unpack_and_hash, spool, coding, declared)
                 if record.repeated is not None:
                     return await self.in_thread(self._repeat, record.repeated, digest)
-                submission = await self.in_thread(self._keep, record, key, base_epoch, spool, digest)
+                claim = replace(claim, since=record.since)
+                submission = await self.in_thread(self._keep, record, claim, key, base_epoch, spool, digest)
                 submission.report = report
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
@@ -87,6 +99,10 @@ class Uploads:
     async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a blocking function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def read(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function that only reads the store, in a thread of its own kind."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
     @asynccontextmanager
     async def _place(self, client_id: str, key: str, body: "Body") -> AsyncIterator["_Place"]:
@@ -118,13 +134,22 @@ class Uploads:
         self.engine.check_room()
         return record
 
-    def _unpack_and_hash(self, spool: Path, coding: str) -> str:
-        """Return the sha256 of the safetensors; a compressed file is unpacked in place."""
+    def _unpack_and_hash(self, spool: Path, coding: str, declared: str | None) -> str:
+        """Return the sha256 of the safetensors; a compressed file is unpacked in place.
+
+        A body that is not the one its `Content-Digest` declares was damaged on the way, and should be sent again.
+        """
         with self.engine.metrics.timed("decode"):
-            if coding == "zstd":
-                self._unpack(spool)
-            with spool.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _file_digest(spool) if declared or coding == "identity" else ""
+            if declared and digest != declared:
+                raise UnavailableError(
+                    f"the body does not have the sha-256 that {DIGEST} declares, so it was damaged; send it again",
+                    retry_after=0.0,
+                )
+            if coding != "zstd":
+                return digest
+            self._unpack(spool)
+            return _file_digest(spool)
 
     def _unpack(self, spool: Path) -> None:
         unpacked = self.store.spool()
@@ -135,24 +160,47 @@ class Uploads:
         finally:
             unpacked.unlink(missing_ok=True)
 
-    def _keep(self, record: ClientRecord, key: str, base_epoch: int, spool: Path, digest: str) -> Submission:
+    def _keep(
+        self, record: ClientRecord, claim: Claim, key: str, base_epoch: int, spool: Path, digest: str
+    ) -> Submission:
         """Decode an upload and make it durable."""
         with self.engine.metrics.timed("decode"):
             local_model = decode_file(spool, self.engine.layout)  # before `keep` renames the file
             upload = self.store.keep(spool, digest)
         return Submission(
-            record.client_id, key, base_epoch, digest, local_model, upload, client=record.memory, sent=record.sent
+            record.client_id,
+            key,
+            base_epoch,
+            digest,
+            local_model,
+            upload,
+            claim,
+            client=record.memory,
+            was_rejected=record.last is not None and record.last.outcome == "rejected",
+            sent=record.sent,
+            received=self.engine.clock(),
         )
 
     def _repeat(self, known: Entry, digest: str) -> Answer:
         """Return the stored reply to an upload that was taken before."""
         if known.digest != digest:
             raise UnfitError(f"{KEY} was used before with another body; use a new one for every upload")
-        body = self.store.read_reply(known)
+        try:
+            body = self._stored_reply(known)
+        except StoreDamaged as error:
+            logger.error("a reply cannot be sent again: %s", error)
+            body = None
         if body is None:
             raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
         self.engine.metrics.repeated.inc()
-        return Answer(reply_head(known), (body,))
+        return Answer(reply_head(known), (body,), hashlib.sha256(body).hexdigest())
+
+    def _stored_reply(self, known: Entry) -> bytes | None:
+        """Return what an upload was answered with: a reply of its own or, if rejected, what its client was sent."""
+        if known.outcome != "rejected":
+            return self.store.read_reply(known)
+        record = self.store.client(known.client_id, known.base_epoch)
+        return None if record is None or record.sent is None else self.store.read_sent(record.sent)
 
 
 class Body:
@@ -174,7 +222,7 @@ class Body:
                 if self.received > limit:
                     raise TooLargeError(f"the body is more than {limit} bytes; expected at most that")
                 held += piece
-                if len(held) >= PIECE:
+                if len(held) >= HELD:
                     await asyncio.to_thread(file.write, held)
                     held = bytearray()
             await asyncio.to_thread(file.write, held)
@@ -217,6 +265,11 @@ class _Place:
 
     key: str
     body: Body | None  # None once it has arrived
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_head(headers: Mapping[str, str], coding: str, limit: int) -> None:

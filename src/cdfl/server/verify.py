@@ -69,12 +69,13 @@ class _Replayer:
             epoch for epoch in self.snapshots if epoch < result.first
         )  # before the replay, because a running server deletes old snapshots
         state = self._load(self.snapshots[result.first])
-        settings = self.snapshots[result.first].settings
+        settings, reached = self.snapshots[result.first].settings, result.first
         for entry in self._entries():
             if state is not None:
                 state = self._step(state, entry, settings)
-            if snapshot := self.snapshots.get(entry.epoch):
+            if entry.epoch > reached and (snapshot := self.snapshots.get(entry.epoch)):
                 state, settings = self._compare(state, snapshot), snapshot.settings
+            reached = entry.epoch
             progress(entry.epoch - result.first, result.last - result.first)
         self._load_all(sorted(self.unread))  # of epochs whose entries are missing
         return result
@@ -101,7 +102,8 @@ class _Replayer:
     def _same_decision(self, entry: Entry, after: ServerState, reply: Reply) -> bool:
         """Compare the recorded decision with the replayed one; return whether they are the same."""
         upload = Upload(reply.personal_model, entry.base_epoch, entry.client_id)
-        again = Entry.of(after, upload, entry.client_before, reply, key="", digest="", received=0.0)
+        given = {"key": "", "digest": "", "received": 0.0, "evaluated": entry.evaluated}
+        again = Entry.of(after, upload, entry.client_before, reply, **given)
         was, now = entry.decision | {"outcome": entry.outcome}, again.decision | {"outcome": reply.outcome}
         if entry.upload is None:  # the measures and the verdict are not computed again
             was, now = (

@@ -143,7 +143,7 @@ class _ServerGraph:
         """Compute ServerUpdate for an upload that is not deprecated, and write its results to the fixed tensors."""
         settings = self.server.settings
         decision = decide(self.state, self.upload, self.epoch, settings, self.server.estimator)
-        step = take_step(self.state, self.upload, decision.rates)
+        step = take_step(self.state, self.upload, decision.rates, settings.rates)
         fresh = self.server.proxies.losses(step.cluster_models, wanted=step.rates > 0).double()
         self.personal_model.copy_(personalize(step.cluster_models, reply_weights(decision.mixture, settings.rates)))
         self.measures.copy_(torch.stack(decision.measures))

@@ -43,12 +43,13 @@ class OwnEstimate(NamedTuple):
 
 
 class UploadInfo(NamedTuple):
-    """When, which client, which of its uploads, and how many samples it trained on."""
+    """When, which client, which of its uploads, how many samples it trained on, and the server's epoch after it."""
 
     time: float
     client: int
     update: int
     trained: int
+    epoch: int
 
 
 def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float:
@@ -105,7 +106,7 @@ def uploaded_event(
     true_mixture = draw.true_mixture.tolist()
     mixture = reply.mixture.tolist() if algorithm.estimates else None
     return Uploaded(
-        epoch=reply.epoch,
+        epoch=info.epoch,
         time=info.time,
         client=info.client,
         update=info.update,

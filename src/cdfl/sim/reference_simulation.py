@@ -127,13 +127,15 @@ def simulate(
         try:
             if not bool(torch.isfinite(local_model).all()):
                 raise NotFiniteError("the training has diverged")
+            earlier = state.epoch
             state, reply = algorithm.server_update(state, upload, assignment, workload.evaluate)
         except NotFiniteError:
             events.append(Diverged(time, client))
             yield events[-1]
             continue
 
-        experts, own = sent_experts(), None
+        # A rejected client is sent what it has.
+        experts, own = mine.experts if reply.outcome == "rejected" else sent_experts(), None
         if experts is not None:  # the client mixes them itself
             weights = reply_weights(reply.mixture, algorithm.settings.rates)
             reply = reply.replace(personal_model=personalize(experts, weights))
@@ -146,10 +148,10 @@ def simulate(
             columns += [_served(workload, current, draw, each) for each in (weights, likeliest(weights))]
             columns += [] if mine.experts is None else [_served(workload, mine.experts, draw, weights)]
         scores = [Scores(*each) for each in zip(*columns, strict=True)]
-        info = UploadInfo(time, client, mine.updates, trained=plan.numel())
+        info = UploadInfo(time, client, mine.updates, plan.numel(), state.epoch)
         events.append(uploaded_event(clients_have, algorithm, info, draw, reply, scores, own))
         yield events[-1]
-        if reply.epoch % scenario.num_clients == 0:
+        if state.epoch > earlier and state.epoch % scenario.num_clients == 0:
             events.append(scored())
             yield events[-1]
 

@@ -234,7 +234,7 @@ class Simulation:
         self._score_clusters()
         yield from self._emit()
         if workload.separated is None:  # runs of one seed begin with the same clusters
-            workload.separated = separated_event(workload, workload.start, self.engines.evaluator.outputs)
+            workload.separated = separated_event(workload, workload.start, self._of_clusters.outputs)
         self.emitted.append(workload.separated)
         yield self.emitted[-1]
 
@@ -316,12 +316,14 @@ class Simulation:
                 mixture=assignment.mixture,
                 base_model=assignment.personal_model,
             )
+            earlier = self.state.epoch
             self.state, reply = self.algorithm.server_update(self.state, upload, assignment, self.evaluate)
         except NotFiniteError:
             self._waiting.append(Diverged(time, number))
             return
-        info = UploadInfo(time, number, client.updates, turn_data.plan.numel())
-        experts, behind = self._sent_experts(), None
+        info = UploadInfo(time, number, client.updates, turn_data.plan.numel(), self.state.epoch)
+        behind, is_rejected = None, reply.outcome == "rejected"
+        experts = client.experts if is_rejected else self._sent_experts()  # a rejected client keeps what it has
         if experts is not None:  # the client mixes them itself
             weights = reply_weights(reply.mixture, self.algorithm.settings.rates)
             reply = reply.replace(personal_model=personalize(experts, weights))
@@ -332,7 +334,7 @@ class Simulation:
         held = client.reply.personal_model
         self._waiting.append(_Unscored(info, turn_data.draw, held, trained.local_model, reply, behind))
         client.experts = experts
-        if reply.epoch % self.workload.scenario.num_clients == 0:
+        if self.state.epoch > earlier and self.state.epoch % self.workload.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1
 

@@ -28,6 +28,7 @@ class WireError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.retry_after = retry_after  # seconds
+        self.is_answer = False  # a cdfl server has said so; otherwise it was found here
 
 
 class MalformedError(WireError):

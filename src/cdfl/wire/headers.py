@@ -1,5 +1,6 @@
 """Names and strict parsers of the HTTP headers of protocol version 1."""
 
+import base64
 import math
 import re
 from collections.abc import Mapping
@@ -22,6 +23,12 @@ STALENESS = "CDFL-Staleness"
 OUTCOME = "CDFL-Outcome"
 DETAIL = "CDFL-Detail"  # why an upload was rejected: one sentence in ASCII
 
+# headers of both
+DIGEST = "Content-Digest"  # sha-256 of the body as it travels (RFC 9530)
+
+# header of every answer: what lacks it was not written by a cdfl server, but by something on the way
+VERSION = "CDFL-Version"
+
 CONTENT_TYPE = "application/octet-stream"
 CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
 
@@ -31,6 +38,7 @@ LONGEST = 40  # characters of a wrong value that an error repeats
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,128}")
 _COUNT = re.compile(r"[0-9]{1,18}")  # fits any integer column
+_DIGEST = re.compile(r":([A-Za-z0-9+/]{43}=):")
 _BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
 
 
@@ -79,6 +87,31 @@ class ReplyHead:
             outcome=cast("Outcome | None", outcome),
             detail=headers.get(DETAIL, ""),
         )
+
+
+def digest_header(sha256: str) -> str:
+    """Return the value of `Content-Digest` for a sha256 in hex.
+
+    >>> digest_header("00" * 32)
+    'sha-256=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:'
+    """
+    return f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
+
+
+def sha256_in(text: str | None) -> str | None:
+    """Return the sha256 in a `Content-Digest` header, in hex; None if there is none.
+
+    >>> sha256_in("sha-512=:AAAA:, sha-256=:" + "A" * 43 + "=:")[:4], sha256_in("sha-512=:AAAA:"), sha256_in(None)
+    ('0000', None, None)
+    """
+    for part in (text or "").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "sha-256":
+            match = _DIGEST.fullmatch(value)
+            if match is None:
+                raise MalformedError(f"{DIGEST} is {_shown(text or '')}; expected sha-256=:BASE64:")
+            return base64.b64decode(match.group(1)).hex()
+    return None
 
 
 def parse_base_epoch(text: str | None) -> int:

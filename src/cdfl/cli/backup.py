@@ -1,0 +1,26 @@
+"""`cdfl backup`: copy a store, also while its server runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdfl.cli.options import counted
+from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
+
+
+def backup(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder for the copy.")],
+    store: StorePlace = DEFAULT_STORE,
+    blobs: BlobsPlace = None,
+) -> None:
+    """Copy the database and all models as of one moment. Works beside a running server.
+
+    The copy is a store like any other: `cdfl verify --store FOLDER` checks it, `cdfl serve --store FOLDER` goes on.
+    """
+    with refuse_store(), open_store(store, blobs, own=False) as opened, progress_bar("copying models") as progress:
+        from cdfl.server.backup import backup as copy
+
+        opened.layout()  # refuses an empty store
+        made = copy(opened, out, progress)
+    typer.echo(f"copied epoch {made.epoch} to {out}: {counted(made.entries, 'entry', 'entries')}, {made.blobs} files")

@@ -1,0 +1,340 @@
+"""The guard: a defence that judges what a step does.
+
+An upload v was trained from u, the model that its client was sent. Clusters move along v - u or towards v.
+
+*Bound.* The change v - u is shortened to `LONGEST` times the usual norm.
+
+*Try.* A step of beta_0 (v - u) is tried on u, a model that a client holds, and on the cluster that the upload moves
+most. The effect is the mean change of the losses on *all* proxy sets. The losses of the clusters on their own sets say
+little: near the end of training they hardly change, whichever way a step goes, while mixtures of the clusters suffer.
+
+*Blame.* Effects are compared with those of other clients, in units of their spread. A client's blame is the running
+mean of that. An upload of a blamed client is rejected if it does harm again.
+
+*Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
+would do so is halved for that cluster, then not taken.
+
+*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. So are
+clients with fewer than `KNOWN` uploads, all together, once most clients have more.
+
+"Usual" is a median over clients: each counts once, with its last accepted upload. A rejected upload changes nothing but
+its client's blame. The numbers below were chosen on seeds 10 to 12; `benchmarks/poison.py` shows others.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdfl.core.defence import NO_DEFENCE, Decision, Defence, Step, bounded, take_step
+from cdfl.core.estimate import reevaluated
+from cdfl.core.settings import RateSettings, Settings
+from cdfl.core.state import ClientMemory, Evaluate, ServerState, Upload, Verdict
+
+WINDOW = 100  # clients that are remembered: those that uploaded last
+ENOUGH = 5  # clients before anything is usual
+LONGEST = 1.5  # times the usual norm
+FORGIVING = 0.7  # share of its blame that a client keeps at its next upload
+LEAST_EFFECT, MOST_EFFECT = -1.0, 6.0  # bounds of one effect in the blame, in units of the spread
+BLAMED = 1.5  # a client with more blame is rejected ...
+HARMFUL = 0.5  # ... if this effect is above that, too
+PRIOR = 0.5  # blame of a new client, once most clients are known
+FALL, CLIMB = 0.1, 0.01  # how fast a cluster's level follows its loss down and up
+RISE = 10.0  # times the usual change of a cluster's loss in a step
+FIRST_RISE = 0.1  # times the loss, before a change is usual
+SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and how many at once
+KNOWN = 3  # accepted uploads after which a client is no newcomer
+NEW_SHARE, NEW_BURST = 0.5, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
+ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
+
+UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
+OFTEN = "you upload more often than others; upload again when they have"
+MANY_NEW = "too many uploads of new clients have come; upload again later"
+HARM = (
+    "your uploads make models worse, compared with those of others; check data and labels, train with a smaller "
+    "learning_rate, or add less noise for privacy; better uploads count again"
+)
+LIFTS = "it would make every cluster that it moves worse than it has been lately"
+
+
+class _Client(NamedTuple):
+    """What is remembered of a client: `ClientMemory.defence`."""
+
+    uploads: float = 0.0  # accepted ones
+    epoch: float = 0.0  # of the last accepted one; names its row in the server's memory
+    credit: float = BURST  # uploads that it may make at once
+    blame: float = 0.0  # for what its steps do to the model that it holds
+    cluster_blame: float = 0.0  # for what they do to the cluster that they move most
+
+    @property
+    def is_new(self) -> bool:
+        return self.uploads < KNOWN
+
+
+class _Row(NamedTuple):
+    """The last accepted upload of a client. The changes of the K cluster losses follow; -1 if not moved."""
+
+    epoch: float
+    time: float
+    is_known: float  # 1 if the client is no newcomer
+    norm: float  # of the change of the parameters
+    statistics: float  # of the change of the statistics
+    effect: float
+    cluster_effect: float
+
+
+COLUMNS = {name: place for place, name in enumerate(_Row._fields)}
+WIDTH = len(COLUMNS)
+
+
+class _Memory(NamedTuple):
+    """What the server remembers, packed into one tensor: a row about newcomers and levels, then the clients' rows."""
+
+    is_mature: bool  # known clients were in the majority once
+    new_credit: float  # uploads that newcomers may make at once
+    new_epoch: float  # when that was counted
+    levels: Tensor  # (K,) of the clusters; empty before the first upload
+    rows: Tensor  # (n, WIDTH + K)
+
+    @classmethod
+    def of(cls, memory: Tensor) -> "_Memory":
+        if memory.numel() == 0:
+            return cls(False, NEW_BURST, 0.0, memory, memory.reshape(0, WIDTH))
+        first = memory[0]
+        return cls(bool(first[0]), float(first[1]), float(first[2]), first[WIDTH:], memory[1:])
+
+    def packed(self) -> Tensor:
+        first = [float(self.is_mature), self.new_credit, self.new_epoch, *[0.0] * (WIDTH - 3), *self.levels.tolist()]
+        return torch.cat([torch.tensor([first], dtype=torch.float64), self.rows])
+
+    @property
+    def usual(self) -> Tensor:
+        """The rows that say what is usual: those of known clients, or all while most clients are new."""
+        return self.rows[self.rows[:, COLUMNS["is_known"]] > 0] if self.is_mature else self.rows
+
+    def column(self, name: str) -> Tensor:
+        """A column of `usual`."""
+        return self.usual[:, COLUMNS[name]]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The defence that the module describes. `trial` evaluates tried steps; it may use parts of the proxy sets."""
+
+    base_rate: float
+    trial: Evaluate | None = None
+    needs_base: ClassVar[bool] = True
+    counts_deprecated: ClassVar[bool] = False
+
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+        """Refuse a client that uploads more than its share; bound the change."""
+        known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
+        reason = _reason_to_wait(state.epoch + 1, upload.time, known, memory)
+        if reason:
+            return Verdict(False, client=known, reason=f"{reason}; {UNMOVED}")
+        return _bounded(state, upload, memory)
+
+    def step(
+        self,
+        state: ServerState,
+        upload: Upload,
+        decision: Decision,
+        client: ClientMemory,
+        settings: RateSettings,
+        evaluate: Evaluate,
+    ) -> tuple[Step, Verdict]:
+        """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
+        epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
+        state = reevaluated(state, evaluate)
+        effects = self._effects(state, upload, decision.rates, evaluate)
+        above = [
+            _above_usual(effect, memory.column(name))
+            for effect, name in zip(effects, ("effect", "cluster_effect"), strict=True)
+        ]
+        known = known._replace(
+            **{
+                name: _blame_after(getattr(known, name) if known.uploads or not memory.is_mature else PRIOR, times)
+                for name, times in zip(("blame", "cluster_blame"), above, strict=True)
+            }
+        )
+        if any(
+            blame > BLAMED and times > HARMFUL
+            for blame, times in zip((known.blame, known.cluster_blame), above, strict=True)
+        ):
+            return _no_step(state, decision.rates), Verdict(
+                False, tuple(map(_finite, above)), known, f"{HARM}; {UNMOVED}"
+            )
+        step, changes = _within_levels(state, upload, decision.rates, memory, settings, evaluate)
+        if decision.rates.any() and not step.rates.any():
+            return step, Verdict(False, tuple(map(_finite, above)), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
+        norms = _norms(upload, state.num_parameters)
+        is_known = float(known.uploads + 1 >= KNOWN)
+        row = _Row(epoch, upload.time, is_known, *norms, *map(_finite, effects))
+        seen = (known.epoch, *row, *changes.tolist(), *step.cluster_losses.tolist())
+        credit = _credit(epoch, upload.time, known, memory) - 1
+        after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
+        return step, Verdict(True, seen, after, bounds=upload.bounds)
+
+    def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
+        """Replace the client's row; move the levels of the clusters towards their losses."""
+        numbers = torch.tensor(verdict.seen, dtype=torch.float64)
+        replaces, row = float(numbers[0]), _Row(*numbers[1 : 1 + WIDTH].tolist())
+        changes, losses = numbers[1 + WIDTH :].reshape(2, -1)
+        before = _Memory.of(memory)
+        if len(before.levels) == 0:
+            before = before._replace(levels=losses, rows=before.rows.new_empty(0, WIDTH + len(losses)))
+        gaps = losses - before.levels
+        levels = before.levels + torch.where(changes < 0, 0.0, torch.where(gaps < 0, FALL, CLIMB)) * gaps
+        is_new = before.is_mature and not row.is_known
+        credit = min(NEW_BURST, before.new_credit + NEW_SHARE * (row.epoch - before.new_epoch)) - is_new
+        rows = before.rows[before.rows[:, 0] != replaces]
+        if not is_new:  # new names do not say what is usual
+            rows = torch.cat([rows, torch.cat([numbers[1 : 1 + WIDTH], changes])[None]])[-WINDOW:]
+        num_known = int((rows[:, COLUMNS["is_known"]] > 0).sum())
+        is_mature = before.is_mature or (num_known >= 2 * ENOUGH and 2 * num_known >= len(rows))
+        return _Memory(is_mature, credit, row.epoch, levels, rows).packed()
+
+    def _effects(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> list[float]:
+        """Return what the step does, on average over the proxy sets, to u and to the cluster that moves most."""
+        assert upload.base_model is not None  # noqa: S101  `needs_base`
+        number, models = state.num_clusters, state.cluster_models
+        places = torch.stack([upload.base_model.to(models), models[int(rates.argmax())]])  # (2, P)
+        change = self.base_rate * (upload.local_model.to(models) - places[0])
+        tried = torch.cat([places, places + change]).repeat_interleave(number, dim=0)  # (4 K, P)
+        losses = (self.trial or evaluate)(tried, torch.arange(number).repeat(4)).double().cpu()
+        before, after = losses.reshape(2, 2, number).mean(dim=2)
+        found: list[float] = (after - before).tolist()
+        return found
+
+
+def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
+    """Return the defence that the settings name."""
+    return Guard(settings.rates.base_rate, trial) if settings.guard else NO_DEFENCE
+
+
+def is_healthy(state: ServerState, best: ServerState) -> bool:
+    """Return whether no cluster is above the level that it had in the best state, within what the guard allows."""
+    limits = torch.maximum(best.cluster_losses, _limits(best.cluster_losses, _Memory.of(best.defence_memory)))
+    return bool((state.cluster_losses <= limits).all())
+
+
+# -- share
+
+
+def _reason_to_wait(epoch: int, time: float, known: _Client, memory: _Memory) -> str:
+    if _credit(epoch, time, known, memory) < 1:
+        return OFTEN
+    is_limited = memory.is_mature and known.is_new
+    return MANY_NEW if is_limited and memory.new_credit + NEW_SHARE * (epoch - memory.new_epoch) < 1 else ""
+
+
+def _credit(epoch: int, time: float, known: _Client, memory: _Memory) -> float:
+    """Return how many uploads a client may make now. Each upload of any client earns it `SHARE` times its share."""
+    num_active = int((memory.column("time") > time - ACTIVE).sum())
+    return min(BURST, known.credit + SHARE * (epoch - known.epoch) / max(1, num_active))
+
+
+# -- bound
+
+
+def _bounded(state: ServerState, upload: Upload, memory: _Memory) -> Upload:
+    """Shorten the change of the parameters, and that of the statistics, to `LONGEST` times the usual norm.
+
+    Before there is a usual norm, to that of the longest cluster.
+    """
+    count = state.cluster_models.shape[1] if state.num_parameters is None else state.num_parameters
+    if len(memory.usual) >= ENOUGH:
+        longest = [LONGEST * _median(memory.column(name)) for name in ("norm", "statistics")]
+    else:
+        longest = [
+            float(part.double().norm(dim=1).max()) if part.numel() else 0.0
+            for part in (state.cluster_models[:, :count], state.cluster_models[:, count:])
+        ]
+    norms = _norms(upload, count)
+    factors = [most / norm if norm > most else 1.0 for norm, most in zip(norms, longest, strict=True)]
+    return bounded(upload, count, factors)
+
+
+def _norms(upload: Upload, num_parameters: int | None) -> tuple[float, float]:
+    """Return the norms of the changes of the parameters and of the statistics."""
+    assert upload.base_model is not None  # noqa: S101  `needs_base`
+    local_model, base_model = upload.local_model, upload.base_model.to(upload.local_model)
+    count = len(local_model) if num_parameters is None else num_parameters
+    return float(torch.dist(local_model[:count], base_model[:count])), float(
+        torch.dist(local_model[count:], base_model[count:])
+    )
+
+
+# -- blame
+
+
+def _above_usual(effect: float, effects: Tensor) -> float:
+    """Return by how many times their spread an effect is above the usual one; 0 if nothing is usual yet."""
+    if not math.isfinite(effect):
+        return MOST_EFFECT
+    if len(effects) < ENOUGH:
+        return 0.0
+    usual = _median(effects)
+    spread = max(1.4826 * _median((effects - usual).abs()), 0.1 * _median(effects.abs()))  # as in a normal distribution
+    return (effect - usual) / spread if spread > 0 else MOST_EFFECT * (effect > usual)
+
+
+def _blame_after(blame: float, times: float) -> float:
+    return FORGIVING * blame + (1 - FORGIVING) * min(MOST_EFFECT, max(LEAST_EFFECT, times))
+
+
+# -- level
+
+
+def _within_levels(
+    state: ServerState, upload: Upload, rates: Tensor, memory: _Memory, settings: RateSettings, evaluate: Evaluate
+) -> tuple[Step, Tensor]:
+    """Return the step with the rates that the levels allow, and how much each loss changed (K,); -1 if not moved.
+
+    A cluster that would rise too far moves half as far, or else not at all.
+    """
+    before = state.cluster_losses
+    limits = torch.maximum(before, _limits(before, memory))
+    for factor in (0.5, 0.0, 0.0):
+        step = _evaluated(take_step(state, upload, rates, settings), evaluate)
+        is_too_high = (rates > 0) & ~(step.cluster_losses <= limits)  # NaN is too high
+        if not is_too_high.any():
+            break
+        rates = torch.where(is_too_high, factor * rates, rates)
+    return step, torch.where(rates > 0, (step.cluster_losses - before).abs(), -1.0)
+
+
+def _limits(losses: Tensor, memory: _Memory) -> Tensor:
+    """Return how high the loss of each cluster may be (K,)."""
+    if len(memory.levels) == 0:
+        return losses + FIRST_RISE * losses.abs()
+    rises = [FIRST_RISE * abs(level) for level in memory.levels.tolist()]
+    for cluster, changes in enumerate(memory.usual[:, WIDTH:].T):
+        moved = changes[changes >= 0]
+        if len(moved) >= ENOUGH:
+            rises[cluster] = RISE * _median(moved)
+    return memory.levels + torch.tensor(rises, dtype=torch.float64)
+
+
+def _evaluated(step: Step, evaluate: Evaluate) -> Step:
+    """Return the step with the losses of the clusters that moved."""
+    moved = step.cluster_losses.isnan().nonzero().flatten()
+    if len(moved) == 0:
+        return step
+    losses = evaluate(step.cluster_models[moved.to(step.cluster_models.device)], moved).double().cpu()
+    return step._replace(cluster_losses=step.cluster_losses.index_copy(0, moved, losses))
+
+
+def _no_step(state: ServerState, rates: Tensor) -> Step:
+    return Step(state.cluster_models, torch.zeros_like(rates), state.cluster_losses)
+
+
+def _median(values: Tensor) -> float:
+    """Return the median, the lower one of two; 0 of nothing."""
+    return float(values.median()) if len(values) else 0.0
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
