@@ -21,6 +21,7 @@ from cdfl.policy import (
     EverySamples,
     EverySeconds,
     LossRises,
+    MixtureMoves,
     Observation,
     PageHinkley,
     Sometimes,
@@ -62,8 +63,31 @@ def test_loss_rises():
     policy = LossRises(factor=2.0, window=2)
     assert decisions(policy, [1.0, 1.0, 1.9, 2.8]) == [False, False, False, False]  # means 1, 1, 1.45
     assert decisions(policy, [1.0, 1.0, 2.1]) == [False, False, True]
-    assert decisions(policy, [1.0, 9.0, 9.0, 9.0]) == [False, True, False, False]  # after an upload, a new past
+    assert decisions(policy, [1.0, 9.0, 1.0, 9.0]) == [False, True, False, True]  # the level is remembered
     assert decisions(policy, [9.0, 1.0, 1.0, 2.1]) == [False, False, False, True]  # the 9 is forgotten
+
+
+def test_a_loss_that_stays_high_is_not_forgotten():
+    """Eight turns at twice the level: uploads go on, and end when they do not help."""
+    for factor in (1.2, 1.5, 1.9):
+        assert decisions(LossRises(factor), [1.0] * 5 + [2.0] * 8) == [False] * 5 + [True, True] + [False] * 6
+    helped = decisions(LossRises(), [1.0] * 5 + [4.0, 3.0, 2.0, 1.3, 1.0, 1.0])
+    assert helped == [False] * 5 + [True, True, True, True, False, False]  # each upload lowered the loss
+    assert sum(decisions(LossRises(), [1.0, *[2.0] * 30, *[4.0] * 30])) == 4  # a new level may rise again
+    uploads = decisions(PageHinkley(), [1.0] * 9 + [2.0] * 40)
+    assert 2 <= sum(uploads) <= 5
+    assert not any(uploads[-15:])
+
+
+def test_mixture_moves():
+    policy = MixtureMoves(0.25)
+    moved = [policy.decide((), Observation(1, unasked, mixture_moved=share))[1] for share in (0.0, 0.25, 0.26, 1.0)]
+    assert moved == [False, False, True, True]
+    either = Either(LossRises(), MixtureMoves())
+    memory, _ = either.decide((), Observation(1, lambda: 1.0))
+    memory, upload = either.decide(memory, Observation(1, lambda: 1.0, mixture_moved=0.5))
+    assert upload
+    assert either.decide(memory, Observation(1, lambda: 2.0))[1]  # the other one has not forgotten its level
 
 
 def test_page_hinkley_by_hand():
@@ -77,7 +101,7 @@ def test_page_hinkley_by_hand():
     slow = PageHinkley(threshold=1.0, tolerance=0.5)
     assert not any(decisions(slow, [1.0, 1.0, 2.0, 2.0, 2.0]))
     again = decisions(policy, [1.0, 1.0, 3.0, 3.0, 3.0, 6.0])
-    assert again == [False, False, True, False, False, True]  # it starts over after an upload
+    assert again == [False, False, True, False, False, True]  # the mean is then 7/3, so 3 is 2/3 above it
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -87,7 +111,7 @@ def test_memory_is_a_few_numbers(name):
         memory, upload = POLICIES[name].decide(memory, Observation(50, lambda number=number: 1.0 + number % 7, 0.7))
         assert isinstance(upload, bool)
         assert isinstance(memory, tuple)
-        assert len(memory) <= (30 if isinstance(POLICIES[name], DriftDetected) else 5)
+        assert len(memory) <= (30 if isinstance(POLICIES[name], DriftDetected) else 8)
         assert all(isinstance(value, float) for value in memory)
 
 
@@ -138,7 +162,7 @@ def test_unless_postpones():
 def test_at_first():
     policy = AtFirst(LossRises(factor=2.0))
     assert policy.decide((), Observation(1, unasked))[1]
-    assert decisions(policy, [9.0, 1.0, 1.5, 9.0, 9.0]) == [True, False, False, True, False]
+    assert decisions(policy, [9.0, 1.0, 1.5, 9.0, 9.0]) == [True, False, False, True, True]
 
 
 def test_either():
@@ -146,8 +170,7 @@ def test_either():
     for loss in (1.0, 1.0, 5.0, 5.0, 5.0, 5.0):
         memory, upload = policy.decide(memory, Observation(30, lambda loss=loss: loss))
         answers.append(upload)
-    assert answers == [False, False, True, False, False, False]  # the loss; then 90 samples and a new past
-    assert policy.decide(memory, Observation(30, lambda: 5.0)) == ((), True)  # the samples
+    assert answers == [False, False, True, True, False, False]  # the loss, twice; the samples at the fourth
 
 
 COMPOSED = (

@@ -29,6 +29,9 @@ class Observation:
     measure: Callable[[], float]  # the loss of its personal model on them; costs a pass over the data
     chance: float = 0.0  # a uniform random number from 0 to 1
     time: float = 0.0  # the client's clock, in seconds since 1970
+    mixture: tuple[float, ...] = ()  # its own estimate, by the router; () without one
+    mixture_moved: float = 0.0  # share of its data that changed clusters since its last upload, 0 to 1
+    strange: float = 0.0  # share of its inputs that fit no cluster
 
     @property
     def loss(self) -> float:
@@ -116,6 +119,9 @@ class Sometimes:
 class LossRises:
     """Upload when the loss on fresh data exceeds its recent mean by a factor.
 
+    It remembers the mean while the loss stays high, and uploads again, until `patience` uploads in a row have not
+    lowered the loss. Then the high loss is the new level.
+
     >>> policy, memory = LossRises(factor=1.5), ()
     >>> for loss in (1.0, 1.0, 1.1, 2.0):
     ...     memory, upload = policy.decide(memory, Observation(50, lambda: loss))
@@ -125,17 +131,26 @@ class LossRises:
 
     factor: float = 1.2
     window: int = 5
+    patience: int = 2
 
     def __post_init__(self) -> None:
         check_number("factor", self.factor, 0)
         check_number("window", self.window, 1, whole=True)
+        check_number("patience", self.patience, 1, whole=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Compare with the mean of the last losses; forget them after an upload."""
+        """Compare with the mean of the last losses before the rise."""
+        (failed, highest), usual = memory[:2] or (0.0, 0.0), memory[2:]  # since the rise; losses before it
         loss = observation.loss
-        if memory and loss > self.factor * sum(memory) / len(memory):
-            return (), True
-        return (*memory, loss)[-self.window :], False
+        if not usual or not loss > self.factor * fmean(usual):
+            return (0.0, 0.0, *(*usual, loss)[-self.window :]), False
+        if highest and loss > HELPED * highest:  # the last upload has not helped
+            failed += 1
+        else:
+            failed = 0.0
+        if failed >= self.patience:
+            return (0.0, 0.0, loss), False
+        return (failed, loss, *usual), True
 
 
 @dataclass(frozen=True)
@@ -143,7 +158,8 @@ class PageHinkley:
     """Upload when a Page-Hinkley test detects that the loss on fresh data has risen (Page, 1954).
 
     It sums the differences between losses and their running mean, less a tolerance, and detects drift when the sum is
-    `threshold` above its minimum.
+    `threshold` above its minimum. With each upload the mean goes half the way to the loss, so a loss that stays high is
+    not forgotten at once.
     """
 
     threshold: float = 1.0
@@ -154,7 +170,7 @@ class PageHinkley:
         check_number("tolerance", self.tolerance, 0, finite=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Update mean and sum; reset them after an upload."""
+        """Update mean and sum; begin a new sum after an upload."""
         count, mean, total, lowest = memory or (0.0, 0.0, 0.0, 0.0)
         loss = observation.loss
         count += 1
@@ -162,8 +178,28 @@ class PageHinkley:
         total += loss - mean - self.tolerance
         lowest = min(lowest, total)
         if total - lowest > self.threshold:
-            return (), True
+            return (min(count, 10.0), (mean + loss) / 2, 0.0, 0.0), True
         return (count, mean, total, lowest), False
+
+
+@dataclass(frozen=True)
+class MixtureMoves:
+    """Upload when the client's own mixture has moved since its last upload: this share of its data changed clusters.
+
+    The router tells it from inputs alone. Without a router it never uploads: combine it with another policy.
+
+    >>> MixtureMoves(0.2).decide((), Observation(60, lambda: 0.1, mixture=(0.5, 0.5), mixture_moved=0.3))
+    ((), True)
+    """
+
+    threshold: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, 0, 1)
+
+    def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
+        """Compare with the threshold."""
+        return memory, observation.mixture_moved > self.threshold
 
 
 @dataclass(frozen=True)
@@ -249,9 +285,9 @@ class Unless:
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
         """Let the other policy decide; remember a decision to upload until it is not vetoed."""
-        due = bool(memory and memory[0])
-        inner, yes = decide_upload(self.policy, memory[1:], observation)
-        due = due or yes
+        due, inner = bool(memory and memory[0]), memory[1:]
+        if not due:  # the other policy waits for the upload it decided on
+            inner, due = decide_upload(self.policy, inner, observation)
         upload = due and not self.veto()
         return (float(due and not upload), *inner), upload
 
@@ -281,12 +317,12 @@ class AtFirst:
 
 @dataclass(frozen=True)
 class Either:
-    """Upload when one of two policies says so; both are then reset.
+    """Upload when one of two policies says so. Each has a memory of its own.
 
-    >>> policy = Either(LossRises(), EverySamples(100))
+    >>> policy = Either(EverySamples(100), MixtureMoves())
     >>> memory, first = policy.decide((), Observation(60, lambda: 0.1))
     >>> policy.decide(memory, Observation(60, lambda: 0.1))
-    ((), True)
+    ((1.0, 0.0), True)
     """
 
     first: Policy
@@ -301,7 +337,7 @@ class Either:
         split = 1 + int(memory[0]) if memory else 0
         mine, yes = decide_upload(self.first, memory[1:split], observation)
         yours, also = decide_upload(self.second, memory[split:], observation)
-        return ((), True) if yes or also else ((float(len(mine)), *mine, *yours), False)
+        return (float(len(mine)), *mine, *yours), yes or also
 
 
 @dataclass(frozen=True)
@@ -365,12 +401,15 @@ def _river_detector(name: str) -> Any:
     return getattr(drift, name)
 
 
+HELPED = 0.95  # an upload has helped if the loss is below this share of what it was
 ALWAYS = Always()
 POLICIES: dict[str, Policy] = {
     "always": ALWAYS,
     "every-samples": EverySamples(),
     "sometimes": Sometimes(),
     "loss-rises": LossRises(),
+    "mixture-moves": MixtureMoves(),
+    "follow": Either(LossRises(), MixtureMoves()),
     "page-hinkley": PageHinkley(),
     "adwin": DriftDetected("ADWIN", {"clock": 1}),
     "kswin": DriftDetected("KSWIN", {"seed": 0}),

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.core import guard
+from cdfl.core import experts, guard
 from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
-from cdfl.sim import reference_simulation, routing
+from cdfl.sim import reference_simulation
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
@@ -92,11 +92,11 @@ def test_cluster_models_behind_a_router(name):
 
 
 def test_a_router_that_is_not_sure_asks_the_targets(monkeypatch):
-    monkeypatch.setattr(routing, "SURE", 1.1)
+    monkeypatch.setattr(experts, "SURE", 1.1)
     workload = make_workload(ROUTED)
     fast = run_fast(workload)
     assert_same(fast, run_plain(workload))
-    monkeypatch.setattr(routing, "SURE", 0.0)
+    monkeypatch.setattr(experts, "SURE", 0.0)
     inputs_alone = only(run_fast(workload).events, Uploaded)
     assert [upload.mixture for upload in only(fast.events, Uploaded)] != [upload.mixture for upload in inputs_alone]
 

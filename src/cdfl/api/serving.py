@@ -13,7 +13,7 @@ from cdfl.core.settings import SettingValues, with_settings
 from cdfl.device import find_device
 from cdfl.model_files import module_of
 from cdfl.problems import Problem, Task
-from cdfl.problems.task import client_network
+from cdfl.problems.task import client_network, client_router
 from cdfl.scenarios import load_problem
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Server:
         """Return a client of this server with the problem's network, loss and settings; options are `cdfl.Client`'s."""
         from cdfl.client import Client
 
-        given = {"loss": self.problem.loss, "settings": self._task.settings, **options}
+        router = None if self.problem.router is None else client_router(self.problem)
+        given = {"loss": self.problem.loss, "settings": self._task.settings, "router": router, **options}
         return Client(self.url, client_network(self.problem), client_id, **given)
 
     def close(self) -> None:

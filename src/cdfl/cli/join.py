@@ -19,7 +19,7 @@ from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
 from cdfl.policy import POLICIES, find_policy
 from cdfl.problems import Problem
-from cdfl.problems.task import client_network
+from cdfl.problems.task import client_network, client_router
 from cdfl.scenarios import load_problem
 from cdfl.userfile import report_errors
 from cdfl.wire import DTYPES, DType, WireError
@@ -44,6 +44,9 @@ def join(
     verify: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM), if it is self-signed.")] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of transferred models: {', '.join(DTYPES)}.")] = "float32",
     compress: Annotated[bool, flag("--compress", "Compress transferred models (zstd).")] = False,
+    send_mixture: Annotated[
+        bool, flag("--send-mixture", "Send the client's own mixture with uploads, where the server takes it.")
+    ] = False,
     no_report: Annotated[
         bool, flag("--no-report", "Do not tell the server how good its replies are on the client's data.")
     ] = False,
@@ -58,7 +61,7 @@ def join(
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
     with exit_on(ValueError, OSError, ClientError, WireError):
         mine = load_problem(setup).with_settings(**parse_settings(setting or []))
-        chosen = find_policy(policy) if policy else mine.policy or POLICIES["loss-rises"]
+        chosen = find_policy(policy) if policy else mine.policy or POLICIES["follow"]
         client = Client(
             url,
             client_network(mine),
@@ -70,6 +73,8 @@ def join(
             dtype=cast("DType", dtype),
             reply_dtype=cast("DType", dtype),
             compress=compress,
+            send_mixture=send_mixture,
+            router=None if mine.router is None else client_router(mine),
             report=not no_report,
             verify=verify or True,
             retry=ONCE,
@@ -115,6 +120,7 @@ def wait_for_server(client: Client, *, forever: bool, sleep: Callable[[float], N
 def turn_text(turn: Turn) -> str:
     """Return one turn as a line of text."""
     loss = "" if turn.loss is None else f", loss {turn.loss:.3f}"
+    loss += "" if turn.served is None else f", served {turn.served:.3f}"
     text = f"turn {turn.number}: {turn.samples} samples{loss}"
     if turn.error:
         return f"{text}; {turn.error}"

@@ -4,6 +4,7 @@ from cdfl.client.async_client import AsyncClient
 from cdfl.client.client import Client, Reply
 from cdfl.client.connection import Retry
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError, UntrustedError
+from cdfl.client.experts import Seen
 from cdfl.client.flower import FlowerClient
 from cdfl.client.privacy import Privacy
 from cdfl.client.watcher import Turn, Watcher
@@ -17,6 +18,7 @@ __all__ = [
     "Privacy",
     "Reply",
     "Retry",
+    "Seen",
     "ServerAwayError",
     "StateError",
     "Turn",

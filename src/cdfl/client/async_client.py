@@ -55,6 +55,21 @@ class AsyncClient:
         return self.client.mixture
 
     @property
+    def own_mixture(self) -> tuple[float, ...]:
+        """As `Client.own_mixture`."""
+        return self.client.own_mixture
+
+    @property
+    def mixture_moved(self) -> float:
+        """As `Client.mixture_moved`."""
+        return self.client.mixture_moved
+
+    @property
+    def has_experts(self) -> bool:
+        """As `Client.has_experts`."""
+        return self.client.has_experts
+
+    @property
     def joined(self) -> bool:
         """As `Client.joined`."""
         return self.client.joined
@@ -80,6 +95,9 @@ class AsyncClient:
     start_model = _in_thread(Client.start_model)
     train = _in_thread(Client.train)
     upload = _in_thread(Client.upload)
+    predict = _in_thread(Client.predict)
+    see = _in_thread(Client.see)
+    follow = _in_thread(Client.follow)
     flush = _in_thread(Client.flush)
     remember = _in_thread(Client.remember)
     recall = _in_thread(Client.recall)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl import wire
-from cdfl.client.batches import Data, batches_of, mean_loss, nonempty, passes
+from cdfl.checks import check_number
+from cdfl.client.batches import Data, batches_of, mean_loss, nonempty, passes, to_device
 from cdfl.client.connection import Answer, Connection, Retry, Verify
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
+from cdfl.client.experts import ClientRouter, Experts, Seen, moved, noisy
 from cdfl.client.privacy import Privacy
 from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
 from cdfl.client.watcher import Turn, Watcher
@@ -27,6 +29,7 @@ from cdfl.policy import Memory, Policy
 logger = logging.getLogger("cdfl.client")
 
 Outcome = Literal["applied", "deprecated", "rejected", "refreshed", "joined"]
+MANY_STRANGE = 0.3  # share of inputs that fit no cluster; a warning says so if there are more
 FINAL = (400, 411, 413, 415, 422)  # a cdfl server will never accept these bytes; an upload so answered is dropped
 
 
@@ -57,6 +60,11 @@ class Client:
         reply_dtype: Number format of replies.
         compress: Compress uploads and replies with zstd.
         privacy: Clip uploads and add noise.
+        send_mixture: Send the client's own estimate of its mixture with each upload, where the server takes it. It is
+            better than the server's. Without it, what the router tells about the data stays on the device.
+        mixture_noise: Standard deviation of the noise that is added to the shares that are sent.
+        one_model: Ask for one model, also where the server's replies are experts.
+        router: The router's network, where the problem brings its own.
         report: Tell the server with each upload what the last reply did to the loss on the client's own data.
         verify: False, or the PEM file or SSL context of a self-signed server.
         timeout: Seconds to wait for the network.
@@ -82,6 +90,10 @@ class Client:
         reply_dtype: wire.DType = "float32",
         compress: bool = False,
         privacy: Privacy | None = None,
+        send_mixture: bool = False,
+        mixture_noise: float = 0.0,
+        one_model: bool = False,
+        router: nn.Module | None = None,
         report: bool = False,
         verify: Verify = True,
         timeout: float = 60.0,
@@ -96,6 +108,7 @@ class Client:
             ("client_id", client_id, isinstance(client_id, str), "a name, a str"),
             ("loss", loss, callable(loss), "a function of (outputs, targets)"),
             ("privacy", privacy, isinstance(privacy, Privacy | None), "cdfl.client.Privacy(clip, noise), or None"),
+            ("router", router, isinstance(router, nn.Module | None), "a torch.nn.Module, or None"),
         ):
             if not is_fine:
                 raise ValueError(f"{name} is {described(given)}; expected {expected}")
@@ -104,6 +117,13 @@ class Client:
         self.layout = Layout.of(model)
         self.clock, self.retry = clock, retry
         self.report = report
+        check_number("mixture_noise", mixture_noise, 0, finite=True)
+        self.send_mixture, self.mixture_noise = send_mixture, mixture_noise
+        self._own_module = router
+        self._router: ClientRouter | None = None
+        self._experts: Experts | None = None
+        self._base: tuple[float, ...] = ()  # the mixture that the next training starts from; (): that of the reply
+        self._has_said: set[str] = set()  # what was logged already
         self._last_losses: tuple[float, float] | None = None  # with the last reply: before and after
         self._is_closed = False
         self._is_away = False  # the server, as far as was logged
@@ -123,10 +143,11 @@ class Client:
             transport=transport,
             sleep=sleep,
         )
+        self.one_model = one_model
         self._folder = None if state_dir is None else StateFolder(Path(state_dir))
         try:
             self._state = SavedState(client_id) if self._folder is None else self._folder.load(client_id)
-            self._check_state()
+            self._take_state()
         except StateError:
             self.close()
             raise
@@ -145,6 +166,31 @@ class Client:
     def mixture(self) -> tuple[float, ...]:
         """The mixture in the last reply; empty before the first."""
         return self._state.mixture
+
+    @property
+    def own_mixture(self) -> tuple[float, ...]:
+        """The client's own estimate, by the router: of what it saw last; the mixture in the reply before that."""
+        return self._state.own_mixture or self._state.mixture
+
+    @property
+    def mixture_moved(self) -> float:
+        """How far its own mixture is from that at the last upload: the share of data that changed clusters, 0 to 1."""
+        before = self._state.uploaded_mixture or self._state.mixture
+        return moved(self.own_mixture, before)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it predicts with cluster models behind a router."""
+        return self._experts is not None and self._router is not None
+
+    @property
+    def one_model(self) -> bool:
+        """Whether it asks for one model, also where replies are experts."""
+        return self._connection.one_model
+
+    @one_model.setter
+    def one_model(self, value: bool) -> None:
+        self._connection.one_model = value
 
     @property
     def joined(self) -> bool:
@@ -167,7 +213,10 @@ class Client:
         return next(self.model.parameters()).device
 
     def start_model(self) -> Tensor:
-        """Return the model (P,) that training starts from: the one that waits for upload, or the one last received."""
+        """Return the model (P,) that training starts from: the one that waits for upload, or the one last received.
+
+        Experts are mixed: by the client's own mixture if it sends that, or else by the server's.
+        """
         pending = self._state.pending
         if pending is not None:
             return wire.decode_model(pending.local_model.data, self.layout)
@@ -197,15 +246,64 @@ class Client:
         the kept model, and the new upload replaces the waiting one.
         """
         self.prepare()
-        if not self.report:
-            return self.upload(self.train(data))
         batches = batches_of(data, self.settings.training.batch_size)
+        self.follow(batches)
+        if not self.report:
+            return self.upload(self.train(batches))
         before = self._loss_of(self.start_model(), batches)
         reply = self.upload(self.train(batches))
         if reply is not None and before is not None:
             after = self._loss_of(self._personal_model(), batches)
             self._last_losses = None if after is None else (before, after)
         return reply
+
+    def predict(self, inputs: Tensor, *, one_expert: bool = False) -> Tensor:
+        """Return the outputs for some inputs, offline: of the experts, weighted for each input, or of the one model.
+
+        With `one_expert`, each input is given to its likeliest expert alone, which costs as much as one model. Outputs
+        of experts that are trained with a cross-entropy are logarithms of probabilities.
+        """
+        self._check_open()
+        inputs = to_device(inputs, self.device)
+        if self._experts is not None and self._router is not None:
+            return self._experts.predict(self._router, inputs, self.own_mixture, one_expert=one_expert)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                found: Tensor = self.model(inputs)
+        finally:
+            self.model.train(was_training)
+        return found
+
+    def see(self, inputs: Tensor) -> Seen:
+        """Let the client's own mixture follow what it sees now: no targets, no training, no upload.
+
+        The mixture is estimated from the last few hundred inputs. Predictions use it at once. Nothing leaves the
+        device.
+        """
+        self._check_open()
+        if self._router is None:
+            raise ClientError("there is no router yet; the server's replies must be experts, and the client must join")
+        seen = self._router.see(to_device(inputs, self.device), self._state.mixture)
+        return self._took(seen)
+
+    def follow(self, data: Data) -> Seen | None:
+        """As `see`, with labelled data: targets help where the router is not sure. None without experts.
+
+        If the client sends its mixture, its next training starts from this one.
+        """
+        if self._experts is None or self._router is None:
+            return None
+        batches = list(nonempty(batches_of(data, self.settings.training.batch_size)))
+        if not batches:
+            return None
+        self._router.forget()
+        seen = self._took(self._experts.own_mixture(self._router, batches, self._state.mixture))
+        if self._does_send and not self.pending:
+            self._base = noisy(seen.mixture, self.mixture_noise)
+            load(self.model, self.start_model())
+        return seen
 
     def prepare(self) -> None:
         """Join if that has not happened, and try once to send a waiting upload."""
@@ -233,8 +331,13 @@ class Client:
         if not bool(torch.isfinite(local_model).all()):
             raise DivergedError("training gave NaN or infinity; nothing was uploaded; use a smaller learning_rate")
         kept = self._blob(local_model, "float32")
-        pending = PendingUpload(secrets.token_hex(16), self.epoch, self._upload_blob(local_model, kept), kept)
-        self._save(replace(self._state, pending=pending, uploads=self.uploads + 1))  # on disk before it is sent
+        waiting = self._state.pending
+        mixture = self._base if waiting is None else waiting.mixture  # a training that goes on has the same start
+        upload = self._upload_blob(local_model, kept)
+        pending = PendingUpload(secrets.token_hex(16), self.epoch, upload, kept, mixture)
+        own = self._state.own_mixture
+        state = replace(self._state, pending=pending, uploads=self.uploads + 1, uploaded_mixture=own)
+        self._save(state)  # on disk before it is sent
         load(self.model, local_model)
         try:
             return self.flush()
@@ -250,7 +353,7 @@ class Client:
             return None
         try:
             upload, said = pending.upload.data, self._last_losses
-            answer = self._connection.upload(upload, pending.base_epoch, pending.key, attempts, said)
+            answer = self._connection.upload(upload, pending.base_epoch, pending.key, attempts, said, pending.mixture)
         except (wire.ConflictError, wire.GoneError) as error:
             logger.warning("the upload was not answered: %s Fetching the model instead.", error.detail)
             return self._receive(self._connection.fetch_model(), "refreshed", error.detail)
@@ -314,11 +417,49 @@ class Client:
                 epoch=head.epoch,
                 mixture=head.mixture,
                 personal_model=Blob(answer.body),
+                experts=head.experts,
                 pending=None,
             )
         )
-        load(self.model, answer.personal_model)
+        self._base = ()
+        self._experts = None if head.experts is None else Experts(answer.models, self.model, self.loss)
+        if head.experts is not None:
+            self._fetch_router(head.router)
+        load(self.model, self._personal_model())
         return Reply(head.epoch, head.mixture, outcome, head.rates or (), head.staleness, detail)
+
+    def _fetch_router(self, digest: str) -> None:
+        """Fetch the router unless this one is known. Without it the client has one model, and tries again later."""
+        known = self._state.router
+        if known is not None and known.digest == digest:
+            return
+        try:
+            body = self._connection.fetch_router(known.digest if known else None)
+            if body is not None:
+                self._router = self._make_router(body)
+                self._save(replace(self._state, router=Blob(body)))
+        except (ServerAwayError, wire.WireError) as error:
+            logger.warning("the router could not be fetched: %s; predicting with one model", error)
+
+    def _make_router(self, body: bytes) -> ClientRouter:
+        router = ClientRouter(wire.decode_router(body), self._own_module, self.device)
+        if self.send_mixture and not router.message.takes_mixtures:
+            logger.warning("this server estimates mixtures itself; the client's own is not sent")
+        return router
+
+    @property
+    def _does_send(self) -> bool:
+        return self.send_mixture and self._router is not None and self._router.message.takes_mixtures
+
+    def _took(self, seen: Seen) -> Seen:
+        """Remember an estimate; it is saved with the next reply or upload. Say once that inputs are strange."""
+        self._state = replace(self._state, own_mixture=seen.mixture)
+        if seen.strange > MANY_STRANGE and "strange" not in self._has_said:
+            self._has_said.add("strange")
+            logger.warning("%.0f %% of the inputs fit no cluster of the server", 100 * seen.strange)
+        if seen.strange <= MANY_STRANGE:
+            self._has_said.discard("strange")
+        return seen
 
     def _save(self, state: SavedState) -> None:
         self._check_open()
@@ -342,7 +483,12 @@ class Client:
         received = self._state.personal_model
         if received is None:
             raise ClientError("there is no model to train from yet; call join() first")
-        return wire.decode_model(received.data, self.layout)
+        if self._experts is None:
+            return wire.decode_model(received.data, self.layout)
+        pending = self._state.pending
+        mixture = (self._base if pending is None else pending.mixture) or self._state.mixture
+        weights = torch.tensor(mixture, dtype=torch.float64) if self._router is None else self._router.weights(mixture)
+        return self._experts.mixed(weights)
 
     def _upload_blob(self, local_model: Tensor, kept: Blob) -> Blob:
         """Return the bytes to send: the local model with noise or in another dtype, or else the kept bytes."""
@@ -355,10 +501,18 @@ class Client:
     def _blob(self, vector: Tensor, dtype: wire.DType) -> Blob:
         return Blob(wire.encode_model(vector.float(), self.layout, dtype))
 
-    def _check_state(self) -> None:
+    def _take_state(self) -> None:
+        """Decode what was saved; refuse what belongs to another model."""
+        state = self._state
         try:
-            for blob in self._state.blobs:
-                wire.decode_model(blob.data, self.layout)
+            if state.router is not None:
+                self._router = self._make_router(state.router.data)
+            if state.experts is not None and state.personal_model is not None:
+                models = wire.decode_experts(state.personal_model.data, self.layout, len(state.mixture), state.experts)
+                self._experts = Experts(models, self.model, self.loss)
+            for blob in state.blobs:
+                if blob is not state.router and (blob is not state.personal_model or state.experts is None):
+                    wire.decode_model(blob.data, self.layout)
         except wire.WireError as error:
             raise StateError(
                 f"the state of {self.client_id!r} belongs to another model: {error.detail}; name another state_dir"

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from torch import Tensor
@@ -29,8 +29,11 @@ from cdfl.core.batches import described
 
 logger = logging.getLogger("cdfl.client")
 
+T = TypeVar("T")
 Verify = bool | str | Path | ssl.SSLContext
 HEADER_ROOM = 2**20  # bytes by which a body may be longer than the one we would write: metadata
+ROUTER_ROOM = 2**26  # bytes of the largest router that is read
+MOST_CLUSTERS = 64  # experts that are read at once
 ERROR_ROOM = 2**16  # bytes of the longest error message that is read
 LEAST_RATE = 2_000.0  # bytes a second; the slowest link for which an exchange is not given up
 NOT_A_SERVER = (401, 403, 404, 405)  # may be a proxy's answers, but say what is wrong
@@ -63,11 +66,11 @@ class Retry:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A reply: its headers, its decompressed body, and the model in it."""
+    """A reply: its headers, its decompressed body, and the model or the experts in it."""
 
     head: wire.ReplyHead
     body: bytes
-    personal_model: Tensor  # (P,) float32
+    models: Tensor  # (P,) float32, or (K, P)
 
 
 class Connection:
@@ -90,6 +93,7 @@ class Connection:
     ) -> None:
         self.url, self.layout, self.retry = _checked(url), layout, retry
         self._compress, self._sleep = compress, sleep
+        self.one_model = False  # ask for one model, also where replies are experts
         self._has_answered = False  # True: the address is right, so errors need no hint
         self._limit = wire.body_size(layout) + HEADER_ROOM
         headers = {wire.CLIENT: wire.check_client_id(client_id), "User-Agent": f"cdfl/{version('cdfl')}"}
@@ -118,7 +122,16 @@ class Connection:
 
     def fetch_model(self) -> Answer:
         """Fetch the client's personal model."""
-        return self._request("GET", "/v1/model", {}, None, None)
+        return self._request("GET", "/v1/model", self._asked, self._answer)
+
+    def fetch_router(self, known: str | None = None) -> bytes | None:
+        """Fetch the router; None if it is the one with the digest `known`."""
+        headers = {} if known is None else {"If-None-Match": f'"{known}"'}
+        return self._request("GET", "/v1/router", headers, self._router)
+
+    @property
+    def _asked(self) -> dict[str, str]:
+        return {wire.REPLY: "model"} if self.one_model else {}
 
     def upload(
         self,
@@ -127,29 +140,38 @@ class Connection:
         key: str,
         attempts: int | None = None,
         report: tuple[float, float] | None = None,
+        mixture: tuple[float, ...] = (),
     ) -> Answer:
         """Upload a model. The server applies uploads with the same key once."""
-        headers = {wire.BASE_EPOCH: str(base_epoch), wire.KEY: key, "Content-Type": wire.CONTENT_TYPE}
+        headers = {wire.BASE_EPOCH: str(base_epoch), wire.KEY: key, "Content-Type": wire.CONTENT_TYPE, **self._asked}
+        if mixture:
+            headers[wire.MIXTURE] = wire.numbers_to_text(mixture)
         if report is not None:
             headers[wire.REPORT] = wire.report_to_text(report)
         if self._compress:
             headers["Content-Encoding"] = "zstd"
             model = wire.compress(model)
         headers[wire.DIGEST] = wire.digest_header(hashlib.sha256(model).hexdigest())
-        return self._request("POST", "/v1/updates", headers, model, attempts)
+        return self._request("POST", "/v1/updates", headers, self._answer, model, attempts)
 
     def close(self) -> None:
         """Close all connections."""
         self._http.close()
 
     def _request(
-        self, method: str, path: str, headers: dict[str, str], content: bytes | None, attempts: int | None
-    ) -> Answer:
-        """Send a request, several times if the server is away."""
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        read: Callable[[httpx.Response, bytes], T],
+        content: bytes | None = None,
+        attempts: int | None = None,
+    ) -> T:
+        """Send a request, several times if the server is away; `read` turns response and body into the result."""
         attempts = attempts or self.retry.attempts
         for failures in range(1, attempts + 1):
             try:
-                return self._request_once(method, path, headers, content)
+                return read(*self._request_once(method, path, headers, content))
             except ServerAwayError as away:
                 asked = away.retry_after or 0.0
                 if failures == attempts or isinstance(away, UntrustedError) or asked > self.retry.longest_wait:
@@ -159,12 +181,14 @@ class Connection:
                 self._sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _request_once(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> Answer:
+    def _request_once(
+        self, method: str, path: str, headers: dict[str, str], content: bytes | None
+    ) -> tuple[httpx.Response, bytes]:
         """Send a request once. A `ServerAwayError` may be retried, a `WireError` may not."""
         deadline = _Deadline(self._timeout + (self._limit + len(content or b"")) / LEAST_RATE, self._http.close)
         try:
             with deadline, self._http.stream(method, path, headers=headers, content=content) as response:
-                body = _read(response, self._limit if response.is_success else ERROR_ROOM)
+                body = _read(response, self._longest(response) if response.is_success else ERROR_ROOM)
         except (httpx.TransportError, httpx.DecodingError, OSError, RuntimeError) as error:
             if deadline.is_over:
                 self._http = self._make_http()
@@ -177,9 +201,14 @@ class Connection:
             kind = UntrustedError if is_untrusted else ServerAwayError
             raise kind(f"{self.url} does not answer: {reason}{hint}") from error
         self._has_answered = True
-        if response.status_code != httpx.codes.OK:
+        if response.status_code not in (httpx.codes.OK, httpx.codes.NOT_MODIFIED):
             raise self._error(response, body)
-        return self._answer(response, body)
+        return response, body
+
+    def _longest(self, response: httpx.Response) -> int:
+        """Return the bytes of the longest body that an answer may have: one model, K experts, or a router."""
+        num_clusters = min(MOST_CLUSTERS, str(response.headers.get(wire.MIXTURE, "")).count(",") + 1)
+        return max(self._limit, num_clusters * self._limit, ROUTER_ROOM)
 
     def _error(self, response: httpx.Response, body: bytes) -> Exception:
         status, retry_after = response.status_code, _seconds(response.headers.get("Retry-After"))
@@ -198,6 +227,13 @@ class Connection:
         error.is_answer = is_answer
         return error
 
+    def _router(self, response: httpx.Response, body: bytes) -> bytes | None:
+        if response.status_code == httpx.codes.NOT_MODIFIED:
+            return None
+        if response.headers.get("ETag") != f'"{hashlib.sha256(body).hexdigest()}"':
+            raise ServerAwayError(f"{self.url} did not answer as a cdfl server: the router is damaged")
+        return body
+
     def _answer(self, response: httpx.Response, body: bytes) -> Answer:
         try:
             declared = wire.sha256_in(response.headers.get(wire.DIGEST))
@@ -205,7 +241,9 @@ class Connection:
                 raise wire.MalformedError(f"the body does not have the sha-256 that {wire.DIGEST} declares")
             head = wire.ReplyHead.from_headers(response.headers)
             if response.headers.get("Content-Encoding") == "zstd":
-                body = wire.decompress_bytes(body, self._limit)
+                body = wire.decompress_bytes(body, self._longest(response))
+            if head.experts is not None:
+                return Answer(head, body, wire.decode_experts(body, self.layout, len(head.mixture), head.experts))
             return Answer(head, body, wire.decode_model(body, self.layout))
         except wire.UnfitError as error:
             raise wire.UnfitError(

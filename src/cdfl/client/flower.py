@@ -39,6 +39,7 @@ class FlowerClient:
 
     def __init__(self, numpy_client: NumPyClient, client: Client) -> None:
         self.numpy_client, self.client = numpy_client, client
+        client.one_model = True  # Flower's clients know one model
 
     def join(self) -> Reply | None:
         """Fetch a model."""

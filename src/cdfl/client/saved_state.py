@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdfl.client.errors import StateError
+from cdfl.core.experts import ExpertType
 from cdfl.policy import Memory
 
 VERSION = 1
@@ -20,7 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Blob:
-    """A model as safetensors."""
+    """A model, experts or a router, as safetensors."""
 
     data: bytes
 
@@ -38,6 +39,7 @@ class PendingUpload:
     base_epoch: int
     upload: Blob
     local_model: Blob  # the trained model; the upload may be rounded or have noise added
+    mixture: tuple[float, ...] = ()  # that it was trained from and is sent along; () if none is sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,11 @@ class SavedState:
     client_id: str
     epoch: int = 0  # of the last reply: the base epoch of the next upload
     mixture: tuple[float, ...] = ()
-    personal_model: Blob | None = None  # None: never joined
+    personal_model: Blob | None = None  # the last reply: a model or experts; None: never joined
+    experts: ExpertType | None = None  # how the experts in it are rounded; None: it is one model
+    router: Blob | None = None
+    own_mixture: tuple[float, ...] = ()  # the client's own estimate; () if it never made one
+    uploaded_mixture: tuple[float, ...] = ()  # the same, at its last upload
     pending: PendingUpload | None = None
     uploads: int = 0  # models made for upload, including those that never arrived
     policy: str = ""  # the policy that `memory` belongs to
@@ -55,8 +61,8 @@ class SavedState:
 
     @property
     def blobs(self) -> list[Blob]:
-        """All models of this state."""
-        received = [self.personal_model] if self.personal_model else []
+        """All models of this state, and its router."""
+        received = [blob for blob in (self.personal_model, self.router) if blob]
         return received + ([self.pending.upload, self.pending.local_model] if self.pending else [])
 
 
@@ -134,8 +140,16 @@ class StateFolder:
             personal_model=None if values["personal_model"] is None else self._blob(values["personal_model"]),
             pending=pending
             and PendingUpload(
-                pending["key"], pending["base_epoch"], self._blob(pending["upload"]), self._blob(pending["local_model"])
+                pending["key"],
+                pending["base_epoch"],
+                self._blob(pending["upload"]),
+                self._blob(pending["local_model"]),
+                tuple(pending["mixture"]),
             ),
+            experts=values["experts"],
+            router=None if values["router"] is None else self._blob(values["router"]),
+            own_mixture=tuple(values["own_mixture"]),
+            uploaded_mixture=tuple(values["uploaded_mixture"]),
             uploads=values["uploads"],
             policy=values["policy"],
             memory=tuple(values["memory"]),
@@ -162,7 +176,12 @@ def _to_json(state: SavedState) -> bytes:
             "base_epoch": pending.base_epoch,
             "upload": pending.upload.digest,
             "local_model": pending.local_model.digest,
+            "mixture": list(pending.mixture),
         },
+        "experts": state.experts,
+        "router": state.router and state.router.digest,
+        "own_mixture": list(state.own_mixture),
+        "uploaded_mixture": list(state.uploaded_mixture),
         "uploads": state.uploads,
         "policy": state.policy,
         "memory": list(state.memory),

@@ -5,10 +5,12 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from cdfl.checks import check_number
-from cdfl.client.batches import Batch, Data, batches_of, count_samples, mean_loss, nonempty
+from cdfl.client.batches import Batch, Data, batches_of, count_samples, mean_loss, nonempty, to_device
 from cdfl.client.errors import DivergedError, ServerAwayError
 from cdfl.policy import Observation, Policy, check_policy, decide_upload
 
@@ -27,6 +29,9 @@ class Turn:
     reply: "Reply | None" = None  # the answer to this turn's upload, or to one that waited
     pending: bool = False  # True: an upload waits for the server
     error: str = ""  # what went wrong, if anything
+    served: float | None = None  # loss of its predictions on fresh data, before any upload; None without experts
+    mixture: tuple[float, ...] = ()  # its own estimate, by the router
+    strange: float = 0.0  # share of inputs that fit no cluster
 
 
 class Watcher:
@@ -57,9 +62,18 @@ class Watcher:
             losses.append(mean_loss(client.model, batches, client.loss, client.device))
             return losses[-1]
 
-        decided, error = False, ""
+        decided, error, seen = False, "", client.follow(batches)
+        told: dict[str, Any] = {} if seen is None else {"mixture": seen.mixture, "strange": seen.strange}
+        served = None if seen is None else self._served(batches)
         try:
-            observation = Observation(samples, cache(measure), random.random(), client.clock())  # noqa: S311
+            observation = Observation(
+                samples,
+                cache(measure),
+                random.random(),  # noqa: S311
+                client.clock(),
+                mixture_moved=0.0 if seen is None else client.mixture_moved,
+                **told,
+            )
             memory, decided = decide_upload(self.policy, client.recall(self._name), observation)
             client.remember(self._name, memory, now=not decided)
             if decided:
@@ -67,7 +81,15 @@ class Watcher:
                 self._recent.clear()
         except DivergedError as diverged:
             error = str(diverged)
-        return Turn(self._number, samples, losses[0] if losses else None, decided, reply, client.pending, error)
+        loss = losses[0] if losses else None
+        return Turn(self._number, samples, loss, decided, reply, client.pending, error, served, **told)
+
+    def _served(self, batches: list[Batch]) -> float:
+        """Return the loss of the client's predictions on the first of some batches."""
+        inputs, targets = batches[0]
+        client = self.client
+        with torch.no_grad():
+            return float(client.loss(client.predict(inputs), to_device(targets, client.device)))
 
     def _flush(self) -> "Reply | None":
         """Try once to send a waiting upload; wait longer after each failure."""

@@ -23,6 +23,11 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 ExpertType = Literal["int8", "float16", "float32"]
 LEVELS = 127  # of int8, on both sides of 0
+# Below this `Router.information`, clients also use their targets: the losses of the experts on some samples.
+SURE = 0.6
+LABELLED = 256  # on so many; more would cost more than a twentieth of a training
+ITERATIONS = 40  # of EM; a router that is sure needs no more
+PRIOR = 2.0  # the prior counts like so many samples
 HALF = 65504.0  # the largest number of float16
 
 
@@ -68,6 +73,24 @@ def mixture_of(
         mixture = (belongs + strength * prior) / (total + strength).clamp_min(1e-12)
         mixture = mixture / mixture.sum(dim=-1, keepdim=True)
     return mixture
+
+
+def own_mixture(
+    evidence: Tensor, prior: Tensor, information: float, scale: float, losses: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return a client's estimate of its mixture (K,), from all that it has: the router's evidence (N, K), and targets.
+
+    `losses` returns the losses (n, K) of the experts on some of its samples, given their places (n,); `scale` makes
+    them evidence (`loss_scale`). They are used only if the router's `information` is small. Then `prior`, the last
+    mixture, counts as well.
+    """
+    if information >= SURE:
+        return mixture_of(evidence, strength=PRIOR, iterations=ITERATIONS).cpu()
+    count = len(evidence)
+    some = torch.linspace(0, count - 1, min(count, LABELLED)).round().long()
+    both = evidence.cpu().clone()
+    both[some] -= scale * losses(some).double().cpu()
+    return mixture_of(both, prior.cpu(), PRIOR)
 
 
 def expert_weights(evidence: Tensor, mixture: Tensor) -> Tensor:

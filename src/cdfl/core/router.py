@@ -82,14 +82,23 @@ TrainRouters = Callable[[nn.Module, Tensor, Tensor, Sequence[Tensor], TrainingSe
 
 
 def train_one_by_one(
-    module: nn.Module, samples: Tensor, clusters: Tensor, plans: Sequence[Tensor], settings: TrainingSettings
+    module: nn.Module,
+    samples: Tensor,
+    clusters: Tensor,
+    plans: Sequence[Tensor],
+    settings: TrainingSettings,
+    trained: Callable[[int, int], Any] = lambda done, total: None,
 ) -> list[Tensor]:
-    """Train a router for each plan, from the weights of `module`."""
+    """Train a router for each plan, from the weights of `module`; `trained` is told the batches so far and in all."""
     targets = clusters.to(samples.device)
+    done, total = 0, sum(map(len, plans))
 
     def batches(plan: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal done
         for batch in plan.to(samples.device):
             yield samples[batch], targets[batch]
+            done += 1
+            trained(done, total)
 
     return [client_update(module, flatten(module), batches(plan), F.cross_entropy, settings) for plan in plans]
 

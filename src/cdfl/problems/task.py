@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, initial_state, pretrain
 from cdfl.core.batches import described
+from cdfl.core.experts import loss_scale
 from cdfl.core.flat import flatten
 from cdfl.core.losses import each_loss
 from cdfl.core.proxy import outputs as outputs_of
@@ -155,6 +156,16 @@ class Task:
         ):
             torch.manual_seed(self.torch_seed("router noise"))
             return train_router(module, self.router_inputs(), shuffle, train=train)
+
+    def loss_scale(self, models: Tensor) -> float:
+        """Return the factor that makes losses of the cluster models (K, P) evidence of a sample's cluster."""
+        losses = [self.losses_of_each(models, *own).cpu() for own in self.proxy_sets]  # K of (n, K)
+        clusters = torch.arange(len(losses)).repeat_interleave(torch.tensor([len(own) for own in losses]))
+        return loss_scale(torch.cat(losses), clusters)
+
+    def losses_of_each(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of every model (K, P) on every one of some inputs, (n, K)."""
+        return torch.stack([each_loss(self.loss, self.outputs(vector, inputs), targets) for vector in models], dim=1)
 
     def separation(self, models: Tensor, outputs: Outputs | None = None) -> Separation:
         """Compare the cluster models (K, P) on all proxy sets. `outputs` evaluates several models at once."""

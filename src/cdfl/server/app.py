@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response, Security
@@ -29,6 +30,7 @@ from cdfl.server.openapi import (
     EVENTS_PAGE,
     METRICS_PAGE,
     REFUSED,
+    ROUTER_PAGE,
     UPLOAD,
     ClientStatus,
     Health,
@@ -45,9 +47,12 @@ from cdfl.wire import (
     CONTENT_TYPE,
     DIGEST,
     KEY,
+    MIXTURE,
+    REPLY,
     REPORT,
     DType,
     ForbiddenError,
+    NotFoundError,
     UnauthorizedError,
     UnfitError,
     WireError,
@@ -57,7 +62,9 @@ from cdfl.wire import (
     decode_model,
     digest_header,
     parse_count,
+    parse_mixture,
     parse_report,
+    wants_model,
 )
 
 logger = logging.getLogger("cdfl.server")
@@ -98,6 +105,22 @@ Report = Annotated[
         alias=REPORT,
         description="The client's loss on its own data before and after its last reply: two numbers and a comma.",
         json_schema_extra={"type": "string", "pattern": r"^-?[0-9]{1,9}(\.[0-9]{1,9})?,-?[0-9]{1,9}(\.[0-9]{1,9})?$"},
+    ),
+]
+Mixture = Annotated[
+    str | None,
+    Header(
+        alias=MIXTURE,
+        description="The client's own mixture, if its owner sends it: K shares that sum to one, with commas.",
+        json_schema_extra={"type": "string", "pattern": r"^[0-9.e+-]+(,[0-9.e+-]+)*$"},
+    ),
+]
+AskedReply = Annotated[
+    str | None,
+    Header(
+        alias=REPLY,
+        description="`model` asks for one model where replies are experts.",
+        json_schema_extra={"enum": ["model", "experts"]},
     ),
 ]
 Coding = Annotated[
@@ -175,9 +198,10 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         response_class=Response,
         responses=model_reply(to_upload=False) | refusals(400, 401, 403, 422, 429, 503),
     )
-    async def model(request: Request, client: Client, query: Asked) -> Response:
+    async def model(request: Request, client: Client, query: Asked, reply: AskedReply = None) -> Response:
         """Join or refresh: a newcomer gets the average of the clusters, a known client its last mixture."""
-        answer = await uploads.in_thread(engine.join, client)
+        wants_one = wants_model(request.headers.get(REPLY))
+        answer = await uploads.in_thread(partial(engine.join, wants_model=wants_one), client)
         return await _model_response(answer, request, client, query.dtype, uploads)
 
     @app.post(
@@ -194,11 +218,30 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         base_epoch: BaseEpoch,
         coding: Coding = "identity",
         report: Report = None,
+        mixture: Mixture = None,
+        reply: AskedReply = None,
     ) -> Response:
         """Upload the trained model, receive a personal one. With the same key an upload counts once."""
-        epoch = parse_count(BASE_EPOCH, base_epoch)
-        answer = await uploads.receive(request, client, check_key(key), epoch, coding, parse_report(report))
+        epoch, own = parse_count(BASE_EPOCH, base_epoch), parse_mixture(mixture, engine.state.num_clusters)
+        answer = await uploads.receive(request, client, check_key(key), epoch, coding, parse_report(report), own)
         return await _model_response(answer, request, client, query.dtype, uploads)
+
+    @app.get(
+        "/v1/router",
+        response_class=Response,
+        responses=ROUTER_PAGE | refusals(400, 401, 403, 404, 422, 429, 503),
+    )
+    async def router(request: Request, client: Client) -> Response:
+        """Send the router, which tells from which cluster an input comes; where replies are experts."""
+        if engine.router is None:
+            raise NotFoundError("replies of this server are one model, so there is no router")
+        tag = f'"{engine.router_digest}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        asked = [each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")]
+        if tag in asked or "*" in asked:
+            return Response(status_code=304, headers=headers)
+        headers[DIGEST] = digest_header(engine.router_digest)
+        return ModelResponse((engine.router,), headers, _connection(request), client.client_id)
 
     @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))
     async def status(client: ClientOrOperator) -> Status:
@@ -370,7 +413,7 @@ async def _model_response(answer: Answer, request: Request, client: Claim, dtype
     """Return a reply in the dtype and the encoding that the client asked for."""
     headers = answer.head.to_headers() | {"Cache-Control": "no-store"}
     parts, digest = answer.body, answer.digest
-    if dtype != "float32":
+    if dtype != "float32" and answer.head.experts is None:  # experts are rounded already
         parts, digest = await uploads.in_thread(_converted, answer, uploads.engine.layout, dtype)
     if request.headers.get("Accept-Encoding", "").strip().lower() == "zstd":  # only on request: weights hardly compress
         parts, digest = await uploads.in_thread(_compressed, parts)

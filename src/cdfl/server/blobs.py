@@ -32,7 +32,7 @@ NO_LINKS = (
     errno.EOPNOTSUPP,
     errno.ENOSYS,
 )  # hard links are not supported, or the file has too many
-OURS = re.compile(r"(upload|base|reply|sent|snapshot)-[0-9a-f]{32}-[0-9a-f]{64}")
+OURS = re.compile(r"(upload|base|reply|sent|snapshot|router)-[0-9a-f]{32}-[0-9a-f]{64}")
 
 
 class Blobs(Protocol):

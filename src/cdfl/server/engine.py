@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from cdfl.core import (
+    GIVEN,
     NEWCOMER,
     ClientMemory,
     Evaluate,
     Layout,
     NotFiniteError,
+    Reply,
     ServerState,
     Settings,
     Upload,
@@ -34,9 +36,11 @@ from cdfl.core import (
     defence_of,
     is_too_stale,
     join,
+    personalize,
+    reply_weights,
     server_update,
 )
-from cdfl.server.blobs import digest_in
+from cdfl.server.blobs import digest_in, digest_of
 from cdfl.server.errors import StoreDamaged, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
@@ -53,10 +57,13 @@ from cdfl.wire import (
     UnfitError,
     WireError,
     body_parts,
+    encode_experts,
+    expert_type,
 )
 
 logger = logging.getLogger("cdfl.server")
 
+Parts = tuple[bytes | memoryview, ...]
 GROUP = 32  # at most this many uploads are evaluated or committed together
 GROUP_BYTES = 512 * MEGABYTE  # limit for a group's replies and base models, which are in memory together
 RETRY_SECONDS = 2.0  # clients are asked to wait this long
@@ -91,6 +98,9 @@ class Submission:
     client: ClientMemory = NEWCOMER
     was_rejected: bool = False  # its client's last upload
     sent: str | None = None  # blob of the model that the client was sent at `base_epoch`; None if deleted
+    mixture: Tensor | None = None  # (K,) the client's own estimate, if it came with the upload
+    wants_model: bool = False  # the client asks for one model, not for experts
+    sent_experts: bytes | None = None  # what the client was sent at `base_epoch`, if that are experts
     report: tuple[float, ...] = ()  # what its client says of its last reply
     received: float = field(default_factory=time.time)
     losses: Tensor | None = None  # (K,) once they are known
@@ -101,10 +111,10 @@ class Submission:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a client gets: the headers and the model, encoded as float32."""
+    """What a client gets: the headers, and the model in float32 or the experts."""
 
     head: ReplyHead
-    body: tuple[bytes | memoryview, ...]
+    body: Parts
     digest: str = ""  # sha256 of the body, if it is known
 
 
@@ -114,7 +124,7 @@ class _Step:
 
     submission: Submission
     entry: Entry
-    body: tuple[bytes | memoryview, ...]  # of the reply
+    body: Parts  # of the reply
 
 
 class Listener(Protocol):
@@ -154,6 +164,7 @@ class Engine:
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
         matrices: Matrices | None = None,
+        router: bytes | None = None,
         cluster_names: Sequence[str] = (),
         on_loss: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.time,
@@ -161,6 +172,9 @@ class Engine:
         self.state = state  # the last committed one; replaced as a whole
         self.layout, self.settings, self.store, self.limits = layout, settings, store, limits
         self.metrics = metrics or Metrics()
+        self.router = router  # as clients get it; None if replies are one model
+        self.router_digest = "" if router is None else digest_of(router)
+        self._experts: tuple[ServerState, Parts] | None = None  # the last ones that were encoded
         self.listeners: list[Listener] = []  # told what happens, by the thread in which it does
         self.matrices = matrices
         self.clock = clock  # of the uploads, in seconds since 1970
@@ -195,16 +209,16 @@ class Engine:
 
     # -- for clients
 
-    def join(self, claim: Claim) -> Answer:
-        """Return a model for a client that uploads nothing, after recording durably that the client was sent it."""
+    def join(self, claim: Claim, *, wants_model: bool = False) -> Answer:
+        """Return a reply for a client that uploads nothing, after recording durably that the client was sent it."""
         for _ in range(JOIN_TRIES):
             try:
-                return self._join(claim)
+                return self._join(claim, wants_model=wants_model)
             except Withdrawn:  # it was forgotten meanwhile, and may join again as a newcomer if its token is valid
                 continue
         raise UnauthorizedError(REVOKED)
 
-    def _join(self, claim: Claim) -> Answer:
+    def _join(self, claim: Claim, *, wants_model: bool) -> Answer:
         if self.outage.is_on:  # do not keep the thread waiting
             raise UnavailableError("the store is unavailable; try again in a moment", retry_after=RETRY_SECONDS)
         state = self.state
@@ -212,7 +226,7 @@ class Engine:
         if record is None and self.store.num_clients() >= self.limits.clients:
             raise ForbiddenError(f"the server knows {self.limits.clients} clients and takes no more")
         reply = join(state, self.settings, NEWCOMER if record is None else record.memory)
-        body = body_parts(reply.personal_model.cpu(), self.layout)
+        body = self._body(state, reply, wants_model=wants_model)
         is_recorded = record is not None and (record.sent is not None if self._needs_base else record.was_sent)
         if not is_recorded:
             claim = replace(claim, since=None if record is None else record.since)
@@ -221,7 +235,24 @@ class Engine:
         if record is None:
             for listener in self.listeners:
                 listener.joined(claim.client_id)
-        return Answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
+        return self.answer(ReplyHead(reply.epoch, tuple(reply.mixture.tolist())), body)
+
+    def answer(self, head: ReplyHead, body: "Parts", digest: str = "") -> Answer:
+        """Return an answer whose headers say what its body is."""
+        experts = expert_type(body[0], self.layout, self.state.num_clusters) if self.router else None
+        if experts is not None:
+            head = replace(head, experts=experts, router=self.router_digest)
+        return Answer(head, body, digest)
+
+    def _body(self, state: ServerState, reply: Reply, *, wants_model: bool) -> "Parts":
+        """Return the body of a reply: the experts of a state, or one model."""
+        if self.router is None or wants_model:
+            return body_parts(reply.personal_model.cpu(), self.layout)
+        known = self._experts
+        if known is None or known[0] is not state:
+            dtype = self.settings.replies.expert_dtype
+            known = self._experts = state, encode_experts(state.cluster_models, self.layout, dtype)
+        return known[1]
 
     def check_room(self) -> None:
         """Raise UnavailableError if no upload can be taken now."""
@@ -309,7 +340,9 @@ class Engine:
         fresh = [
             each
             for each in batch
-            if not is_too_stale(epoch - each.base_epoch, self.settings.rates) and not self._is_refused(each)
+            if each.mixture is None  # it says itself where it belongs
+            and not is_too_stale(epoch - each.base_epoch, self.settings.rates)
+            and not self._is_refused(each)
         ]
         if fresh:
             with self.metrics.timed("evaluate"):
@@ -352,6 +385,10 @@ class Engine:
     def _fetch_base(self, submission: Submission, sent: str) -> None:
         """Fetch the model that the client was sent. If it was deleted, `core.base_model_of` replaces it."""
         try:
+            experts = self.store.read_sent_experts(sent, self.layout, self.state.num_clusters)
+            if experts is not None:
+                submission.base_model, submission.sent_experts = self._mixed(experts[0], submission), experts[1]
+                return
             submission.base = self.store.keep_sent(sent)
             if submission.base is not None:
                 submission.base_model = self.store.read_model(submission.base, self.layout)
@@ -361,6 +398,16 @@ class Engine:
             submission.base = None
         except Exception as error:  # as above
             self._drop(submission, _unavailable(submission, error))
+
+    def _mixed(self, experts: Tensor, submission: Submission) -> Tensor:
+        """Return what an upload was trained from: the experts that its client was sent, mixed as the client does.
+
+        That is by the mixture that came with the upload, or by that of the reply.
+        """
+        mixture = submission.client.mixture if submission.mixture is None else submission.mixture
+        if mixture is None:
+            mixture = torch.full((len(experts),), 1 / len(experts), dtype=torch.float64)
+        return personalize(experts, reply_weights(mixture, self.settings.rates))
 
     # -- the thread that applies
 
@@ -407,7 +454,7 @@ class Engine:
             if entry.outcome == "rejected" and not step.submission.was_rejected:  # not every one of many
                 logger.warning("an upload of %s was rejected: %s", entry.client_id, entry.verdict.reason)
             digest = "" if entry.reply is None else digest_in(entry.reply)
-            step.submission.answer.set_result(Answer(reply_head(entry), step.body, digest))
+            step.submission.answer.set_result(self.answer(reply_head(entry), step.body, digest))
         for listener in self.listeners:
             listener.committed(entries)
 
@@ -438,6 +485,7 @@ class Engine:
             submission.base_epoch,
             submission.client_id,
             submission.losses,
+            submission.mixture,
             base_model=submission.base_model,
             time=submission.received,
         )
@@ -445,7 +493,10 @@ class Engine:
         upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
         evaluate = tape.of(self._evaluate_clusters)
         defence = defence_of(self.settings, tape.of(self._trial) if self._trial else None)
-        after, reply = server_update(state, upload, self.settings, evaluate, submission.client, defence=defence)
+        estimator = None if submission.mixture is None else GIVEN
+        after, reply = server_update(
+            state, upload, self.settings, evaluate, submission.client, estimator=estimator, defence=defence
+        )
         is_kept = reply.outcome == "applied" or self.store.retention.keep_uploads
         if upload.base_model is not None and submission.base is None and is_kept:
             submission.base = self.store.keep_base(body_parts(upload.base_model, self.layout))
@@ -462,7 +513,11 @@ class Engine:
             evaluated=tape.numbers,
             report=submission.report,
         )
-        step = _Step(submission, entry, body_parts(reply.personal_model.cpu(), self.layout))
+        if reply.outcome == "rejected" and submission.sent_experts and not submission.wants_model:
+            body: Parts = (submission.sent_experts,)  # the client keeps what it has
+        else:
+            body = self._body(after, reply, wants_model=submission.wants_model)
+        step = _Step(submission, entry, body)
         self.metrics.seconds.labels("evaluate").observe(tape.seconds)
         self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - tape.seconds)
         return after, step

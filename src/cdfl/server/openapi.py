@@ -14,6 +14,7 @@ from cdfl.wire import (
     MIXTURE,
     OUTCOME,
     RATES,
+    REPLY,
     STALENESS,
     Outcome,
 )
@@ -56,6 +57,9 @@ class Status(BaseModel):
     num_parameters: int
     layout: list[TensorInfo] = Field(description="The tensors that a body must hold, with their shapes.")
     limits: LimitsInfo
+    reply: str = Field(description="What a reply carries: `model`, or `experts`, the models of all clusters.")
+    expert_dtype: str | None = Field(description="How experts are rounded.")
+    router: str | None = Field(description="The ETag of /v1/router, without quotes.")
 
     @classmethod
     def of(cls, engine: Engine, body_limit: int, whole: bool) -> "Status":
@@ -78,6 +82,9 @@ class Status(BaseModel):
                 requests_per_second=limits.requests_per_second,
                 burst=limits.burst,
             ),
+            reply="model" if engine.router is None else "experts",
+            expert_dtype=None if engine.router is None else engine.settings.replies.expert_dtype,
+            router=engine.router_digest or None,
         )
 
 
@@ -149,6 +156,7 @@ _WHY = {
     400: "A header, the query, the body or the safetensors in it cannot be read.",
     401: "No token, or one that is unknown or revoked; in open mode, no name.",
     403: "The token of another client; or the server takes no more clients.",
+    404: "Replies of this server are one model: there is no router.",
     408: "The body came too slowly.",
     409: "A base epoch that this client was never sent; or, with Retry-After, an upload still in process.",
     410: "This upload was taken, but its reply is no longer kept.",
@@ -182,6 +190,10 @@ def model_reply(*, to_upload: bool) -> Responses:
     headers = {
         EPOCH: {"description": "The base epoch of the next upload.", "schema": _COUNT},
         MIXTURE: {"description": "The shares of the clusters, with commas between them.", "schema": _NUMBERS},
+        REPLY: {
+            "description": "What the body is: `model`, or `experts; dtype=int8; router=SHA256`.",
+            "schema": {"type": "string"},
+        },
     }
     if to_upload:
         headers |= {
@@ -190,11 +202,19 @@ def model_reply(*, to_upload: bool) -> Responses:
             OUTCOME: {"description": "What happened to the upload.", "schema": {"enum": list(get_args(Outcome))}},
             DETAIL: {"description": "Why it was rejected, and what to do.", "schema": {"type": "string"}},
         }
-    text = "The personal model as safetensors, with the tensors of /v1/status."
+    text = "The personal model as safetensors, with the tensors of /v1/status; or all cluster models, rounded."
     return {200: {"description": text, "content": {CONTENT_TYPE: _BINARY}, "headers": headers}}
 
 
 EVENTS_PAGE: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+ROUTER_PAGE: Responses = {
+    200: {
+        "description": "The router as safetensors; its numbers and its description are in the metadata.",
+        "content": {CONTENT_TYPE: _BINARY},
+        "headers": {"ETag": {"description": "For If-None-Match.", "schema": {"type": "string"}}},
+    },
+    304: {"description": "The client has this router."},
+}
 METRICS_PAGE: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 UPLOAD: dict[str, Any] = {
     "requestBody": {

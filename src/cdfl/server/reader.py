@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import (
+    GIVEN,
     Layout,
     NotFiniteError,
     Replay,
@@ -28,7 +29,7 @@ from cdfl.server.database import Database
 from cdfl.server.errors import StoreDamaged, StoreError
 from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, tensor
 from cdfl.server.tape import Playback
-from cdfl.wire import decode_model
+from cdfl.wire import decode_experts, decode_model, expert_type
 
 PAGE = 256  # entries read at a time
 REMEDY = "restore it from a backup, or go back with `cdfl rollback`"
@@ -97,7 +98,7 @@ class Reader:
                 settings,
                 Playback(entry.evaluated),
                 entry.client_before,
-                estimator=None if anew else recorded,
+                estimator=(GIVEN if entry.own_mixture else None) if anew else recorded,
                 defence=None if anew else recorded,
             )
         except NotFiniteError:
@@ -131,7 +132,13 @@ class Reader:
         is_bounded = any(factor != 1 for factor in entry.verdict.bounds)
         losses = tensor(entry.losses) if entry.losses and not is_bounded else None
         return Upload(
-            local_model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model, time=entry.received
+            local_model,
+            entry.base_epoch,
+            entry.client_id,
+            losses=losses,
+            mixture=tensor(entry.own_mixture) if entry.own_mixture else None,
+            base_model=base_model,
+            time=entry.received,
         )
 
     def snapshots(self) -> list[Snapshot]:
@@ -215,6 +222,22 @@ class Reader:
         if data is not None:
             check_digest(name, data)
         return data
+
+    def read_sent_experts(self, name: str, layout: Layout, num_clusters: int) -> tuple[Tensor, bytes] | None:
+        """Return the experts (K, P) that a client was sent, and their bytes; None if deleted or if it is one model."""
+        data = self.blobs.view(name)
+        dtype = None if data is None else expert_type(data, layout, num_clusters)
+        if data is None or dtype is None:
+            return None
+        check_digest(name, data)
+        body = bytes(data)
+        return decode_experts(body, layout, num_clusters, dtype), body
+
+    def router(self) -> bytes | None:
+        """Return the router's bytes; None if there is none yet."""
+        with self.reading() as connection:
+            name = tables.get(connection, "router")
+        return None if name is None else bytes(self._read_exactly(name))
 
     def read_model(self, name: str, layout: Layout) -> Tensor:
         """Return the model in a blob; StoreDamaged unless it has the sha256 that its name says."""

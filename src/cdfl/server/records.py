@@ -54,6 +54,7 @@ class Entry:
     loss_gaps: Numbers = ()
     distances: Numbers = ()
     evaluated: Numbers = ()  # losses on the proxy sets, in the order in which the decision asked for them
+    own_mixture: tuple[float, ...] = ()  # that came with the upload; () if the server estimated it
     report: tuple[float, ...] = ()  # what the client says of its last reply: its own loss before and after it
     verdict: Verdict = ACCEPTED  # of the defence
     last_mixture: tuple[float, ...] | None = None  # the client's memory before this upload; None for a newcomer
@@ -74,6 +75,7 @@ class Entry:
             losses=numbers(reply.measures.losses),
             loss_gaps=numbers(reply.measures.loss_gaps),
             distances=numbers(reply.measures.distances),
+            own_mixture=() if upload.mixture is None else tuple(upload.mixture.tolist()),
             verdict=reply.verdict,
             last_mixture=None if client.mixture is None else tuple(client.mixture.tolist()),
             last_defence=client.defence,

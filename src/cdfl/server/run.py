@@ -7,14 +7,16 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import uvicorn
 
-from cdfl.core import ServerState, Settings
+from cdfl.core import Layout, ServerState, Settings
 from cdfl.core.estimate import reevaluated
+from cdfl.core.router import train_one_by_one
 from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
@@ -31,7 +33,7 @@ from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
 from cdfl.server.tls import Tls
 from cdfl.userfile import SetupError
-from cdfl.wire import VERSION
+from cdfl.wire import VERSION, RouterMessage, decode_router, encode_router
 
 logger = logging.getLogger("cdfl.server")
 
@@ -74,8 +76,44 @@ def open_engine(
         "trial": task.evaluator(TRIAL_SAMPLES),
         "matrices": Matrices(task.evaluator()),
         "cluster_names": task.federation.names,
+        "router": _router(task, state, store, settings, progress, trained),
     }
     return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
+
+
+def _router(
+    task: Task,
+    state: ServerState,
+    store: Store,
+    settings: Settings,
+    progress: Progress,
+    trained: Callable[[int, int], Any],
+) -> bytes | None:
+    """Return the router as clients get it: the one in the store, or else a new one; None if replies are one model."""
+    if settings.replies.reply != "experts" or task.num_clusters == 1:
+        return None
+    kept, module = store.router(), task.router_module()
+    if kept is None:
+        progress("training the router")
+        router = task.train_router(module, partial(train_one_by_one, trained=trained))
+        message = RouterMessage(router, task.router_spec, task.loss_scale(state.cluster_models.to(task.device)))
+        store.put_router(encode_router(message))
+    else:
+        message = decode_router(kept)
+        is_same = message.spec == task.router_spec and len(message.router.model) == Layout.of(module).size
+        if not is_same or message.router.num_clusters != task.num_clusters:
+            raise SetupError(
+                f"the problem's router is not the stored one: expected {message.spec or 'a module of your own'}, as "
+                "stored; serve that one, or use a new --store"
+            )
+    rates, replies = settings.rates, settings.replies
+    message = replace(
+        message,
+        reply_clusters=rates.reply_clusters,
+        rate_floor=rates.rate_floor,
+        takes_mixtures=replies.send_mixture,
+    )
+    return encode_router(message)
 
 
 def _with_these_losses(task: Task, state: ServerState, store: Store) -> ServerState:

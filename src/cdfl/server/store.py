@@ -139,6 +139,20 @@ class Store(Reader):
         with self.writing() as connection:
             tables.put(connection, "fingerprints", json.dumps(fingerprints))
 
+    def put_router(self, body: bytes) -> None:
+        """Keep the router."""
+        name = new_name("router", digest_of(body))
+        try:
+            self.blobs.write(name, body)
+            self.blobs.sync_folder()
+            with self.writing() as connection:
+                tables.put(connection, "router", name)
+        except UncertainCommit:
+            raise  # the blob may be referenced; if not, the next start deletes it
+        except BaseException:
+            self._discard([name])
+            raise
+
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
         with self.writing() as connection:

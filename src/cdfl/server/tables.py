@@ -302,7 +302,9 @@ def all_blobs(connection: sa.Connection) -> set[str]:
     """Return all blobs that are referenced."""
     models = connection.execute(select(snapshots.c.models)).scalars()
     sent = connection.execute(select(sent_models.c.model).where(sent_models.c.model.is_not(None)).distinct()).scalars()
-    return {*blobs_of(connection, sa.true()), *sent, *(name for names in models for name in names)}
+    router = get(connection, "router")
+    found = {*blobs_of(connection, sa.true()), *sent, *(name for names in models for name in names)}
+    return found if router is None else found | {router}
 
 
 def unreferenced(connection: sa.Connection, names: Sequence[str]) -> list[str]:

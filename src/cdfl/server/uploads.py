@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from starlette.requests import Request
 
 from cdfl.server.connections import PIECE
@@ -23,6 +24,8 @@ from cdfl.wire import (
     CONTENT_TYPES,
     DIGEST,
     KEY,
+    MIXTURE,
+    REPLY,
     ConflictError,
     GoneError,
     LengthRequiredError,
@@ -38,6 +41,7 @@ from cdfl.wire import (
     decompress,
     parse_count,
     sha256_in,
+    wants_model,
 )
 
 logger = logging.getLogger("cdfl.server")
@@ -62,9 +66,19 @@ class Uploads:
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="cdfl-reads")
 
     async def receive(
-        self, request: Request, claim: Claim, key: str, base_epoch: int, coding: str, report: tuple[float, ...] = ()
+        self,
+        request: Request,
+        claim: Claim,
+        key: str,
+        base_epoch: int,
+        coding: str,
+        report: tuple[float, ...] = (),
+        mixture: tuple[float, ...] | None = None,
     ) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
+        if mixture is not None and not (self.engine.router and self.engine.settings.replies.send_mixture):
+            raise UnfitError(f"this server estimates mixtures itself; leave {MIXTURE} out")
+        wants_one = wants_model(request.headers.get(REPLY))
         client_id = claim.client_id
         body = Body(request, self.limits)
         coding = coding.strip().lower()
@@ -83,7 +97,8 @@ class Uploads:
                     return await self.in_thread(self._repeat, record.repeated, digest)
                 claim = replace(claim, since=record.since)
                 submission = await self.in_thread(self._keep, record, claim, key, base_epoch, spool, digest)
-                submission.report = report
+                submission.report, submission.wants_model = report, wants_one
+                submission.mixture = None if mixture is None else torch.tensor(mixture, dtype=torch.float64)
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
             finally:
@@ -193,7 +208,7 @@ class Uploads:
         if body is None:
             raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
         self.engine.metrics.repeated.inc()
-        return Answer(reply_head(known), (body,), hashlib.sha256(body).hexdigest())
+        return self.engine.answer(reply_head(known), (body,), hashlib.sha256(body).hexdigest())
 
     def _stored_reply(self, known: Entry) -> bytes | None:
         """Return what an upload was answered with: a reply of its own or, if rejected, what its client was sent."""

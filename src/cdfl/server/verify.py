@@ -10,9 +10,9 @@ from torch import Tensor
 from cdfl.core import NotFiniteError, Reply, ServerState, Settings, Upload
 from cdfl.server import tables
 from cdfl.server.errors import StoreDamaged, StoreError
-from cdfl.server.records import Entry, Snapshot
+from cdfl.server.records import Entry, Snapshot, tensor
 from cdfl.server.store import Store
-from cdfl.wire import DTYPES, UnfitError, encode_model
+from cdfl.wire import DTYPES, UnfitError, encode_experts, encode_model, expert_type
 
 NUM_TRIES = 5  # a running server may delete what is about to be read
 
@@ -101,8 +101,9 @@ class _Replayer:
 
     def _same_decision(self, entry: Entry, after: ServerState, reply: Reply) -> bool:
         """Compare the recorded decision with the replayed one; return whether they are the same."""
-        upload = Upload(reply.personal_model, entry.base_epoch, entry.client_id)
-        given = {"key": "", "digest": "", "received": 0.0, "evaluated": entry.evaluated}
+        own_mixture = tensor(entry.own_mixture) if entry.own_mixture else None
+        upload = Upload(reply.personal_model, entry.base_epoch, entry.client_id, mixture=own_mixture)
+        given = {"key": "", "digest": "", "received": 0.0, "evaluated": entry.evaluated, "report": entry.report}
         again = Entry.of(after, upload, entry.client_before, reply, **given)
         was, now = entry.decision | {"outcome": entry.outcome}, again.decision | {"outcome": reply.outcome}
         if entry.upload is None:  # the measures and the verdict are not computed again
@@ -112,7 +113,7 @@ class _Replayer:
         differs = [name for name in now if not self._same(was[name], now[name])]
         for name in differs:
             self.result.findings.append(f"entry {entry.epoch}: {name} was {was[name]}, a replay gives {now[name]}")
-        return not differs and self._same_reply(entry, reply)
+        return not differs and self._same_reply(entry, after, reply)
 
     def _same(self, was: object, now: object) -> bool:
         if isinstance(was, dict) and isinstance(now, dict):
@@ -127,11 +128,14 @@ class _Replayer:
             and math.isclose(was, now, rel_tol=self.tolerance, abs_tol=self.tolerance)
         )
 
-    def _same_reply(self, entry: Entry, reply: Reply) -> bool:
+    def _same_reply(self, entry: Entry, after: ServerState, reply: Reply) -> bool:
         stored = self.store.read_reply(entry) if self.tolerance == 0 else None
         if stored is None:
             return True
         self.result.replies += 1
+        rounded = expert_type(stored, self.layout, after.num_clusters)
+        if rounded and b"".join(encode_experts(after.cluster_models, self.layout, rounded)) == stored:
+            return True
         for dtype in DTYPES:
             with suppress(UnfitError):  # a value that does not fit float16
                 if encode_model(reply.personal_model, self.layout, dtype) == stored:

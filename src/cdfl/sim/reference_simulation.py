@@ -31,7 +31,7 @@ from cdfl.sim.event_builders import (
 )
 from cdfl.sim.routing import TurnEvidence, has_router
 from cdfl.sim.time_models import TimeModel
-from cdfl.sim.workload import Workload, client_workload
+from cdfl.sim.workload import OwnView, Workload, client_workload
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Client:
     updates: int = 0  # how often it has uploaded
     memory: Memory = ()  # of its policy
     experts: Tensor | None = None  # (K, P) the cluster models of its last reply, if experts are sent
+    uploaded_mixture: Tensor | None = None  # (K,) its own estimate at its last upload, by the router
 
 
 def simulate(
@@ -94,14 +95,16 @@ def simulate(
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
-        view, evidence = workload.view(draw), None
+        view, evidence, seen = workload.view(draw), None, None
         if is_routed:
             [evidence] = workload.routing.of([workload.turn_data(client, turn)])
             mixture = _own_mixture(workload, algorithm, mine, draw, evidence)
             view = replace(view, experts=mine.experts, mixture=partial(Tensor.clone, mixture))
+            before = mine.reply.mixture if mine.uploaded_mixture is None else mine.uploaded_mixture
+            seen = OwnView(mixture, before, evidence.strange)
         assignment = algorithm.assign(mine.state, mine.reply, view)
         mine.memory, upload_now = decide_upload(
-            policy, mine.memory, clients_have.observe(assignment.personal_model, draw, client, turn)
+            policy, mine.memory, clients_have.observe(assignment.personal_model, draw, client, turn, seen)
         )
         if not upload_now:
             continue
@@ -157,6 +160,7 @@ def simulate(
 
         # Client: take the reply.
         mine.reply, mine.state, mine.experts, mine.updates = reply, state, experts, mine.updates + 1
+        mine.uploaded_mixture = mixture if is_routed else None
 
     if state.epoch % scenario.num_clients != 0:
         events.append(scored())

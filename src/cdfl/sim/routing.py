@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from cdfl.algorithms import Algorithm
-from cdfl.core import TrainingSettings
-from cdfl.core.experts import expert_weights, likeliest, loss_scale, mixture_of
+from cdfl.core import TrainingSettings, experts
+from cdfl.core.experts import expert_weights, likeliest, mixture_of
 from cdfl.core.flat import Layout, flatten
 from cdfl.core.router import Router, train_one_by_one
 from cdfl.data import Draw, Samples
@@ -24,12 +24,7 @@ from cdfl.sim.flops import count_flops
 from cdfl.sim.stack import Stack
 from cdfl.sim.workload import TurnData, Workload
 
-# Below this `Router.information`, clients also use their targets: the losses of the experts on some samples.
-SURE = 0.6
-LABELLED = 256  # on so many; more would cost more than a twentieth of a training
 CHUNK = 8192  # inputs that the router sees at once
-ITERATIONS = 40  # of EM; a router that is sure needs no more
-PRIOR = 2.0  # the last mixture counts like so many samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +51,14 @@ class Routing:
     @property
     def is_sure(self) -> bool:
         """Whether the router tells clusters apart well enough to need no targets."""
-        return self.router.information >= SURE
+        return self.router.information >= experts.SURE
 
     @cached_property
     def loss_scale(self) -> float:
         """The factor that makes the experts' losses evidence, from the pre-trained clusters and the proxy sets."""
-        workload = self.workload
-        if workload.start is None:
+        if self.workload.start is None:
             raise RuntimeError("the clusters are not pre-trained")
-        losses = [workload.losses_of_each(workload.start, *own).cpu() for own in workload.proxy_sets]  # K of (n, K)
-        clusters = torch.arange(len(losses)).repeat_interleave(torch.tensor([len(own) for own in losses]))
-        return loss_scale(torch.cat(losses), clusters)
+        return self.workload.loss_scale(self.workload.start)
 
     def of(self, turns: Sequence[TurnData]) -> list[TurnEvidence]:
         """Return what the router tells about some turns; those that are new are computed together."""
@@ -75,18 +67,10 @@ class Routing:
         return [self._known[turn] for turn in turns]
 
     def own_mixture(self, evidence: TurnEvidence, prior: Tensor, losses: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a client's estimate of its mixture (K,), from all evidence that it has.
-
-        `losses` returns the losses (n, K) of the experts on some of its samples, given their places (n,). They are used
-        only if the router is not sure. Then the last mixture is the `prior`.
-        """
+        """Return a client's estimate of its mixture (K,): `core.experts.own_mixture`."""
         if self.is_sure:
             return evidence.mixture
-        count = len(evidence.train)
-        some = torch.linspace(0, count - 1, min(count, LABELLED)).round().long()
-        both = evidence.train.cpu().clone()
-        both[some] -= self.loss_scale * losses(some).double().cpu()
-        return mixture_of(both, prior.cpu(), PRIOR)
+        return experts.own_mixture(evidence.train, prior, self.router.information, self.loss_scale, losses)
 
     def _compute(self, draws: Sequence[Draw]) -> list[TurnEvidence]:
         if not draws:
@@ -101,7 +85,7 @@ class Routing:
         evidence = list(found.split(sizes))
         counts = torch.tensor(sizes, device=found.device)
         padded = pad_sequence(evidence, batch_first=True)
-        mixtures = mixture_of(padded, strength=PRIOR, counts=counts, iterations=ITERATIONS).cpu()
+        mixtures = mixture_of(padded, strength=experts.PRIOR, counts=counts, iterations=experts.ITERATIONS).cpu()
         strange = [float(own.double().mean()) for own in is_strange.split(sizes)]
         tested = torch.cat([self.router.evidence(self.module, some) for some in _in_chunks(torch.cat(test))])
         tests = [len(inputs) for inputs in test]
@@ -173,11 +157,11 @@ def served(
     """Return what B clients predict with K experts each: `outputs` holds B * K tensors (n, ...), K for each client."""
     sizes = [len(own) for own in evidence]
     num_experts = len(outputs) // len(sizes)
-    experts = torch.stack([torch.cat(list(outputs[k::num_experts])) for k in range(num_experts)])  # (K, N, ...)
+    of_experts = torch.stack([torch.cat(list(outputs[k::num_experts])) for k in range(num_experts)])  # (K, N, ...)
     shares = (
         torch.stack(list(mixtures))
         .to(evidence[0])
         .repeat_interleave(torch.tensor(sizes, device=evidence[0].device), dim=0)
     )
     weights = expert_weights(torch.cat(list(evidence)), shares)
-    return list(combine(experts, likeliest(weights) if one_expert else weights).split(sizes))
+    return list(combine(of_experts, likeliest(weights) if one_expert else weights).split(sizes))

@@ -40,7 +40,7 @@ from cdfl.sim.event_builders import (
 )
 from cdfl.sim.routing import TurnEvidence, has_router, served
 from cdfl.sim.time_models import Tick, TimeModel
-from cdfl.sim.workload import DRAWS_KEPT, TurnData, Workload, client_workload
+from cdfl.sim.workload import DRAWS_KEPT, OwnView, TurnData, Workload, client_workload
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
 WAITING_BYTES = 2**33  # of cluster models that wait with them
@@ -63,6 +63,7 @@ class Client:
     ahead: TurnData | None = None  # of the turn after that
     experts: Tensor | None = None  # (K, P) the cluster models of its last reply, as they came
     own_mixture: Tensor | None = None  # (K,) its own estimate for its next turn, by the router
+    uploaded_mixture: Tensor | None = None  # (K,) the same, at its last upload
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +274,13 @@ class Simulation:
         if self.policy == ALWAYS:  # needs no observation
             client.uploads = True
             return
-        seen = self.client_workload.observe(client.assignment.personal_model, draw, number, client.turns)
+        own = None
+        if self.has_router:
+            before = client.reply.mixture if client.uploaded_mixture is None else client.uploaded_mixture
+            strange = self.workload.routing.of([client.turn_data])[0].strange
+            own = OwnView(self._own_mixture(client), before, strange)
+        start = client.assignment.personal_model
+        seen = self.client_workload.observe(start, draw, number, client.turns, own)
         client.memory, client.uploads = decide_upload(self.policy, client.memory, seen)
 
     def _training(self, number: int) -> Training:
@@ -333,7 +340,7 @@ class Simulation:
             behind = _BehindRouter(evidence, client.own_mixture, client.experts, models)
         held = client.reply.personal_model
         self._waiting.append(_Unscored(info, turn_data.draw, held, trained.local_model, reply, behind))
-        client.experts = experts
+        client.experts, client.uploaded_mixture = experts, client.own_mixture
         if self.state.epoch > earlier and self.state.epoch % self.workload.scenario.num_clients == 0:
             self._score_clusters()
         client.reply, client.state, client.updates = reply, self.state, client.updates + 1

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from cdfl.algorithms import Algorithm, ClientView
 from cdfl.core import Layout, ProxySets, Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import combine_for
-from cdfl.core.losses import each_loss
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.policy import Observation
@@ -47,6 +46,14 @@ def client_workload(workload: "Workload", algorithm: Algorithm) -> "Workload":
     """Return the workload with the network that an algorithm's clients train; mostly that of a cluster."""
     network = algorithm.network(workload.model, workload.federation.num_clusters)
     return workload if network is workload.model else workload.with_network(network)
+
+
+class OwnView(NamedTuple):
+    """What the router tells a client, for its policy."""
+
+    mixture: Tensor  # (K,) its own estimate now
+    before: Tensor  # (K,) the same at its last upload; before that, the mixture of its reply
+    strange: float  # share of inputs that fit no cluster
 
 
 class Workload(Task):
@@ -129,10 +136,16 @@ class Workload(Task):
             true_mixture=torch.from_numpy(draw.true_mixture),
         )
 
-    def observe(self, personal_model: Tensor, draw: Draw, client: int, turn: int) -> Observation:
+    def observe(
+        self, personal_model: Tensor, draw: Draw, client: int, turn: int, own: OwnView | None = None
+    ) -> Observation:
         """Return new data as a policy sees them."""
         chance = float(generator(self.seed, "chance", client, turn).random())
-        return Observation(len(draw.train), lambda: self.mean_loss(personal_model, draw.train), chance)
+        told: dict[str, Any] = {}
+        if own is not None:
+            told = {"mixture": tuple(own.mixture.tolist()), "strange": own.strange}
+            told["mixture_moved"] = float((own.mixture.cpu() - own.before.cpu()).abs().sum()) / 2
+        return Observation(len(draw.train), lambda: self.mean_loss(personal_model, draw.train), chance, **told)
 
     def mean_loss(self, vector: Tensor, samples: Samples) -> float:
         """Return the loss of a model (P,) on samples."""
@@ -146,10 +159,6 @@ class Workload(Task):
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""
         return self.losses_of_each(models, *self.inputs(samples))
-
-    def losses_of_each(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of every model (K, P) on every one of some inputs, (n, K)."""
-        return torch.stack([each_loss(self.loss, self.outputs(vector, inputs), targets) for vector in models], dim=1)
 
     def scores(self, vector: Tensor, samples: Samples) -> list[float]:
         """Return the score of a model (P,) on samples, by each metric."""

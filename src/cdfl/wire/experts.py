@@ -4,6 +4,7 @@ import json
 import struct
 from functools import lru_cache
 from math import prod
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +31,15 @@ def experts_size(layout: Layout, num_clusters: int, dtype: ExpertType = "int8") 
     """Return the number of bytes that `encode_experts` writes."""
     shapes = _parts(layout, num_clusters, dtype)
     return len(_header(layout, num_clusters, dtype)) + sum(prod(shape) * kind.itemsize for kind, shape in shapes)
+
+
+def expert_type(body: Buffer, layout: Layout, num_clusters: int) -> ExpertType | None:
+    """Return how the experts in a body are rounded; None if it holds something else, such as one model."""
+    for dtype in get_args(ExpertType):
+        header = _header(layout, num_clusters, dtype)
+        if bytes(body[: len(header)]) == header:
+            return cast("ExpertType", dtype)
+    return None
 
 
 def decode_experts(body: Buffer, layout: Layout, num_clusters: int, dtype: ExpertType = "int8") -> Tensor:

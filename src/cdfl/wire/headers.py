@@ -3,10 +3,11 @@
 import base64
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
+from cdfl.core.experts import ExpertType
 from cdfl.wire.errors import MalformedError, UnauthorizedError
 
 # headers of requests
@@ -15,9 +16,14 @@ BASE_EPOCH = "CDFL-Base-Epoch"
 KEY = "Idempotency-Key"
 REPORT = "CDFL-Report"  # what a client says of its last reply: its loss before and after, on its own data
 
+# headers of requests and replies
+MIXTURE = "CDFL-Mixture"  # of a reply: the server's estimate; of an upload: the client's own, if its owner sends it
+REPLY = (
+    "CDFL-Reply"  # what a reply carries: `model`, or `experts; dtype=int8; router=SHA256`; a client may ask for `model`
+)
+
 # headers of replies
 EPOCH = "CDFL-Epoch"  # the base epoch of the next upload
-MIXTURE = "CDFL-Mixture"
 RATES = "CDFL-Rates"
 STALENESS = "CDFL-Staleness"
 OUTCOME = "CDFL-Outcome"
@@ -34,11 +40,13 @@ CONTENT_TYPES = (CONTENT_TYPE, "application/safetensors")
 
 Outcome = Literal["applied", "deprecated", "rejected"]
 
+SUM_TOLERANCE = 1e-3  # by which the shares of a client may miss one
 LONGEST = 40  # characters of a wrong value that an error repeats
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,128}")
 _COUNT = re.compile(r"[0-9]{1,18}")  # fits any integer column
 _DIGEST = re.compile(r":([A-Za-z0-9+/]{43}=):")
+_EXPERTS = re.compile(r"experts; dtype=(int8|float16|float32); router=([0-9a-f]{64})")
 _BEARER = re.compile(r"[Bb]earer ([!-~]{1,512})")
 
 
@@ -55,16 +63,19 @@ class ReplyHead:
     staleness: int | None = None
     outcome: Outcome | None = None
     detail: str = ""
+    experts: ExpertType | None = None  # how the experts in the body are rounded; None: it is one model
+    router: str = ""  # sha256 of the router that belongs to the experts
 
     def to_headers(self) -> dict[str, str]:
         """Return the headers; numbers keep every digit.
 
         >>> ReplyHead(epoch=7, mixture=(0.25, 0.75)).to_headers()
-        {'CDFL-Epoch': '7', 'CDFL-Mixture': '0.25,0.75'}
+        {'CDFL-Epoch': '7', 'CDFL-Mixture': '0.25,0.75', 'CDFL-Reply': 'model'}
         """
-        headers = {EPOCH: str(self.epoch), MIXTURE: _numbers_to_text(self.mixture)}
+        carried = "model" if self.experts is None else f"experts; dtype={self.experts}; router={self.router}"
+        headers = {EPOCH: str(self.epoch), MIXTURE: numbers_to_text(self.mixture), REPLY: carried}
         if self.rates is not None:
-            headers[RATES] = _numbers_to_text(self.rates)
+            headers[RATES] = numbers_to_text(self.rates)
         if self.staleness is not None:
             headers[STALENESS] = str(self.staleness)
         if self.outcome is not None:
@@ -86,7 +97,45 @@ class ReplyHead:
             staleness=parse_count(STALENESS, headers[STALENESS]) if STALENESS in headers else None,
             outcome=cast("Outcome | None", outcome),
             detail=headers.get(DETAIL, ""),
+            **_parse_reply(headers.get(REPLY, "model")),
         )
+
+
+def _parse_reply(text: str) -> dict[str, Any]:
+    if text == "model":
+        return {}
+    match = _EXPERTS.fullmatch(text)
+    if match is None:
+        raise MalformedError(f"{REPLY} is {_shown(text)}; expected model, or experts; dtype=...; router=SHA256")
+    return {"experts": match.group(1), "router": match.group(2)}
+
+
+def wants_model(text: str | None) -> bool:
+    """Return whether a client asks for one model.
+
+    >>> wants_model("model"), wants_model("experts"), wants_model(None)
+    (True, False, False)
+    """
+    if text not in (None, "model", "experts"):
+        raise MalformedError(f"{REPLY} is {_shown(text)}; expected model or experts")
+    return text == "model"
+
+
+def parse_mixture(text: str | None, num_clusters: int) -> tuple[float, ...] | None:
+    """Return the mixture that comes with an upload, divided by its sum; None if none comes.
+
+    >>> parse_mixture("0.25,0.75", 2), parse_mixture(None, 2)
+    ((0.25, 0.75), None)
+    """
+    if text is None:
+        return None
+    shares = _parse_numbers(MIXTURE, text)
+    total = sum(shares)
+    if len(shares) != num_clusters or min(shares) < 0 or abs(total - 1) > SUM_TOLERANCE:
+        raise MalformedError(
+            f"{MIXTURE} is {_shown(text)}; expected {num_clusters} numbers, 0 or more, that sum to one, with commas"
+        )
+    return shares if abs(total - 1) < 1e-9 else tuple(share / total for share in shares)
 
 
 def digest_header(sha256: str) -> str:
@@ -172,7 +221,8 @@ def _shown(text: str) -> str:
     return repr(text) if len(text) <= LONGEST else f"{text[:LONGEST] + '...'!r}, {len(text)} characters long"
 
 
-def _numbers_to_text(values: tuple[float, ...]) -> str:
+def numbers_to_text(values: Sequence[float]) -> str:
+    """Return numbers with commas between them; they keep every digit."""
     return ",".join(map(repr, values))
 
 
@@ -192,7 +242,7 @@ def report_to_text(report: tuple[float, float]) -> str:
     >>> report_to_text((1.5, 0.25))
     '1.5,0.25'
     """
-    return _numbers_to_text(report)
+    return numbers_to_text(report)
 
 
 def parse_report(text: str | None) -> tuple[float, ...]:
