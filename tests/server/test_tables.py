@@ -76,6 +76,7 @@ def test_an_entry_comes_back_with_every_field(store, toy):
         verdict=Verdict(is_accepted=False, seen=(0.1, None), client=(2.5,), reason="too far"),
         last_mixture=(1.0, 0.0, 0.0),
         last_defence=(1.5,),
+        report=ANY_REPORT,
         upload=keep(store, b"upload"),
     )
     defaults = {field.name: field.default for field in fields(Entry)}
