@@ -46,7 +46,7 @@ def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
     assert code == 0
     assert "cdfl on small, seed 3: 12 uploads" in output
     folder = RunFolder(tmp_path / "runs" / "small-cdfl-3")
-    assert "results in runs/small-cdfl-3/: config.json, versions.json, events.jsonl" in output
+    assert "results in runs/small-cdfl-3/: config, versions, events, models" in output
     end = folder.events()[-1]
     assert isinstance(end, Finished)
     for label, value in [
