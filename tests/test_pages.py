@@ -14,6 +14,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,7 +30,11 @@ from benchmarks import tables
 from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
+from cdfl.cli.init import EXAMPLE
 from cdfl.scenarios import list_scenarios
+from cdfl.server.run import open_engine
+from cdfl.server.setup import load_setup
+from cdfl.server.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +136,15 @@ class Session:
         assert not any(server.returncode for server in self.background)
 
 
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the example server, pre-trained."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    with Store.open(folder) as store:
+        open_engine(load_setup(str(EXAMPLE)), store).close()
+    return folder
+
+
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.chdir(tmp_path)
@@ -149,7 +163,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 @pytest.mark.parametrize(
     "page", [page for page in WRITTEN if examples_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_the_examples_of_a_page_run(page: Path, session: Session) -> None:
+def test_the_examples_of_a_page_run(page: Path, session: Session, request: pytest.FixtureRequest) -> None:
+    has_server = any("cdfl serve" in example.code for example in examples_of(page))
+    if has_server and page.name != "quickstart.md":  # only the quickstart pre-trains; the other servers continue
+        shutil.copytree(request.getfixturevalue("pretrained"), session.folder / "cdfl-store")
     for example in examples_of(page):
         said = session.run(example)
         if example.expected is not None:
@@ -168,7 +185,9 @@ def test_every_table_is_on_a_page() -> None:
     assert set(shown) == set(tables.TABLES)
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [*WRITTEN, ROOT / "experiments" / "README.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"

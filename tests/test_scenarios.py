@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdfl.core.named_settings import PAPER
+from cdfl.core.paper_settings import PAPER
 from cdfl.core.settings import Settings
 from cdfl.data import DataError, Domains, PaperDrift, Rotations, Sizes, Sudden
 from cdfl.models import MODELS

@@ -28,7 +28,7 @@ def table() -> str:
         "with uploads in progress",
         "with an upload applied, unanswered",
     ]
-    columns += [f"with a {kind} file left over" for kind in LEFT_OVER]
+    columns += [f"file left over: {kind}" for kind in LEFT_OVER]
     moments = [f"| database | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1), *map(_moments, kills)]
     return "\n".join([*rows, "", *moments, "", machine, ""])
 

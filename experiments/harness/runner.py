@@ -163,13 +163,14 @@ def _outcomes(groups: Sequence[Group], options: RunOptions, tell: Tell) -> Gener
     others = active_children()
     threads = max(1, torch.get_num_threads() // options.processes)  # share the cores
     with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        begun = {pool.submit(_attempt, group, options, _silent): group for group in groups}
         try:
-            begun = {pool.submit(_attempt, group, options, _silent): group for group in groups}
             for done in as_completed(begun):
                 yield _result(done, begun[done])
         finally:
             # The pool would wait for groups that are no longer needed.
-            pool.shutdown(wait=False, cancel_futures=True)
+            for future in begun:
+                future.cancel()
             mine = set(active_children()).difference(others)
             for process in mine:
                 process.terminate()

@@ -41,15 +41,18 @@ def _put_first(folder: str) -> None:
 
     Modules that earlier files imported from their folders are unloaded: this folder may have modules of the same names.
     """
+    loaded = sys.modules.copy()  # another thread may import
+    older = frozenset.intersection(*_BEFORE.values()) if _BEFORE else frozenset()
+    newer = {name: module for name, module in loaded.items() if name.partition(".")[0] not in older}
     for earlier, before in _BEFORE.items():
-        for name, module in list(sys.modules.items()):
+        for name, module in newer.items():
             if name.partition(".")[0] not in before and _lies_in(earlier, name, module):
-                del sys.modules[name]
+                sys.modules.pop(name, None)
     importlib.invalidate_caches()
     if folder in sys.path:
         sys.path.remove(folder)
     else:
-        _BEFORE.setdefault(folder, frozenset(sys.modules))
+        _BEFORE.setdefault(folder, frozenset(sys.modules.copy()))
     sys.path.insert(0, folder)
 
 

@@ -81,16 +81,11 @@ def test_without_a_checkout_one_line_says_so(tmp_path, monkeypatch):
     assert output == "cdfl: `cdfl paper` needs a checkout of the repository; clone it and run the command there"
 
 
-@pytest.mark.parametrize(
-    ("begin", "processes"),
-    [(["-c", "from cdfl.cli import app; app()", "paper"], 1), (["-m", "experiments"], 2)],
-    ids=["cdfl paper", "python -m experiments"],
-)
-def test_a_signal_ends_it_at_once(tmp_path, begin, processes):
+def test_a_signal_ends_it_at_once(tmp_path):
     """A run of a minute is stopped in its first seconds; no process of it goes on."""
     given = ["adaptation", "--rows", "digits-4-sudden", "--algorithms", "cdfl", "--trials", "2"]
-    given += ["--together", "1", "--processes", str(processes), "--out", str(tmp_path), "--device", "cpu"]
-    command = [sys.executable, *begin, *given]
+    given += ["--together", "1", "--processes", "2", "--out", str(tmp_path), "--device", "cpu"]
+    command = [sys.executable, "-m", "experiments", *given]
     process = subprocess.Popen(  # noqa: S603
         command,
         stdout=subprocess.PIPE,

@@ -14,12 +14,19 @@ from cdfl.core.estimate import (
 )
 from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.harm_test import defence_of
-from cdfl.core.named_settings import DEFAULT, PAPER, paper, reading
+from cdfl.core.paper_settings import PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.proxy import ProxySets
 from cdfl.core.replay import Replay
 from cdfl.core.server import NEWCOMER, Decision, base_model_of, decide, is_too_stale, join, server_update
-from cdfl.core.settings import EstimateSettings, PretrainingSettings, RateSettings, Settings, TrainingSettings
+from cdfl.core.settings import (
+    DEFAULT,
+    EstimateSettings,
+    PretrainingSettings,
+    RateSettings,
+    Settings,
+    TrainingSettings,
+)
 from cdfl.core.state import (
     UNMEASURED,
     ClientMemory,

@@ -129,16 +129,6 @@ def test_literal_bars_are_run_without_a_warning(tmp_path):
     assert len(list(Results(tmp_path))) == 1
 
 
-def test_processes_side_by_side_give_the_same(tmp_path):
-    asked = [*run_keys("local"), *run_keys("local", learning_rate=0.002)]
-    run_missing(asked, Results(tmp_path / "one"), SMOKE, lambda line: None)
-    two = RunOptions(device="cpu", smoke=True, commit="abc", processes=2)
-    run_missing(asked, Results(tmp_path / "two"), two, lambda line: None)
-    one, other = Results(tmp_path / "one"), Results(tmp_path / "two")
-    for key in asked:
-        assert one.find(key).end == other.find(key).end
-
-
 def test_data_that_are_not_there_are_told_before_anything_runs(tmp_path):
     (tmp_path / "data" / "usps").mkdir(parents=True)
     (tmp_path / "data" / "usps" / "usps.bz2").touch()
@@ -196,23 +186,26 @@ def test_data_of_what_is_there_already_are_not_asked_for(tmp_path):
         run_missing(run_keys("ifca"), results, RunOptions("cpu", data_dir=tmp_path / "nothing"), lambda line: None)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_group_that_fails_costs_no_other(tmp_path, processes):
+def test_a_group_that_fails_costs_no_other_in_one_process_or_two(tmp_path):
     """A broken file, which only reading it can show."""
     (tmp_path / "data" / "fashion-mnist").mkdir(parents=True)
     (tmp_path / "data" / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"no images")
     broken = RunKey("fashion-mnist-2", "default", "local")
     good = [RunKey("digits-4", "default", "local", changes=SMALL | {"learning_rate": rate}) for rate in (0.001, 0.002)]
-    told: list[str] = []
-    options = RunOptions("cpu", data_dir=tmp_path / "data", processes=processes)
-    with pytest.raises(UnfinishedError) as failed:
-        run_missing([broken, *good], Results(tmp_path), options, told.append)
-    first, second = str(failed.value).splitlines()
-    assert first.startswith("1 of 3 groups failed")
-    assert re.match(r"  fashion-mnist-2 default local \(1 run\): DataError: .*idx3-ubyte.gz is truncated", second)
-    assert sum("fashion-mnist-2 default local (1 run) failed" in line for line in told) == 1
-    results = Results(tmp_path)
-    assert [results.find(key) is None for key in [broken, *good]] == [True, False, False]
+    ends = []
+    for processes in (1, 2):
+        told: list[str] = []
+        results = Results(tmp_path / str(processes))
+        options = RunOptions("cpu", data_dir=tmp_path / "data", processes=processes)
+        with pytest.raises(UnfinishedError) as failed:
+            run_missing([broken, *good], results, options, told.append)
+        first, second = str(failed.value).splitlines()
+        assert first.startswith("1 of 3 groups failed")
+        assert re.match(r"  fashion-mnist-2 default local \(1 run\): DataError: .*idx3-ubyte.gz is truncated", second)
+        assert sum("fashion-mnist-2 default local (1 run) failed" in line for line in told) == 1
+        assert results.find(broken) is None
+        ends.append([results.find(key).end for key in good])
+    assert ends[0] == ends[1]
     with pytest.raises(UnfinishedError, match="1 of 1 groups failed"):  # the rest is not run again
         run_missing([broken, *good], results, RunOptions("cpu", data_dir=tmp_path / "data"), told.append)
 

@@ -1,33 +1,9 @@
-"""Named settings: the paper's as printed, a reading of them that learns, and our defaults.
+"""The settings of the paper: as printed, and a reading of them that learns.
 
 `PAPER` holds the printed values; comments in `_paper` say where each is printed.
 
-`reading` interprets the printed values. The interpretation was found on FashionMNIST with 4 clusters
-(`experiments/preset_search.py`) and is used for all rows. The preset `paper-reading` also sets a time model
-(`cdfl.sim.presets`).
-
-`DEFAULT` is `Settings()`. A scenario may override some values (`cdfl.scenarios`): those with ResNet-18 use the paper's
-SGD; those of MiniImageNet also use steps towards uploads at a rate of .3; these and digit recognition use relative
-measures. The defaults were chosen on FashionMNIST with 4 clusters and uniform uploads, and on 8x8 digits:
-
-- cluster_step="along", base_rate=.15, rate_floor=.05: the search is in `benchmarks/results/default.json`, on seeds that
-  no table uses.
-- staleness_grace=20, staleness_slope=1/20, continuous: an upload's rate times its age is at most .15 x 20. If that
-  product is large, steps along the change overshoot, most of all if every client uploads once a session. With such
-  sessions, staleness_grace 80 diverged on both scenarios (FashionMNIST with 100 clients, digits-4 with 40); 40 diverged
-  on digits-4. These runs were not kept. 30 is better by .001 to .003 on FashionMNIST, but closer to divergence.
-- main_share=.65 is the mean of the paper's drift. A fixed factor does not suit all numbers of clusters: 12, used in
-  the first searches, works with four (where .65 gives 15.5), is too weak for six, and gives one of two clusters
-  everything (digits in 2, 3 and 6 rotations, one or two runs each).
-- weight_decay=5e-4: the printed .005 was worse in one run of an earlier default, whose figures were not kept.
-- max_staleness=None (Deviation): with the printed a=10, b=5, tau_0=M, rates vanish when many clients are active, since
-  the staleness of an upload is then about M.
-- shared_epochs=10, separate_epochs=2: all clusters start from one model, so that their averages are useful.
-- proximal_strength=.01 and Adam at 1e-3: the printed .1 and 1e-2 keep clients from fitting their data (this and the two
-  points above come from single runs of an earlier prototype).
-- bars "min" never reverse the ranking of clusters. But small differences then count as much as large ones; on
-  MiniImageNet (6) with plain measures, two clusters got hardly any uploads.
-- batch_size=128 as printed; local_epochs=5, which the paper does not print.
+`reading` interprets them. The interpretation was found on FashionMNIST with 4 clusters (`experiments/preset_search.py`)
+and is used for all rows. The preset `paper-reading` also sets a time model (`cdfl.sim.presets`).
 """
 
 from collections.abc import Mapping
@@ -103,9 +79,6 @@ PAPER: dict[str, Settings] = {
     "mini-imagenet-6": _paper(0.6, 0.3, (10, 10), _ALL_MIN, 120, "resnet18"),
     "digit-recognition": _paper(0.9, 0.0, (5,), _ALL_MIN, 100, "cnn"),
 }
-
-
-DEFAULT = Settings()
 
 
 def paper(row: str) -> Settings:
