@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ CHROMIUM = os.environ.get("CDFL_CHROMIUM") or shutil.which("chromium") or "chrom
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 SCENARIO = "digits-4-sudden"
 CARS = 6
-TRUCE = 75  # seconds that the clients of the server have
+UPLOADS = 90  # of the clients of the server, before it is photographed
 
 
 def main() -> None:
@@ -92,7 +91,8 @@ def photograph_server(folder: Path) -> None:
             with browser() as open_page:
                 page = open_page(1280, 900)
                 page.goto(url)
-                time.sleep(TRUCE)
+                while page.evaluate("(window.cdfl?.runs[0]?.length ?? 0)") < UPLOADS:
+                    page.wait_for_timeout(500)
                 page.wait_for_timeout(1500)
                 shoot(page, "page-server", whole=True)
         finally:
@@ -124,7 +124,7 @@ def shoot(page: Page, name: str, *, whole: bool = False) -> None:
 def shrink(path: Path) -> None:
     """Keep 256 colours: enough for these pictures, and a quarter of the bytes."""
     with Image.open(path) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path.name, path.stat().st_size // 1000, "kB")  # noqa: T201
 
 
