@@ -222,7 +222,7 @@ def test_a_full_disk_and_resume(small, tmp_path, monkeypatch, file_bytes):
     with no_room(file_bytes):
         code, output = call("run", small, "--out", parts)
     assert code == 2
-    assert f"\ncdfl: {parts}: " in output  # after a warning: so short a training tells no clusters apart
+    assert f"cdfl: {parts}: " in output  # after a warning: so short a training tells no clusters apart
     assert "File too large" in output
     assert output.endswith(f"; nothing is stored yet; start again with: cdfl run small.toml --out {parts} --resume")
     assert sorted(path.name for path in parts.iterdir()) == ["config.json", "events.jsonl", "versions.json"]

@@ -55,7 +55,7 @@ def count_calls(model: nn.Module, inputs: Tensor) -> int:
     >>> count_calls(nn.Linear(3, 2), torch.zeros(2, 3))
     2
     """
-    calls = _Calls()  # type: ignore[no-untyped-call]
+    model, calls = copy.deepcopy(model).eval(), _Calls()  # type: ignore[no-untyped-call]
     with calls, torch.no_grad():
-        copy.deepcopy(model).eval()(inputs)
+        model(inputs)
     return int(calls.count)
