@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ CHROMIUM = os.environ.get("CDFL_CHROMIUM") or shutil.which("chromium") or "chrom
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 SCENARIO = "digits-4-sudden"
 CARS = 6
-UPLOADS = 90  # of the clients of the server, before it is photographed
+UPLOADS, SECONDS = 60, 300  # of the clients of the server before it is photographed, and how long they have
 
 
 def main() -> None:
@@ -83,15 +84,18 @@ def photograph_server(folder: Path) -> None:
     with process("serve", "setup_cdfl.py", "--open", "--port", "0", folder=folder) as said:
         url = wait_for(r"serving on (\S+), epoch", said)
         cars = [
-            start("join", url, "--client-id", f"car-{number}", "--setup", "setup_cdfl.py", "--watch", "--every", "0.5",
-                  folder=folder)
+            start("join", url, "--client-id", f"car-{number}", "--setup", "setup_cdfl.py", "--watch",
+                  "--policy", "always", folder=folder)
             for number in range(CARS)
         ]  # fmt: skip
         try:
             with browser() as open_page:
                 page = open_page(1280, 900)
                 page.goto(url)
-                while page.evaluate("(window.cdfl?.runs[0]?.length ?? 0)") < UPLOADS:
+                end = time.monotonic() + SECONDS
+                while page.evaluate("window.cdfl?.runs[0]?.length ?? 0") < UPLOADS:
+                    if time.monotonic() > end:
+                        raise RuntimeError(f"fewer than {UPLOADS} uploads in {SECONDS} s; is the machine busy?")
                     page.wait_for_timeout(500)
                 page.wait_for_timeout(1500)
                 shoot(page, "page-server", whole=True)
