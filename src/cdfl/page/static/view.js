@@ -106,7 +106,7 @@ export class RunView {
     tiles.push(["clients", run.names.length.toLocaleString("en"), ""]);
     if (!Number.isNaN(scores.after)) {
       const served = Number.isNaN(scores.served) ? "" : `, served ${number(scores.served)}`;
-      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}, before ${number(scores.before)}${served}`]);
+      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}${run.simulated ? `, before ${number(scores.before)}` : ""}${served}`]);
     }
     if (last) tiles.push([`${run.metric.name} of clusters`, number(mean(last.scores)), `${number(Math.min(...last.scores))} to ${number(Math.max(...last.scores))}`]);
     tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), ""]);
