@@ -26,7 +26,7 @@ CHROMIUM = os.environ.get("CDFL_CHROMIUM") or shutil.which("chromium") or "chrom
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 SCENARIO = "digits-4-sudden"
 CARS = 6
-TRUCE = 75  # seconds that the clients of the server have
+UPLOADS, SECONDS = 60, 300  # of the clients of the server before it is photographed, and how long they have
 
 
 def main() -> None:
@@ -84,15 +84,19 @@ def photograph_server(folder: Path) -> None:
     with process("serve", "setup_cdfl.py", "--open", "--port", "0", folder=folder) as said:
         url = wait_for(r"serving on (\S+), epoch", said)
         cars = [
-            start("join", url, "--client-id", f"car-{number}", "--setup", "setup_cdfl.py", "--watch", "--every", "0.5",
-                  folder=folder)
+            start("join", url, "--client-id", f"car-{number}", "--setup", "setup_cdfl.py", "--watch",
+                  "--policy", "always", folder=folder)
             for number in range(CARS)
         ]  # fmt: skip
         try:
             with browser() as open_page:
                 page = open_page(1280, 900)
                 page.goto(url)
-                time.sleep(TRUCE)
+                end = time.monotonic() + SECONDS
+                while page.evaluate("window.cdfl?.runs[0]?.length ?? 0") < UPLOADS:
+                    if time.monotonic() > end:
+                        raise RuntimeError(f"fewer than {UPLOADS} uploads in {SECONDS} s; is the machine busy?")
+                    page.wait_for_timeout(500)
                 page.wait_for_timeout(1500)
                 shoot(page, "page-server", whole=True)
         finally:
@@ -124,7 +128,7 @@ def shoot(page: Page, name: str, *, whole: bool = False) -> None:
 def shrink(path: Path) -> None:
     """Keep 256 colours: enough for these pictures, and a quarter of the bytes."""
     with Image.open(path) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path.name, path.stat().st_size // 1000, "kB")  # noqa: T201
 
 

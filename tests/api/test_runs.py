@@ -59,9 +59,11 @@ def test_a_frame_needs_pandas(run, monkeypatch):
 def test_a_picture(run):
     figure = run.plot(against=[run])
     assert isinstance(figure, Figure)
-    axes = figure.axes[0]
-    assert axes.get_ylabel() == "rmse on held-out data (lower is better)"
-    assert [line.get_label() for line in axes.get_lines()][-1] == "cdfl, seed 0"
+    truth, estimate, scores = figure.axes
+    assert "data are made of" in truth.get_title("left")
+    assert "estimate" in estimate.get_title("left")
+    assert scores.get_ylabel() == "rmse (lower is better), held-out data"
+    assert len(scores.texts) == 3  # a name for each curve: held, before, after
     figure.savefig(io.BytesIO())
 
 
@@ -165,7 +167,7 @@ class TestProgress:
                 line.show(event)
         said = stream.getvalue()
         assert "reading data" in said
-        assert re.search(r"12 of 12 uploads, 0 s left  rmse: before [\d.]+  after [\d.]+  clusters [\d.]+", said)
+        assert re.search(r"12 of 12 uploads, about 0 s left  rmse: before [\d.]+  after [\d.]+  clusters [\d.]+", said)
         assert said.endswith("\r")
 
     def test_a_bar_in_a_terminal(self, run):

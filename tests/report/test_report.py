@@ -4,7 +4,7 @@ import csv
 import re
 from pathlib import Path
 
-from cdfl.record import RunFolder
+from cdfl.record import RunFolder, Separated
 from cdfl.report import write_report
 from cdfl.report.findings import findings
 from cdfl.series import RunSeries
@@ -70,12 +70,8 @@ def with_clusters(**changes):
 
 def test_clusters_that_are_odd():
     assert "upright is worse at the end (0.100) than at the start (0.700)" in said(with_clusters(scores=[0.1, 0.9]))
-    assert "upright and turned can hardly be told apart" in said(with_clusters(losses=[[0.3, 0.3], [0.31, 0.32]]))
-    assert "told apart" not in said(with_clusters(losses=[[0.3, 0.4], [0.3, 0.4]]))  # one model for both
-    three = started(num_clusters=3, clusters=["a", "b", "c"])
-    losses = [[0.1, 5.0, 5.0], [5.0, 0.1, 5.0], [5.0, 5.0, 2.0]]
-    made = [three, clusters(0, scores=[0.1] * 3, losses=losses), *with_clusters()[2:-2]]
-    assert "Cluster c is far harder" in said([*made, clusters(12, scores=[0.9] * 3, losses=losses), finished()])
+    alike = Separated([[0.3, 0.3], [0.31, 0.32]], ["upright and turned can hardly be told apart"])
+    assert "upright and turned can hardly be told apart" in said([*events(), alike])
 
 
 def test_a_seed_that_is_far_from_the_others():

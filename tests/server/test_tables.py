@@ -77,6 +77,7 @@ def test_an_entry_comes_back_with_every_field(store, toy):
         verdict=Verdict(is_accepted=False, seen=(0.1, None), client=(2.5,), reason="too far"),
         last_mixture=(1.0, 0.0, 0.0),
         last_defence=(1.5,),
+        report=(1.5, 0.25),
         upload=keep(store, b"upload"),
     )
     defaults = {field.name: field.default for field in fields(Entry)}
@@ -112,3 +113,36 @@ def test_an_upload_costs_two_queries(store, toy):
     assert len(queries) == 2
     assert Tokens(store.database).claim("nobody's") is None
     assert len(queries) == 3
+
+
+def test_an_upload_costs_the_same_with_a_long_journal(tmp_path):
+    """Counted in steps of SQLite's virtual machine: a statement that reads all entries of a client needs more."""
+    steps = 0
+
+    def step():
+        nonlocal steps
+        steps += 1
+
+    with Store.open(f"sqlite:///{tmp_path}/store.db", tmp_path / "blobs") as store:
+        toy = Toy(store)
+        sa.event.listen(
+            store.database.engine,
+            "before_cursor_execute",
+            lambda connection, cursor, *_: cursor.connection.set_progress_handler(step, 1),
+        )
+
+        def upload() -> int:
+            """Look a client up and commit its upload; return the number of steps."""
+            nonlocal steps
+            toy.join("car-7")
+            steps = 0
+            store.client("car-7", epoch=toy.state.epoch, key="a new key")
+            toy.upload("car-7")
+            return steps
+
+        upload()
+        short = upload()
+        for _ in range(300):
+            toy.upload("car-7")
+        assert short > 100  # they are counted
+        assert upload() < 1.5 * short

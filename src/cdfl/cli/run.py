@@ -24,6 +24,7 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    Validation,
     exit_on,
     note,
     open_folder,
@@ -47,11 +48,12 @@ def run(
     out: Out = None,
     preset: PresetName = "default",
     time_model: TimeModelName = None,
-    policy: PolicyName = "always",
+    policy: PolicyName = None,
     precision: PrecisionName = "auto",
     num_clients: NumClients = None,
     num_uploads: NumUploads = None,
     setting: SetOption = None,
+    validation: Validation = False,
     resume: Resume = False,
     tensorboard: ToTensorBoard = False,
     mlflow: ToMLflow = False,
@@ -76,6 +78,7 @@ def run(
             precision=cast("Precision", precision),
             num_uploads=num_uploads,
             num_clients=num_clients,
+            validation=validation,
             **parse_settings(setting or []),
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
@@ -97,7 +100,7 @@ def run(
                 if isinstance(event, Finished):
                     ends.append(event)
     notes = [ends[0].shortfall] if ends[0].shortfall else []
-    notes.append(f"results in {folder.path}/: config.json, versions.json, events.jsonl")
+    notes.append(f"results in {folder.path}/: config, versions, events, models")
     values = {"folder": str(folder.path)} | asdict(ends[0])
     show(values, _table(opened[0], starts[0], ends[0]), as_json=json_, notes=notes)
 

@@ -212,7 +212,12 @@ def clusters_figure(runs: Sequence[RunSeries]) -> "Figure":
             labels.append((float(mean[-1]), name, style.cluster_color(cluster)))
         axes[0].set(title="Cluster models on their own cluster", xlabel="uploads", ylabel=first.metric_label)
         style.label_beside(axes[0], labels)
-        tables = [(first.cluster_losses, "Loss of each model (row) on each\ncluster's samples (column)")]
+        tables = [
+            (
+                first.cluster_losses,
+                "Loss of each model (row) on each cluster's\nsamples (column): its own should be lowest",
+            )
+        ]
         tables.append((first.cluster_distances, "Distance between cluster models"))
         shown = [(values, title) for values, title in tables if values is not None]
         for own, (values, title) in zip(axes[1:], shown, strict=True):
@@ -308,7 +313,13 @@ def mixture_figure(run: RunSeries) -> "Figure | None":
                 rasterized=True,  # thousands of points
             )
         scatter.plot([0, 1], [0, 1], color=style.INK, linewidth=1, linestyle=":")
-        scatter.set(title="Mixtures", xlabel="true share", ylabel="estimated share", xlim=(0, 1), ylim=(0, 1))
+        scatter.set(
+            title="Mixtures: exact on the dotted line",
+            xlabel="true share",
+            ylabel="estimated share",
+            xlim=(0, 1),
+            ylim=(0, 1),
+        )
         scatter.set_aspect("equal")
         scatter.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9, markerscale=2)
         window = smoothing(run.num_uploads)

@@ -11,11 +11,12 @@ MANY_STALE = 0.2
 
 
 def findings(runs: Sequence[RunSeries]) -> list[str]:
-    """Return one sentence for each odd thing; the name of the run is in front where there are several."""
-    found = []
+    """Return one sentence for each odd thing; the names of its runs are in front where there are several."""
+    odd: dict[str, list[str]] = {}  # sentence -> runs
     for run in runs:
-        prefix = f"{run.name}: " if len(runs) > 1 else ""
-        found += [prefix + sentence for sentence in _of_run(run)]
+        for sentence in _of_run(run):
+            odd.setdefault(sentence, []).append(run.name)
+    found = [f"{', '.join(names)}: {sentence}" if len(runs) > 1 else sentence for sentence, names in odd.items()]
     for name, own in groups(runs).items():
         found += _of_seeds(name, own)
     return found

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from cdfl.report import style
 from cdfl.report.figures import all_figures
 from cdfl.report.findings import findings
 from cdfl.series import RunSeries, groups
-
-if TYPE_CHECKING:
-    pass
 
 CAPTIONS = {
     "story": "One client: the true mixture of its data (1) and the server's estimate (2), upload by upload. All "
@@ -41,8 +38,8 @@ CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #d9dde1; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } caption { text-align: left; color: #565e66; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #d9dde1; text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; }
+th, td { padding: .25rem .45rem; border-bottom: 1px solid #d9dde1; text-align: right; white-space: nowrap; }
+th, td { font-size: .9rem; } th:first-child { text-align: left; }
 td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; }
 figcaption, .quiet { color: #565e66; font-size: .92rem; } .scroll { overflow-x: auto; }
@@ -149,7 +146,7 @@ def _settings(runs: Mapping[str, RunFolder]) -> Iterable[str]:
         return
     (first, common), *others = configs.items()
     whole = _table([["setting", first], *map(list, common.items())])
-    yield f'<details><summary>All settings of {escape(first)}</summary><div class="scroll">{whole}</div></details>'
+    yield f"<details><summary>All settings of {escape(first)}</summary>{whole}</details>"
     changed = [[name, *pair] for name, own in others for pair in own.items() if common.get(pair[0]) != pair[1]]
     if changed:
         yield _table([["run", "setting", "value"], *changed], "What differs in the other runs")
@@ -177,7 +174,8 @@ def _table(rows: Sequence[Sequence[str]], caption: str = "") -> str:
         for row in body
     ]
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}<thead><tr>{words}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    inside = f"{title}<thead><tr>{words}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{inside}</table></div>'
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> str:

@@ -215,7 +215,7 @@ export class Bars extends Drawing {
     held.length = sets.length;
     sets.forEach((set, place) => {
       held[place] ??= {};
-      Object.assign(held[place], { label: set.label, data: set.values, stack: set.stack ?? "all", borderWidth: set.outlined ? 2 : 0 });
+      Object.assign(held[place], { label: set.label, data: set.values, stack: set.stack ?? "all", borderWidth: set.outlined ? 1 : 0 });
       held[place].categoryPercentage = 0.92;
       held[place].barPercentage = set.outlined ? 0.55 : 0.95;
     });

@@ -55,7 +55,9 @@ export class ClientList {
       there.sort((one, other) => keys.get(one) - keys.get(other)); // keeps the order of names where keys are equal
     }
     this.order = there;
-    say(this.shownText, wanted ? `${there.length} of ${count(run.names.length, "client")}` : count(there.length, "client"));
+    const all = count(run.names.length, "client");
+    const isPart = there.length < run.names.length;
+    say(this.shownText, wanted ? `${there.length} of ${all}` : isPart ? `${there.length} of ${all} so far` : all);
     this.space.style.height = `${this.order.length * ROW}px`;
   }
 

@@ -4,7 +4,7 @@ import { Bars, Curves, rgb, themeChanged } from "./charts.js";
 import { clusterColor, make, say } from "./dom.js";
 import { OUTCOMES, SCORES } from "./model.js";
 import { ServerSource, watchRuns } from "./source.js";
-import { mean, RunView } from "./view.js";
+import { RunView } from "./view.js";
 import { gainWords, mixtureWords, number, OUTCOME_WORDS } from "./words.js";
 
 const REFRESH_MS = 400; // between two refreshes while events come
@@ -220,7 +220,7 @@ function showClient() {
   if (named.length) {
     clientCharts.scores.update(named.map(([name, i]) => {
       const points = all.map((at, place) => ({ x: place + 1, y: run.columns.scores.row(at)[i] })).filter(({ y }) => !Number.isNaN(y));
-      return { label: name, points, colorName: `--${name}`, dash: { held: "dotted", before: "dashed" }[name], value: number(mean(points.map(({ y }) => y))) };
+      return { label: name, points, colorName: `--${name}`, dash: { held: "dotted", before: "dashed" }[name], value: number(points.at(-1).y) };
     }), { last: all.length });
   }
   const head = ["epoch", "outcome", "staleness", "mixture", run.simulated ? "reply" : "reported"];

@@ -106,11 +106,11 @@ export class RunView {
     tiles.push(["clients", run.names.length.toLocaleString("en"), ""]);
     if (!Number.isNaN(scores.after)) {
       const served = Number.isNaN(scores.served) ? "" : `, served ${number(scores.served)}`;
-      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}, before ${number(scores.before)}${served}`]);
+      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}${run.simulated ? `, before ${number(scores.before)}` : ""}${served}`]);
     }
     if (last) tiles.push([`${run.metric.name} of clusters`, number(mean(last.scores)), `${number(Math.min(...last.scores))} to ${number(Math.max(...last.scores))}`]);
     tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), ""]);
-    tiles.push(["applied", percent(outcomes[0] / recent), `${percent(outcomes[1] / recent)} too stale, ${percent(outcomes[2] / recent)} rejected`]);
+    tiles.push(["applied", shown ? percent(outcomes[0] / recent) : "–", `${percent(outcomes[1] / recent)} too stale, ${percent(outcomes[2] / recent)} rejected`]);
     const box = this.part(".tiles");
     while (box.children.length > tiles.length) box.lastChild.remove();
     tiles.forEach(([name, value, more], place) => {
@@ -145,7 +145,7 @@ export class RunView {
 
   fleetCurves() {
     const { run } = this;
-    this.fleet.nothing(run.fleetBins.has(0) ? "" : "This algorithm estimates no mixtures.");
+    this.fleet.nothing(run.fleetBins.has(0) ? "" : run.length ? "This algorithm estimates no mixtures." : "No uploads yet.");
     if (!run.fleetBins.has(0)) return;
     const row = run.fleetBins.bins.at(-1);
     const areas = run.clusterNames.map((name, k) => ({
@@ -200,7 +200,7 @@ export class RunView {
     }
     say(this.part(".apart .explain"), apartWords(run, losses?.matrix));
     const tables = [];
-    if (losses) tables.push(table(run, losses.matrix, `Loss of each cluster's model (row) on the samples of each cluster (column), epoch ${losses.epoch}`, { best: "row" }));
+    if (losses) tables.push(table(run, losses.matrix, `Loss of each model (row) on each cluster's samples (column), epoch ${losses.epoch}`, { best: "row" }));
     if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, epoch ${distances.epoch}`, {}));
     box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": each.caption.textContent }, each)));
   }
@@ -227,7 +227,7 @@ export class RunView {
     this.staleness.nothing(shown ? "" : "No uploads yet.");
     if (!shown) return;
     const labels = bins.map(({ low, high }) => (low === high ? `${low}` : `${low}–${high}`));
-    this.staleness.update(labels, [{ label: "uploads", values: bins.map(({ count }) => count), colorName: "--before" }], { legend: false });
+    this.staleness.update(labels, [{ label: "uploads", values: bins.map(({ count }) => count), colorName: "--quiet" }], { legend: false });
   }
 
   feedLines(shown = this.shown) {
