@@ -241,12 +241,15 @@ class Uniform:
 class RefuseAll:
     """A defence that counts the uploads of a client and accepts none."""
 
-    def bound(self, state, upload, client):
+    needs_base = False
+    counts_deprecated = False
+
+    def admit(self, state, upload, client):
         return upload
 
-    def step(self, state, upload, measures, rates, client, evaluate):
+    def step(self, state, upload, decision, client, settings, evaluate):
         count = client.defence[0] + 1 if client.defence else 1.0
-        return Step(state.cluster_models, rates, state.cluster_losses), Verdict(False, (), (count,), "no")
+        return Step(state.cluster_models, decision.rates, state.cluster_losses), Verdict(False, (), (count,), "no")
 
     def remember(self, memory, verdict):
         return memory
