@@ -189,9 +189,7 @@ def test_streams_that_read_old_entries_take_turns():
     async def watch():
         journal = Slow(*(some_entry(epoch) for epoch in range(1, 4)))
         notifier, limit = Notifier(), StreamLimit(Limits())
-        streams = [
-            stream(journal, notifier, limit, 0, lambda each: each.whole, always, joins=False) for _ in range(8)
-        ]
+        streams = [stream(journal, notifier, limit, 0, lambda each: each.whole, always, joins=False) for _ in range(8)]
         begun = time.monotonic()
         assert await asyncio.gather(*(read(each, 3) for each in streams)) == [[1, 2, 3]] * 8
         return time.monotonic() - begun
