@@ -242,7 +242,7 @@ class RefuseAll:
     """A defence that counts the uploads of a client and accepts none."""
 
     needs_base = False
-    counts_deprecated = True
+    counts_deprecated = False
 
     def admit(self, state, upload, client):
         return upload

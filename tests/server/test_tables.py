@@ -74,6 +74,7 @@ def test_an_entry_comes_back_with_every_field(store, toy):
         loss_gaps=(0.3, 0.2, 0.1),
         distances=(None, 2.0, 3.0),
         evaluated=(0.5, None),
+        own_mixture=(0.25, 0.75, 0.0),
         verdict=Verdict(is_accepted=False, seen=(0.1, None), client=(2.5,), reason="too far"),
         last_mixture=(1.0, 0.0, 0.0),
         last_defence=(1.5,),

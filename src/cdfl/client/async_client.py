@@ -70,6 +70,15 @@ class AsyncClient:
         return self.client.has_experts
 
     @property
+    def one_model(self) -> bool:
+        """As `Client.one_model`."""
+        return self.client.one_model
+
+    @one_model.setter
+    def one_model(self, value: bool) -> None:
+        self.client.one_model = value
+
+    @property
     def joined(self) -> bool:
         """As `Client.joined`."""
         return self.client.joined

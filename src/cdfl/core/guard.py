@@ -14,11 +14,12 @@ mean of that. An upload of a blamed client is rejected if it does harm again.
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
 
-*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. So are
-clients with fewer than `KNOWN` uploads, all together, once most clients have more.
+*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients with
+fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each of these must improve the proxy losses
+by itself: names that are new for every upload have no past to be judged by.
 
-"Usual" is a median over clients: each counts once, with its last accepted upload. A rejected upload changes nothing but
-its client's blame. The numbers below were chosen on seeds 10 to 12; `benchmarks/poison.py` shows others.
+"Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
+others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to 12; `benchmarks/poison.py` shows others.
 """
 
 import math
@@ -40,18 +41,18 @@ FORGIVING = 0.7  # share of its blame that a client keeps at its next upload
 LEAST_EFFECT, MOST_EFFECT = -1.0, 6.0  # bounds of one effect in the blame, in units of the spread
 BLAMED = 1.5  # a client with more blame is rejected ...
 HARMFUL = 0.5  # ... if this effect is above that, too
-PRIOR = 0.5  # blame of a new client, once most clients are known
+PRIOR = 0.5  # blame of a new client, once others are known
 FALL, CLIMB = 0.1, 0.01  # how fast a cluster's level follows its loss down and up
 RISE = 10.0  # times the usual change of a cluster's loss in a step
 FIRST_RISE = 0.1  # times the loss, before a change is usual
 SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and how many at once
 KNOWN = 3  # accepted uploads after which a client is no newcomer
-NEW_SHARE, NEW_BURST = 0.5, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
+NEW_SHARE, NEW_BURST = 0.2, 20.0  # uploads of all newcomers together: of all uploads, and how many at once
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
 OFTEN = "you upload more often than others; upload again when they have"
-MANY_NEW = "too many uploads of new clients have come; upload again later"
+MANY_NEW = "many uploads of new clients have come, and this one does not improve the models; upload again later"
 HARM = (
     "your uploads make models worse, compared with those of others; check data and labels, train with a smaller "
     "learning_rate, or add less noise for privacy; better uploads count again"
@@ -92,7 +93,6 @@ WIDTH = len(COLUMNS)
 class _Memory(NamedTuple):
     """What the server remembers, packed into one tensor: a row about newcomers and levels, then the clients' rows."""
 
-    is_mature: bool  # known clients were in the majority once
     new_credit: float  # uploads that newcomers may make at once
     new_epoch: float  # when that was counted
     levels: Tensor  # (K,) of the clusters; empty before the first upload
@@ -101,18 +101,27 @@ class _Memory(NamedTuple):
     @classmethod
     def of(cls, memory: Tensor) -> "_Memory":
         if memory.numel() == 0:
-            return cls(False, NEW_BURST, 0.0, memory, memory.reshape(0, WIDTH))
+            return cls(NEW_BURST, 0.0, memory, memory.reshape(0, WIDTH))
         first = memory[0]
-        return cls(bool(first[0]), float(first[1]), float(first[2]), first[WIDTH:], memory[1:])
+        return cls(float(first[0]), float(first[1]), first[WIDTH:], memory[1:])
 
     def packed(self) -> Tensor:
-        first = [float(self.is_mature), self.new_credit, self.new_epoch, *[0.0] * (WIDTH - 3), *self.levels.tolist()]
+        first = [self.new_credit, self.new_epoch, *[0.0] * (WIDTH - 2), *self.levels.tolist()]
         return torch.cat([torch.tensor([first], dtype=torch.float64), self.rows])
 
     @property
+    def has_known(self) -> bool:
+        """Whether enough clients are known that new ones do not say what is usual."""
+        return int((self.rows[:, COLUMNS["is_known"]] > 0).sum()) >= ENOUGH
+
+    @property
     def usual(self) -> Tensor:
-        """The rows that say what is usual: those of known clients, or all while most clients are new."""
-        return self.rows[self.rows[:, COLUMNS["is_known"]] > 0] if self.is_mature else self.rows
+        """The rows that say what is usual."""
+        return self.rows[self.rows[:, COLUMNS["is_known"]] > 0] if self.has_known else self.rows
+
+    def has_many_new(self, epoch: float) -> bool:
+        """Whether new clients have more than their share of all uploads."""
+        return self.has_known and self.new_credit + NEW_SHARE * (epoch - self.new_epoch) < 1
 
     def column(self, name: str) -> Tensor:
         """A column of `usual`."""
@@ -131,9 +140,8 @@ class Guard:
     def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
         """Refuse a client that uploads more than its share; bound the change."""
         known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
-        reason = _reason_to_wait(state.epoch + 1, upload.time, known, memory)
-        if reason:
-            return Verdict(False, client=known, reason=f"{reason}; {UNMOVED}")
+        if _credit(state.epoch + 1, upload.time, known, memory) < 1:
+            return Verdict(False, client=known, reason=f"{OFTEN}; {UNMOVED}")
         return _bounded(state, upload, memory)
 
     def step(
@@ -148,14 +156,15 @@ class Guard:
         """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
         epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
         state = reevaluated(state, evaluate)
-        effects = self._effects(state, upload, decision.rates, evaluate)
+        cluster = int(decision.rates.argmax())
+        effects = self._effects(state, upload, cluster, evaluate)
         above = [
             _above_usual(effect, memory.column(name))
             for effect, name in zip(effects, ("effect", "cluster_effect"), strict=True)
         ]
         known = known._replace(
             **{
-                name: _blame_after(getattr(known, name) if known.uploads or not memory.is_mature else PRIOR, times)
+                name: _blame_after(getattr(known, name) if known.uploads or not memory.has_known else PRIOR, times)
                 for name, times in zip(("blame", "cluster_blame"), above, strict=True)
             }
         )
@@ -166,6 +175,8 @@ class Guard:
             return _no_step(state, decision.rates), Verdict(
                 False, tuple(map(_finite, above)), known, f"{HARM}; {UNMOVED}"
             )
+        if known.is_new and memory.has_many_new(epoch) and not max(effects) < 0:  # NaN is no improvement
+            return _no_step(state, decision.rates), Verdict(False, (), known, f"{MANY_NEW}; {UNMOVED}")
         step, changes = _within_levels(state, upload, decision.rates, memory, settings, evaluate)
         if decision.rates.any() and not step.rates.any():
             return step, Verdict(False, tuple(map(_finite, above)), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
@@ -187,20 +198,17 @@ class Guard:
             before = before._replace(levels=losses, rows=before.rows.new_empty(0, WIDTH + len(losses)))
         gaps = losses - before.levels
         levels = before.levels + torch.where(changes < 0, 0.0, torch.where(gaps < 0, FALL, CLIMB)) * gaps
-        is_new = before.is_mature and not row.is_known
-        credit = min(NEW_BURST, before.new_credit + NEW_SHARE * (row.epoch - before.new_epoch)) - is_new
+        credit = min(NEW_BURST, before.new_credit + NEW_SHARE * (row.epoch - before.new_epoch)) - (not row.is_known)
         rows = before.rows[before.rows[:, 0] != replaces]
-        if not is_new:  # new names do not say what is usual
+        if row.is_known or not before.has_known:  # otherwise new names would displace known ones
             rows = torch.cat([rows, torch.cat([numbers[1 : 1 + WIDTH], changes])[None]])[-WINDOW:]
-        num_known = int((rows[:, COLUMNS["is_known"]] > 0).sum())
-        is_mature = before.is_mature or (num_known >= 2 * ENOUGH and 2 * num_known >= len(rows))
-        return _Memory(is_mature, credit, row.epoch, levels, rows).packed()
+        return _Memory(max(0.0, credit), row.epoch, levels, rows).packed()
 
-    def _effects(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> list[float]:
+    def _effects(self, state: ServerState, upload: Upload, cluster: int, evaluate: Evaluate) -> list[float]:
         """Return what the step does, on average over the proxy sets, to u and to the cluster that moves most."""
         assert upload.base_model is not None  # noqa: S101  `needs_base`
         number, models = state.num_clusters, state.cluster_models
-        places = torch.stack([upload.base_model.to(models), models[int(rates.argmax())]])  # (2, P)
+        places = torch.stack([upload.base_model.to(models), models[cluster]])  # (2, P)
         change = self.base_rate * (upload.local_model.to(models) - places[0])
         tried = torch.cat([places, places + change]).repeat_interleave(number, dim=0)  # (4 K, P)
         losses = (self.trial or evaluate)(tried, torch.arange(number).repeat(4)).double().cpu()
@@ -221,13 +229,6 @@ def is_healthy(state: ServerState, best: ServerState) -> bool:
 
 
 # -- share
-
-
-def _reason_to_wait(epoch: int, time: float, known: _Client, memory: _Memory) -> str:
-    if _credit(epoch, time, known, memory) < 1:
-        return OFTEN
-    is_limited = memory.is_mature and known.is_new
-    return MANY_NEW if is_limited and memory.new_credit + NEW_SHARE * (epoch - memory.new_epoch) < 1 else ""
 
 
 def _credit(epoch: int, time: float, known: _Client, memory: _Memory) -> float:
@@ -277,7 +278,8 @@ def _above_usual(effect: float, effects: Tensor) -> float:
     if len(effects) < ENOUGH:
         return 0.0
     usual = _median(effects)
-    spread = max(1.4826 * _median((effects - usual).abs()), 0.1 * _median(effects.abs()))  # as in a normal distribution
+    spread = max(1.4826 * _median((effects - usual).abs()), 1.0 * _median(effects.abs()))  # as in a normal distribution
+    usual = max(usual, 0.0)
     return (effect - usual) / spread if spread > 0 else MOST_EFFECT * (effect > usual)
 
 
