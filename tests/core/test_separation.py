@@ -34,6 +34,10 @@ def test_two_that_are_alike_are_named():
     assert sentence.endswith("join them, give more data, or pre-train longer")
 
 
+def test_a_model_that_is_better_everywhere_tells_nothing_apart():
+    assert separation(sets([[0.5, 0.5], [0.2, 0.2]])).alike() == [(0, 1)]
+
+
 def test_a_hard_cluster_is_taken_for_an_easy_one():
     losses = [[0.2, 2.0], [0.9, 1.5]]  # the model of b is better on the easy set a than on its own
     found = separation(sets(losses))
