@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 MOST_NAMED = 3  # pairs in a sentence
-SURE = 2.0  # standard errors by which a cluster's own model must be better on its proxy set
+FAR = 0.05  # a lower loss by less than this share is no sign of an easier cluster
+SURE = 2.0  # standard errors by which the models of two clusters must be better on their own proxy sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +17,7 @@ class Separation:
     """How the model of each cluster (row) does on the proxy set of each (column)."""
 
     losses: Tensor  # (K, K) float64
-    leads: Tensor  # (K, K) how much better a set's own model is there, in standard errors; 0 on the diagonal
+    leads: Tensor  # (K, K) by how much two models are better on their own sets than exchanged, in standard errors
 
     def sentences(self, names: Sequence[str], *, relative: bool = False) -> list[str]:
         """Return one sentence if clusters cannot be told apart, and one if some are taken for easier ones.
@@ -44,17 +45,25 @@ class Separation:
         return found
 
     def alike(self) -> list[tuple[int, int]]:
-        """Return the pairs of clusters of which neither model is surely better on its own proxy set."""
+        """Return the pairs of clusters whose models could be exchanged.
+
+        A model that is better on both proxy sets is a better model; it tells nothing apart.
+        """
         pairs = combinations(range(len(self.losses)), 2)
-        return [(one, other) for one, other in pairs if max(self.leads[one, other], self.leads[other, one]) < SURE]
+        return [(one, other) for one, other in pairs if self.leads[one, other] < SURE]
 
     def mistaken(self, *, relative: bool = False) -> list[tuple[int, int]]:
-        """Return the clusters whose model has its lowest loss on the proxy set of another, and that other.
+        """Return the clusters whose model has a clearly lower loss on the proxy set of another, and that other.
 
         An upload of such a cluster looks as if its data were of the other.
         """
         losses = self.losses / self.losses.mean(dim=0) if relative else self.losses
-        return [(cluster, int(row.argmin())) for cluster, row in enumerate(losses) if int(row.argmin()) != cluster]
+        own = losses.diagonal()
+        return [
+            (cluster, int(row.argmin()))
+            for cluster, row in enumerate(losses)
+            if own[cluster] - row.min() > FAR * own[cluster].abs()
+        ]
 
     def _loss(self, model: int, place: int) -> str:
         return f"{float(self.losses[model, place]):.3g}"
@@ -67,11 +76,12 @@ def separation(sample_losses: Sequence[Tensor]) -> Separation:
     >>> separation([same, same]).sentences(["a", "b"])[0][:48]
     "these clusters cannot be told apart: 'a' and 'b'"
     """
-    losses, leads = [], []
+    losses, gaps, errors = [], [], []  # a column (K,) for each set
     for place, own in enumerate(each.double().cpu() for each in sample_losses):
         difference = own - own[place]  # (K, n)
-        error = difference.std(dim=1) / max(1, own.shape[1]) ** 0.5 if own.shape[1] > 1 else torch.zeros(len(own))
         losses.append(own.mean(dim=1))
-        leads.append(difference.mean(dim=1) / error.clamp_min(1e-12))
-        leads[-1][place] = 0.0
-    return Separation(torch.stack(losses, dim=1), torch.stack(leads, dim=1))
+        gaps.append(difference.mean(dim=1))
+        errors.append(difference.std(dim=1) / own.shape[1] ** 0.5 if own.shape[1] > 1 else torch.zeros(len(own)))
+    gap, error = torch.stack(gaps, dim=1), torch.stack(errors, dim=1)
+    leads = (gap + gap.T) / (error.square() + error.T.square()).sqrt().clamp_min(1e-12)
+    return Separation(torch.stack(losses, dim=1), leads)
