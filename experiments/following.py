@@ -79,6 +79,9 @@ LINES = (
     Served("frozen", "after", "the common start, never trained again"),
     Served("frozen", "routed", "experts of the server's samples only, behind our router", is_rival=False),
 )
+IN_ALL_ROWS = [("cdfl", column) for column in ("served", "one", "after")] + [
+    (algorithm, "after") for algorithm in ("fedsoft", "ifca", "fedbuff")
+]
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,20 @@ class Row:
     scenario: str
     network: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[Served] = LINES
 
 
+FEW = [line for line in LINES if (line.algorithm, line.column) in IN_ALL_ROWS and not line.changes]
 ROWS = (
     Row("8x8 digits (4)", "digits-4", "small-cnn"),
     Row("FashionMNIST (4)", "fashion-mnist-4", "cnn"),
-    Row("FashionMNIST (4), sudden changes", "fashion-mnist-4-sudden", "cnn"),
+    Row("FashionMNIST (4), sudden changes", "fashion-mnist-4-sudden", "cnn", lines=FEW),
+    Row("FashionMNIST (4), 27,000 parameters", "fashion-mnist-4", "cnn-27k", {"model": "cnn-27k"}),
+    Row("FashionMNIST (4), 4,000 parameters", "fashion-mnist-4", "cnn-4k", {"model": "cnn-4k"}),
+    Row("FashionMNIST (6)", "fashion-mnist-6", "cnn", lines=FEW),
+    Row("Digit recognition", "digit-recognition", "cnn", lines=FEW),
+    Row("FashionMNIST (4), labels differ by cluster", "fashion-mnist-4-labels", "cnn", lines=FEW),
+    Row("FashionMNIST (4), dark, bright and blurred", "fashion-mnist-4-shifts", "cnn", lines=FEW),
 )
 TRIALS = 5
 
@@ -110,7 +121,7 @@ def key_of(row: Row, line: Served, seed: int) -> RunKey | None:
 
 def run_keys(trials: int) -> list[RunKey]:
     """Return every run once, although several lines may read it."""
-    keys = [key_of(row, line, seed) for row in ROWS for line in LINES for seed in range(trials)]
+    keys = [key_of(row, line, seed) for row in ROWS for line in row.lines for seed in range(trials)]
     return list({key.name: key for key in keys if key is not None}.values())
 
 
@@ -140,7 +151,7 @@ def interval(differences: Sequence[float], comparisons: int) -> tuple[float, flo
 def against_rivals(results: Results, row: Row) -> list[tuple[Served, float, tuple[float, float] | None]]:
     """Return each rival without our router: its mean, and how far CDFL is above it in pairs of seeds."""
     ours = values(results, row, LINES[0])
-    rivals = [(line, values(results, row, line)) for line in LINES if line.is_rival]
+    rivals = [(line, values(results, row, line)) for line in row.lines if line.is_rival]
     rivals = [(line, theirs) for line, theirs in rivals if ours.keys() & theirs.keys()]
     return [
         (
@@ -156,7 +167,7 @@ def report(results: Results) -> str:
     """Return a table for each row."""
     parts = []
     for row in ROWS:
-        lines = [(line, values(results, row, line)) for line in LINES]
+        lines = [(line, values(results, row, line)) for line in row.lines]
         lines = [(line, own) for line, own in lines if own]
         if lines:
             parts += [f"### {row.title}\n", _table(results, row, lines)]
