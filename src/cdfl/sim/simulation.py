@@ -231,7 +231,7 @@ class Simulation:
         self._score_clusters()
         yield from self._emit()
         if workload.separated is None:  # runs of one seed begin with the same clusters
-            workload.separated = separated_event(workload, workload.start, self.engines.evaluator.outputs)
+            workload.separated = separated_event(workload, workload.start, self._of_clusters.outputs)
         self.emitted.append(workload.separated)
         yield self.emitted[-1]
 
