@@ -8,13 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import digits, draw, load_table, peers_table, poison_table, speed_table
+from benchmarks import digits, draw, kinds, load_table, peers_table, poison_table, sequences, speed_table
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
 
 TABLES: dict[str, Callable[[], str]] = {
     "digits-4": digits.table,
     "draw": draw.table,
+    "kinds": kinds.table,
+    "sequences": sequences.table,
     "speed-h200": partial(speed_table.speed, "speed-h200"),
     "speed-cpu": partial(speed_table.speed, "speed-cpu"),
     "profile": speed_table.profile,

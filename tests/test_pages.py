@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cdfl.server.setup import load_setup
 from typer.testing import CliRunner
 
 from benchmarks import tables
@@ -32,7 +31,8 @@ from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.cli.init import EXAMPLE
-from cdfl.scenarios import list_scenarios
+from cdfl.problems import Task
+from cdfl.scenarios import list_scenarios, load_problem
 from cdfl.server.run import open_engine
 from cdfl.server.store import Store
 
@@ -141,7 +141,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of the example server, pre-trained."""
     folder = tmp_path_factory.mktemp("pretrained")
     with Store.open(folder) as store:
-        open_engine(load_setup(str(EXAMPLE)), store).close()
+        open_engine(Task.of(load_problem(str(EXAMPLE))), store).close()
     return folder
 
 

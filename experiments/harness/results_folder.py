@@ -191,7 +191,7 @@ def stored(config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide the result of a run, as JSON values, without what its key names."""
     values: dict[str, Any] = json.loads(json.dumps(config.to_json()))
     # The study has one loss and one metric.
-    without = ("summary", "settings", "loss", "metrics")
+    without = ("summary", "settings", "loss", "metrics", "policy")
     scenario = {name: value for name, value in values["scenario"].items() if name not in without}
     return {name: value for name, value in values.items() if name not in NOT_THE_RESULT} | {"scenario": scenario}
 

@@ -121,7 +121,7 @@ def test_ctrl_c_and_resume(small, tmp_path, monkeypatch):
     monkeypatch.setattr(Stack, "train", interrupted)
     monkeypatch.setattr(sys, "argv", ["cdfl", "compare", "a name", "--seeds=2"])
     code, output = call(*given, "--out", tmp_path / "parts")
-    kept, of_all = re.fullmatch(
+    kept, of_all = re.search(
         r"cdfl: stopped; (\d+) of (\d+) uploads are stored; continue with: "
         rf"cdfl compare 'a name' --seeds=2 --out {tmp_path}/parts --resume",
         output,

@@ -46,7 +46,7 @@ def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
     assert code == 0
     assert "cdfl on small, seed 3: 12 uploads" in output
     folder = RunFolder(tmp_path / "runs" / "small-cdfl-3")
-    assert "results in runs/small-cdfl-3/: config.json, versions.json, events.jsonl" in output
+    assert "results in runs/small-cdfl-3/: config, versions, events, models" in output
     end = folder.events()[-1]
     assert isinstance(end, Finished)
     for label, value in [
@@ -221,7 +221,7 @@ def test_a_full_disk_and_resume(small, tmp_path, monkeypatch, file_bytes):
     with no_room(file_bytes):
         code, output = call("run", small, "--out", parts)
     assert code == 2
-    assert output.startswith(f"cdfl: {parts}: ")
+    assert f"cdfl: {parts}: " in output  # after a warning: so short a training tells no clusters apart
     assert "File too large" in output
     assert output.endswith(f"; nothing is stored yet; start again with: cdfl run small.toml --out {parts} --resume")
     assert sorted(path.name for path in parts.iterdir()) == ["config.json", "events.jsonl", "versions.json"]

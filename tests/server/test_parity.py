@@ -8,7 +8,8 @@ import torch
 from cdfl import wire
 from cdfl.algorithms.cdfl import CDFL
 from cdfl.core import Layout
-from cdfl.problems import Task
+from cdfl.data import Sizes, Texts
+from cdfl.problems import Problem, Task
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
@@ -61,6 +62,40 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
         max_harm=1.5,
         measures=measures,
     )
+    recording, outcomes = replayed(tmp_path, config)
+    assert bool(recording.end.estimator_memory.any()) == (measures == "relative")
+    assert len({reply.verdict.client for _, reply in recording.exchanges}) > 6  # of more than the six that come first
+    assert "applied" in outcomes
+    assert len(outcomes) > 1  # or the settings above say nothing about the others
+
+
+def texts(folder):
+    """A problem with two kinds of words, read from files."""
+    for name, words in (("short", "a bit of it is on top"), ("long", "considerably wonderful extraordinary sentences")):
+        lines = [
+            " ".join(words.split()[(start + step * skip) % 4] for step in range(8))
+            for start in range(5)
+            for skip in range(1, 25)
+        ]
+        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    sizes = Sizes(low=6, high=10, test=6, pretraining=10, proxy=6)
+    return Problem(model="gru", clusters=Texts(folder, length=12), sizes=sizes, metrics=["bits"])
+
+
+@pytest.mark.parametrize("name", ["text", "breast-cancer-3", "diabetes-2", "power-2"])
+def test_other_kinds_of_data(tmp_path, name):
+    if name == "power-2":
+        pytest.importorskip("sktime")
+    (tmp_path / "texts").mkdir()
+    problem = texts(tmp_path / "texts") if name == "text" else name
+    quick = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1, "batch_size": 8, "max_harm": 1.5}
+    recording, outcomes = replayed(tmp_path / "store", configure(problem, num_uploads=12, num_clients=4, **quick))
+    assert recording.end.epoch == 12
+    assert "applied" in outcomes
+
+
+def replayed(folder, config):
+    """Record a simulation, send its uploads to a server, and compare everything that comes back."""
     workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
     recording = Recording(config.settings)
     list(simulate(workload, recording, config.time_model))
@@ -70,7 +105,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     for upload, _ in recording.exchanges:
         arrivals.setdefault(str(upload.client_id), upload.base_epoch)
     outcomes = set()
-    with Live(tmp_path, setup) as server:
+    with Live(folder, setup) as server:
         assert same_state(server.engine.state, recording.start)  # it has pre-trained by itself
         for upload, reply in recording.exchanges:
             epoch = server.engine.state.epoch
@@ -89,10 +124,7 @@ def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
             outcomes.add(head.outcome)
         assert not arrivals
         assert same_state(server.engine.state, recording.end)
-    assert bool(recording.end.estimator_memory.any()) == (measures == "relative")
-    assert len({reply.verdict.client for _, reply in recording.exchanges}) > 6  # of more than the six that come first
-    assert "applied" in outcomes
-    assert len(outcomes) > 1  # or the settings above say nothing about the others
+    return recording, outcomes
 
 
 def same_bits(response, layout: Layout, vector: torch.Tensor) -> bool:

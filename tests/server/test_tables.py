@@ -109,3 +109,36 @@ def test_an_upload_costs_two_queries(store, toy):
     assert len(queries) == 2
     assert Tokens(store.database).client("nobody's") is None
     assert len(queries) == 3
+
+
+def test_an_upload_costs_the_same_with_a_long_journal(tmp_path):
+    """Counted in steps of SQLite's virtual machine: a statement that reads all entries of a client needs more."""
+    steps = 0
+
+    def step():
+        nonlocal steps
+        steps += 1
+
+    with Store.open(f"sqlite:///{tmp_path}/store.db", tmp_path / "blobs") as store:
+        toy = Toy(store)
+        sa.event.listen(
+            store.database.engine,
+            "before_cursor_execute",
+            lambda connection, cursor, *_: cursor.connection.set_progress_handler(step, 1),
+        )
+
+        def upload() -> int:
+            """Look a client up and commit its upload; return the number of steps."""
+            nonlocal steps
+            toy.join("car-7")
+            steps = 0
+            store.client("car-7", epoch=toy.state.epoch, key="a new key")
+            toy.upload("car-7")
+            return steps
+
+        upload()
+        short = upload()
+        for _ in range(300):
+            toy.upload("car-7")
+        assert short > 100  # they are counted
+        assert upload() < 1.5 * short

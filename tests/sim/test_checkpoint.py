@@ -352,7 +352,7 @@ def test_a_checkpoint_holds_what_clients_share_once(tmp_path):
     simulation = Simulation(workload, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(workload, width=64))
     next(iter(simulation.events()))
     stepped = SimulationGroup([simulation])
-    for _ in zip(range(3), stepped.events(), strict=False):
+    for _ in zip(range(4), stepped.events(), strict=False):
         pass
     checkpoint.save(tmp_path, stepped.bookmarks[0], workload.start)
     models = (tmp_path / checkpoint.FILE).stat().st_size / workload.model_bytes

@@ -28,6 +28,7 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    Validation,
     exit_on,
     note,
     open_folder,
@@ -51,11 +52,12 @@ def compare(
     out: Out = None,
     preset: PresetName = "default",
     time_model: TimeModelName = None,
-    policy: PolicyName = "always",
+    policy: PolicyName = None,
     precision: PrecisionName = "auto",
     num_clients: NumClients = None,
     num_uploads: NumUploads = None,
     setting: SetOption = None,
+    validation: Validation = False,
     resume: Resume = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -76,6 +78,7 @@ def compare(
                 precision=cast("Precision", precision),
                 num_uploads=num_uploads,
                 num_clients=num_clients,
+                validation=validation,
                 **parse_settings(setting or []),
             )
             for seed in range(seeds)

@@ -22,7 +22,9 @@ def flag(name: str, words: str) -> Any:
     return typer.Option(name, help=words, metavar="")
 
 
-ScenarioName = Annotated[str, typer.Argument(help="A name from `cdfl scenarios`, or your own .toml or .py file.")]
+ScenarioName = Annotated[
+    str, typer.Argument(metavar="PROBLEM", help="A name from `cdfl scenarios`, or your own .toml or .py file.")
+]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; default: a new folder in runs/.")]
 PresetName = Annotated[
@@ -32,13 +34,16 @@ TimeModelName = Annotated[
     str | None,
     typer.Option(help=f"When clients are online: {', '.join(TIME_MODELS)}, or a trace file; default: the preset's."),
 ]
-PolicyName = Annotated[str, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}.")]
+PolicyName = Annotated[
+    str | None, typer.Option(help=f"When a client uploads: {', '.join(POLICIES)}; default: the problem's, or always.")
+]
 PrecisionName = Annotated[
     str, typer.Option(help="auto, float32, tf32 (GPU only) or bfloat16. The last two are faster and less exact.")
 ]
 NumClients = Annotated[int | None, typer.Option(help="Number of clients; default: the scenario's.")]
 NumUploads = Annotated[int | None, typer.Option(help="Number of uploads; default: the scenario's.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="A setting, as name=value; repeatable.")]
+Validation = Annotated[bool, flag("--validation", "Score on samples that no table is scored on, to make choices with.")]
 Resume = Annotated[bool, flag("--resume", "Continue the interrupted run in --out.")]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="CDFL_DATA", help="Folder with the datasets; default: ~/.cache/cdfl.")

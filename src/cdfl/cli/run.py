@@ -24,6 +24,7 @@ from cdfl.cli.options import (
     ScenarioName,
     SetOption,
     TimeModelName,
+    Validation,
     exit_on,
     note,
     open_folder,
@@ -45,11 +46,12 @@ def run(
     out: Out = None,
     preset: PresetName = "default",
     time_model: TimeModelName = None,
-    policy: PolicyName = "always",
+    policy: PolicyName = None,
     precision: PrecisionName = "auto",
     num_clients: NumClients = None,
     num_uploads: NumUploads = None,
     setting: SetOption = None,
+    validation: Validation = False,
     resume: Resume = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -67,6 +69,7 @@ def run(
             precision=cast("Precision", precision),
             num_uploads=num_uploads,
             num_clients=num_clients,
+            validation=validation,
             **parse_settings(setting or []),
         )
         folder = open_folder(out, f"{config.scenario.name}-{algorithm}-{seed}", config.to_json(), resume=resume)
@@ -88,7 +91,7 @@ def run(
     console.print(_table(opened[0], starts[0], ends[0]))
     if ends[0].shortfall:
         console.print(ends[0].shortfall, highlight=False, soft_wrap=True)
-    console.print(f"results in {folder.path}/: config.json, versions.json, events.jsonl", highlight=False, markup=False)
+    console.print(f"results in {folder.path}/: config, versions, events, models", highlight=False, markup=False)
 
 
 def _table(opened: Started, start: Clusters, end: Finished) -> Table:

@@ -64,8 +64,8 @@ def separation(sample_losses: Sequence[Tensor]) -> Separation:
     """Compare models by their losses on every sample of each set: K tensors (K models, n samples).
 
     >>> same = torch.tensor([[1.0, 2.0, 3.0], [1.1, 2.0, 2.9]])
-    >>> separation([same, same]).sentences(["a", "b"])[0][:53]
-    "these clusters cannot be told apart: 'a' and 'b'; for"
+    >>> separation([same, same]).sentences(["a", "b"])[0][:48]
+    "these clusters cannot be told apart: 'a' and 'b'"
     """
     losses, leads = [], []
     for place, own in enumerate(each.double().cpu() for each in sample_losses):

@@ -141,7 +141,7 @@ class Quantiles:
     """Divide rows into `count` clusters of about equal size by the values of a column; for `Table(by=...)`.
 
     >>> Quantiles("age", 2)({"age": np.array([30, 60, 50, 20])}).tolist()
-    ['age: part 1 of 2', 'age: part 2 of 2', 'age: part 2 of 2', 'age: part 1 of 2']
+    ['age 1/2', 'age 2/2', 'age 2/2', 'age 1/2']
     """
 
     column: str
@@ -155,7 +155,7 @@ class Quantiles:
         values = columns[self.column]
         bars = np.quantile(values, np.arange(1, self.count) / self.count)
         parts = np.searchsorted(bars, values, side="right")
-        return np.array([f"{self.column}: part {part + 1} of {self.count}" for part in parts])
+        return np.array([f"{self.column} {part + 1}/{self.count}" for part in parts])
 
 
 def columns_of(table: Any) -> Columns:

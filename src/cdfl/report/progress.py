@@ -199,11 +199,15 @@ def in_notebook() -> bool:
 def shown(screen: Display, notes: Callable[[str], object]) -> Iterator[Callable[[Event], None]]:
     """Show progress, and pass notes on the data to a function, each once; yield a function that takes events."""
     told: set[str] = set()
+    is_checked = False
     with screen:
 
         def show(event: Event) -> None:
+            nonlocal is_checked
             lines = event.notes.splitlines() if isinstance(event, Started) else []
-            for line in event.warnings if isinstance(event, Separated) else lines:
+            if isinstance(event, Separated) and not is_checked:  # other seeds say the same with other numbers
+                lines, is_checked = event.warnings, True
+            for line in lines:
                 if line not in told:
                     told.add(line)
                     notes(line)

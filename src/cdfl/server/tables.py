@@ -90,15 +90,16 @@ tokens = Table(
 forgets = Table("forgets", TABLES, Column("client_id", Text, primary_key=True), Column("asked", Double, nullable=False))
 
 
-def _partial_index(name: str, column: Column[Any], is_set: Column[Any]) -> None:
-    Index(name, column, sqlite_where=is_set.is_not(None), postgresql_where=is_set.is_not(None))
+def _partial_index(name: str, column: Column[Any], is_set: Column[Any], covering: tuple[Column[Any], ...] = ()) -> None:
+    Index(name, column, *covering, sqlite_where=is_set.is_not(None), postgresql_where=is_set.is_not(None))
 
 
 Index("journal_key", journal.c.client_id, journal.c.key, unique=True)
 Index("journal_client", journal.c.client_id, journal.c.epoch)
 _partial_index("journal_upload", journal.c.epoch, journal.c.upload)
 _partial_index("journal_base", journal.c.epoch, journal.c.base)
-_partial_index("journal_reply", journal.c.client_id, journal.c.reply)
+# All columns that `_supersede` reads, or SQLite may prefer `journal_client` and read every entry of a client.
+_partial_index("journal_reply", journal.c.client_id, journal.c.reply, covering=(journal.c.epoch, journal.c.reply))
 _partial_index("sent_models_epoch", sent_models.c.epoch, sent_models.c.model)
 _partial_index("sent_models_model", sent_models.c.model, sent_models.c.model)
 
@@ -217,9 +218,9 @@ def _supersede(connection: sa.Connection, client_ids: Sequence[str]) -> list[Sen
         sent_models.c.client_id, sent_models.c.epoch, sent_models.c.model, no, sa.case((shared, yes), else_=no)
     )
     superseded = [SentModel(*row) for row in connection.execute(found.union_all(found_sent.where(sent)))]
-    if any(model.is_reply for model in superseded):
-        connection.execute(sa.update(journal).where(replies).values(reply=None))
-    if not all(model.is_reply for model in superseded):
+    if answered := [model.epoch for model in superseded if model.is_reply]:
+        connection.execute(sa.update(journal).where(journal.c.epoch.in_(answered)).values(reply=None))
+    if len(answered) < len(superseded):
         connection.execute(sa.update(sent_models).where(sent).values(model=None))
     return superseded
 
@@ -355,9 +356,14 @@ def client(
     connection: sa.Connection, client_id: str, epoch: int | None = None, key: str | None = None
 ) -> ClientRecord | None:
     """Return what is known of a client, and whether it was sent `epoch` and has used `key`: one statement."""
-    newer = journal.alias()
+    newer, own = journal.alias(), journal.c.client_id == client_id
     newest = select(func.max(newer.c.epoch)).where(newer.c.client_id == client_id).scalar_subquery()
-    wanted = sa.or_(journal.c.epoch == newest, journal.c.epoch == epoch, journal.c.key == key)
+    conditions = [journal.c.epoch == newest]
+    if epoch is not None:
+        conditions.append(journal.c.epoch == epoch)
+    if key is not None:
+        conditions.append(journal.c.key == key)
+    wanted = sa.or_(*(sa.and_(own, condition) for condition in conditions))  # one search of an index for each
     rows = connection.execute(
         select(
             clients.c.since, clients.c.uploads, sent_models.c.epoch.label("sent_epoch"), sent_models.c.model, journal
@@ -365,7 +371,7 @@ def client(
         .select_from(
             clients.outerjoin(
                 sent_models, sa.and_(sent_models.c.client_id == client_id, sent_models.c.epoch == epoch)
-            ).outerjoin(journal, sa.and_(journal.c.client_id == client_id, wanted))
+            ).outerjoin(journal, wanted)
         )
         .where(clients.c.client_id == client_id)
         .order_by(journal.c.epoch)

@@ -27,7 +27,7 @@ from cdfl.core import (
     reply_weights,
     take_step,
 )
-from cdfl.sim.cuda_stack import Eager, GraphStack, ProxyLosses, capture
+from cdfl.sim.cuda_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import DataSet
 
 
@@ -106,7 +106,7 @@ class _ServerGraph:
         self.measures = torch.zeros(3, len(models), dtype=torch.float64, device=models.device)
         self.mixture, self.rates = self.measures[0].clone(), self.measures[0].clone()  # (K,)
         pool = torch.cuda.graph_pool_handle() if models.is_cuda else None
-        self.graph = Eager(self.step) if pool is None else capture(self.step, pool)
+        self.graph = capture(self.step, pool)
 
     def load(self, state: ServerState) -> None:
         """Copy a state in."""

@@ -4,6 +4,7 @@ A graph has fixed shapes and addresses, so there is one for each of a few stack 
 that are allocated once. Rows above the clients still in training are computed and discarded.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,8 @@ from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
 from cdfl.sim.stack import Rows, Stack, sizes_of
 from cdfl.sim.stacked_network import learned_pieces
+
+logger = logging.getLogger("cdfl.sim")
 
 # Small stacks are common, so each height up to 16 has its graph; in higher stacks a few extra rows cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
@@ -120,7 +123,7 @@ class GraphBuffers:
                 continue
             step = partial(self.stack.step_where_active, self.rows, height)
             self.rows.limits.zero_()
-            self.graphs[height] = Eager(step) if self._pool is None else capture(step, self._pool)
+            self.graphs[height] = capture(step, self._pool)
 
 
 def _with_headroom(size: int) -> int:
@@ -149,7 +152,25 @@ class ProxyLosses:
         return stacked_cross_entropy(self.stack.network.predict(models, self.inputs, wanted), self.targets)
 
 
-def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def capture(work: Callable[[], None], pool: Any) -> "torch.cuda.CUDAGraph | Eager":
+    """Capture work in a graph. Work that cannot be captured, e.g. because it waits for the device, runs as it is.
+
+    `pool` is None where there is no GPU.
+    """
+    if pool is None:
+        return Eager(work)
+    try:
+        return _captured(work, pool)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        reason = str(error).partition("\n")[0]
+        logger.warning("this network cannot be captured in a CUDA graph (%s); it runs without one, slower", reason)
+        return Eager(work)
+
+
+def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """Run `work` twice, and capture the third run in a graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -164,7 +185,7 @@ def capture(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class Eager:
-    """Stands in for a graph where there is no GPU."""
+    """Stands in for a graph where there is no GPU, or where the work cannot be captured."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.work = work

@@ -15,6 +15,7 @@ from cdfl.core import Layout, Loss, TrainingSettings, flatten
 from cdfl.core.losses import row_losses
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
+from cdfl.sim.flops import count_calls
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
 from cdfl.sim.workload import Workload, client_workload
@@ -85,7 +86,8 @@ def make_engines(
             for settings in (training, free)
         )
         return Engines(trainer, pretrainer, trainer, scores_together=64)
-    small = batch_flops < SMALL_BATCH_FLOPS or batch_flops / max(1, workload.flops.calls) < SMALL_CALL_FLOPS
+    calls = count_calls(workload.model, workload.examples[0])
+    small = batch_flops < SMALL_BATCH_FLOPS or batch_flops / max(1, calls) < SMALL_CALL_FLOPS
     if width is not None or (small and precision == "float32"):
         return Engines(stack(training), stack(free), workers(training))
     return Engines(workers(training), workers(free), workers(training))

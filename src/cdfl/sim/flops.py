@@ -14,7 +14,6 @@ class Flops(NamedTuple):
 
     forward: int
     training: int
-    calls: int = 0  # of torch in the forward pass, whatever the number of samples
 
 
 class _Calls(TorchDispatchMode):
@@ -36,7 +35,7 @@ def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
     not computed. The optimiser and the proximal term, once a batch, are not counted.
 
     >>> count_flops(nn.Linear(3, 2), torch.zeros(2, 3))  # 3 x 2 of each; as many for the gradient of the weights
-    Flops(forward=12, training=24, calls=2)
+    Flops(forward=12, training=24)
     """
     model = copy.deepcopy(model)
     weight = next(model.parameters())
@@ -44,10 +43,19 @@ def count_flops(model: nn.Module, inputs: Tensor) -> Flops:
     with torch.random.fork_rng(devices=gpus):  # dropout draws random numbers
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model.eval()(inputs)
-        calls = _Calls()  # type: ignore[no-untyped-call]
-        with calls, torch.no_grad():
-            model(inputs)
         with FlopCounterMode(display=False) as training, torch.enable_grad():
             model.train()(inputs).sum().backward()  # the counter ignores losses anyway
     once, both = (counter.get_total_flops() // len(inputs) for counter in (forward, training))
-    return Flops(once, both, calls.count)
+    return Flops(once, both)
+
+
+def count_calls(model: nn.Module, inputs: Tensor) -> int:
+    """Return the number of calls of torch's operators in a forward pass, whatever the number of samples.
+
+    >>> count_calls(nn.Linear(3, 2), torch.zeros(2, 3))
+    2
+    """
+    model, calls = copy.deepcopy(model).eval(), _Calls()  # type: ignore[no-untyped-call]
+    with calls, torch.no_grad():
+        model(inputs)
+    return int(calls.count)

@@ -209,6 +209,8 @@ def _run_group(
             for place, event in together.events():
                 which = numbers[place]
                 if which in writers:
+                    if isinstance(event, Finished):  # a finished run has its models, also if the others are stopped
+                        save_models(folders[which].path, group[which])
                     writers[which](event)
                 yield which, event
                 if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
@@ -217,9 +219,7 @@ def _run_group(
         except (KeyboardInterrupt, GeneratorExit):
             save()
             raise
-        for which, folder in folders.items():
-            if which in group:
-                save_models(folder.path, group[which])
+        for folder in folders.values():
             checkpoint.remove(folder.path)
 
 

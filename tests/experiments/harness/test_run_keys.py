@@ -41,7 +41,7 @@ def test_changes(changes, find, expected):
         (RunKey("fashion-mnist-5", "paper"), "there is no scenario 'fashion-mnist-5'"),
         (RunKey("fashion-mnist-4", "best"), "there is no preset 'best'"),
         (RunKey("fashion-mnist-4", "paper", "avg"), "there is no algorithm 'avg'"),
-        (RunKey("fashion-mnist-4", "paper", changes={"speed": 3}), "there is no setting 'speed'"),
+        (RunKey("fashion-mnist-4", "paper", changes={"speed": 3}), "there is no option or setting 'speed'"),
         (
             RunKey("fashion-mnist-4", "paper", changes={"drift": "sidewards"}),
             "there is no drift 'sidewards'; there are paper",
