@@ -106,6 +106,7 @@ ROWS = (
     Row("Digit recognition", "digit-recognition", "cnn", lines=FEW),
     Row("FashionMNIST (4), labels differ by cluster", "fashion-mnist-4-labels", "cnn", lines=FEW),
     Row("FashionMNIST (4), dark, bright and blurred", "fashion-mnist-4-shifts", "cnn", lines=FEW),
+    Row("Text in four languages", "handbook-4", "gru", lines=FEW),
 )
 TRIALS = 5
 
