@@ -110,6 +110,8 @@ def serve(config: RunConfig) -> tuple[float, torch.Tensor]:
 def table() -> str:
     """Return the scores of all problems."""
     results = read("kinds")
+    if results is None:
+        return "Not measured yet.\n"
     names = ["cdfl", *(name for name in ALGORITHMS if name != "cdfl")]
     rows = [f"| | metric | CDFL served | {' | '.join(names)} | seconds |", "|---" * (len(names) + 4) + "|"]
     for kind, own in results["problems"].items():

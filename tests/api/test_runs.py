@@ -100,8 +100,9 @@ class TestFolders:
         read = cdfl.load(tmp_path / "run", model=nn.Linear(2, 1))
         assert read.events == made.events == RunFolder(tmp_path / "run").events()
         assert torch.equal(flatten(read.cluster_models["up"]), flatten(made.cluster_models["up"]))
-        with pytest.raises(ValueError, match="there is no model of client 0; this run holds none"):
-            read.personal_model(0)
+        assert torch.equal(flatten(read.personal_model(0)), flatten(made.personal_model(0)))
+        with pytest.raises(ValueError, match="there is no model of client 99; there are 0, 1"):
+            read.personal_model(99)
 
     def test_a_network_that_is_not_known(self, run, tmp_path):
         run.save(tmp_path / "run")

@@ -124,3 +124,24 @@ def test_scenarios(capsys, tmp_path, monkeypatch):
     assert "fashion-mnist-4 4 80 2,000 here" in " ".join(capsys.readouterr().out.split())
     assert "fashion-mnist-4 4 80 2,000 -" in output
     assert load_scenario("digit-recognition").sources == ["mnist", "usps", "svhn", "ccpd"]
+
+
+def test_check_says_whether_the_clusters_of_a_problem_can_be_told_apart(tmp_path):
+    file = tmp_path / "rents.py"
+    text = (
+        "import cdfl, torch\n"
+        "inputs = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))\n"
+        "sides = {'up': (inputs, (inputs[:, 0] > 0).long()), 'down': (inputs, (inputs[:, 0] SIGN 0).long())}\n"
+        "problem = cdfl.Problem(model='mlp', clusters=sides, settings={'batch_size': 8, 'separate_epochs': 10})\n"
+    )
+    file.write_text(text.replace("SIGN", "<"))
+    code, output = call("check", file)
+    assert code == 0, output
+    assert output.startswith("2 clusters, inputs 2, 2 outputs")
+    assert "loss on the proxy set of" in output
+    assert output.endswith("the clusters can be told apart")
+    same = tmp_path / "same_rents.py"
+    same.write_text(text.replace("SIGN", ">"))
+    code, output = call("check", same)
+    assert code == 1
+    assert "these clusters cannot be told apart: 'up' and 'down'" in output

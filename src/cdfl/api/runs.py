@@ -60,6 +60,11 @@ class RunModels:
         workload = simulation.workload
         return cls(workload.layout, about_models(simulation), list(clusters), kept, workload.model)
 
+    def save_personal(self, folder: Path) -> None:
+        """Write the personal models to a run's folder."""
+        if self.personal:
+            save_file({str(number): model for number, model in self.personal.items()}, folder / MODELS / CLIENTS)
+
     def module(self, vector: Tensor) -> nn.Module:
         """Return a network that holds a model."""
         if self.network is None:
@@ -169,8 +174,7 @@ class Run:
         if self._models is not None:
             held = self._models
             write_clusters(made.path / MODELS, held.clusters, held.layout, held.about)
-            if held.personal:
-                save_file({str(number): model for number, model in held.personal.items()}, made.path / MODELS / CLIENTS)
+            held.save_personal(made.path)
         return made.path
 
     def __repr__(self) -> str:
@@ -277,6 +281,8 @@ def run(
     )
     folder = None if out is None else RunFolder.create(Path(out), config.to_json())
     (made,) = simulate([config], progress, [folder] if folder else None, data_dir, on_event, personal=True)
+    if folder and made._models:
+        made._models.save_personal(folder.path)
     return made
 
 

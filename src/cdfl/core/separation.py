@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 MOST_NAMED = 3  # pairs in a sentence
+FAR = 0.05  # a lower loss by less than this share is no sign of an easier cluster
 SURE = 2.0  # standard errors by which a cluster's own model must be better on its proxy set
 
 
@@ -49,12 +50,17 @@ class Separation:
         return [(one, other) for one, other in pairs if max(self.leads[one, other], self.leads[other, one]) < SURE]
 
     def mistaken(self, *, relative: bool = False) -> list[tuple[int, int]]:
-        """Return the clusters whose model has its lowest loss on the proxy set of another, and that other.
+        """Return the clusters whose model has a clearly lower loss on the proxy set of another, and that other.
 
         An upload of such a cluster looks as if its data were of the other.
         """
         losses = self.losses / self.losses.mean(dim=0) if relative else self.losses
-        return [(cluster, int(row.argmin())) for cluster, row in enumerate(losses) if int(row.argmin()) != cluster]
+        own = losses.diagonal()
+        return [
+            (cluster, int(row.argmin()))
+            for cluster, row in enumerate(losses)
+            if own[cluster] - row.min() > FAR * own[cluster].abs()
+        ]
 
     def _loss(self, model: int, place: int) -> str:
         return f"{float(self.losses[model, place]):.3g}"
