@@ -11,9 +11,12 @@ from pathlib import Path
 from benchmarks import digits, draw, kinds, load_table, peers_table, poison_table, sequences, speed_table
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
+from experiments import following
+from experiments.harness import Results
 
 TABLES: dict[str, Callable[[], str]] = {
     "digits-4": digits.table,
+    "served": lambda: following.lead(Results(ROOT / "experiments" / "results")),
     "draw": draw.table,
     "kinds": kinds.table,
     "sequences": sequences.table,
