@@ -24,7 +24,7 @@ problem = cdfl.Problem(
     model=make_model,
     clusters=Datasets((of_server(False), of_server(True))),
     sizes=cdfl.Sizes(pretraining=40, proxy=40),
-    settings=cdfl.Settings(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5),
+    settings=cdfl.Settings(batch_size=8, learning_rate=0.01, shared_epochs=1, separate_epochs=5, reply="model"),
 )
 """
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -38,7 +38,7 @@ def tiny_problem(**changes: Any) -> Problem:
         "loss": cross_entropy,
         "clusters": of_server(sets[1], sets[0]),
         "sizes": Sizes(pretraining=20, proxy=20),
-        "settings": Settings(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03),
+        "settings": Settings(shared_epochs=2, separate_epochs=20, batch_size=8, learning_rate=0.03, reply="model"),
     }
     return Problem(**(parts | changes))
 

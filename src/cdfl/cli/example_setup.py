@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import cdfl
 from cdfl.data import Seasons
-from cdfl.policy import AtFirst, LossRises
+from cdfl.policy import AtFirst, Either, LossRises, MixtureMoves
 
 
 def clusters() -> dict[str, tuple[Tensor, Tensor]]:
@@ -40,13 +40,17 @@ problem = cdfl.Scenario(
     loss=cross_entropy,  # any function of (outputs, targets) that returns one number
     metrics=["accuracy"],  # how runs are scored: names, or cdfl.Metric
     clusters=clusters,
-    # The images are few and small, so clients and pre-training make many passes over them.
-    settings=cdfl.Settings(batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20),
+    # The images are few and small, so clients and pre-training make many passes over them. Replies carry the models of
+    # all clusters, and a router that says which to trust on which input; reply="model" sends one model, as in the paper.
+    settings=cdfl.Settings(
+        reply="experts", batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20
+    ),
     # Of each cluster, the server has 300 samples to pre-train with and 200 to recognise uploads by. A simulated client
     # gets 100 fresh ones at each turn.
     sizes=cdfl.Sizes(pretraining=300, proxy=200, low=100, high=100, test=50),
     drift=Seasons(low=1.0, high=1.0, length=10),  # simulated clients see one rotation, and the next one after ten turns
-    policy=AtFirst(LossRises(factor=1.5)),  # upload at the first turn, then if the loss on fresh data rises by half
+    # Upload at the first turn, then if the loss on fresh data rises by half, or if they come from other clusters.
+    policy=AtFirst(Either(LossRises(factor=1.5), MixtureMoves(0.3))),
     num_clients=8,  # simulated
     num_uploads=48,
 )
