@@ -55,7 +55,9 @@ class ToyServer:
         try:
             return self.answer(request)
         except wire.WireError as error:
-            headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+            headers = {wire.VERSION: "1"}
+            if error.retry_after is not None:
+                headers["Retry-After"] = str(error.retry_after)
             return httpx.Response(error.status, headers=headers, text=json.dumps({"detail": error.detail}))
 
     def answer(self, request: httpx.Request) -> httpx.Response:

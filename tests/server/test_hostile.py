@@ -356,8 +356,8 @@ class TestConnections:
         )
         with Live(tmp_path, large, limits=Limits(stall_seconds=0.5)) as server, Raw(server) as deaf:
             deaf.socket.sendall(b"GET /v1/model HTTP/1.1\r\nHost: x\r\nCDFL-Client: deaf\r\n\r\n")
-            wait_for(lambda: [each for each in server.server.connections._open if each.stalled_since is not None])
-            wait_for(lambda: not [each for each in server.server.connections._open if each.stalled_since is not None])
+            wait_for(lambda: server.server.connections.replies.bytes)
+            wait_for(lambda: not server.server.connections.replies.bytes)
             assert server.model("other").status_code == 200
 
     @pytest.mark.parametrize(

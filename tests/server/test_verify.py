@@ -12,7 +12,7 @@ from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.tables import journal, snapshots
 from cdfl.server.verify import verify
-from cdfl.wire import encode_model
+from cdfl.wire import body_parts, encode_model
 
 from .toy import LAYOUT, SETTINGS, Toy, first_state, keep, same_state, some_entry, stored_blobs
 
@@ -41,7 +41,7 @@ def lively(store, settings=PICKY) -> Toy:
 
     while toy.state.epoch < 30:
         upload(f"car-{place % 7}", base_epoch=max(0, toy.state.epoch - 2))
-        if place % 6 == 5 and toy.state.epoch < 30:
+        if place % 3 == 2 and toy.state.epoch < 30:
             toy.upload("late", base_epoch=max(0, toy.state.epoch - 9))
             upload("bad", away=9.0)
         place += 1
@@ -61,12 +61,12 @@ def test_each_entry_leads_from_one_state_to_the_next(store, settings):
     toy = Toy(store, settings=settings)
     recorded = anew = toy.state
     outcomes = set()
-    for turn in range(40):
+    for turn in range(60):
         base_epoch = max(0, toy.state.epoch - (9 if turn % 5 == 4 else 0))
-        away = 9.0 if turn % 7 == 6 else 0.0
+        away = 9.0 if turn % 3 == 2 else 0.0
         name = "bad" if away else f"car-{turn % 6}"
         state, entry, reply = toy.take(toy.state, name, f"key-{turn}", base_epoch, away=away)
-        store.commit([(entry, b"")])
+        store.commit([(entry, body_parts(reply.personal_model, LAYOUT))])
         toy.state = state
         lean = entry if entry.outcome == "applied" else replace(entry, upload=None, base=None)
         recorded, repeated = store.replay(recorded, lean, settings, LAYOUT)
@@ -187,7 +187,7 @@ def change(store, epoch, **changes):
     [
         ("mixture", (0.1, 0.2, 0.7), 7, "entry 7: mixture was (0.1, 0.2, 0.7), a replay gives ("),
         ("rates", (0.0, 0.0, 0.1), 7, "entry 7: rates was (0.0, 0.0, 0.1), a replay gives ("),
-        ("losses", (9.0, 9.0, 8.0), 7, "entry 7: losses was"),
+        ("losses", (9.0, 9.0, 8.0), 7, "entry 7: mixture was"),
         ("loss_gaps", (9.0, 9.0, 8.0), 7, "entry 7: loss_gaps was"),
         ("staleness", 5, 7, "entry 7: staleness was 5, a replay gives "),
         (

@@ -14,12 +14,13 @@ mean of that. An upload of a blamed client is rejected if it does harm again.
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
 
-*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients with
-fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each of these must improve the proxy losses
-by itself: names that are new for every upload have no past to be judged by.
+*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients
+with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each of these must improve the proxy
+losses by itself: names that are new for every upload have no past to be judged by.
 
 "Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
-others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to 12; `benchmarks/poison.py` shows others.
+others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to
+12; `benchmarks/poison.py` shows others.
 """
 
 import math

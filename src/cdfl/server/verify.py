@@ -70,10 +70,14 @@ class _Replayer:
         )  # before the replay, because a running server deletes old snapshots
         state = self._load(self.snapshots[result.first])
         settings, reached = self.snapshots[result.first].settings, result.first
+        before = settings  # in force until the last snapshot
         for entry in self._entries():
             if state is not None:
+                if entry.epoch == reached and before != settings and self._was_decided_by(before, state, entry):
+                    continue  # it moved nothing, just before the snapshot of its epoch was taken with other settings
                 state = self._step(state, entry, settings)
             if entry.epoch > reached and (snapshot := self.snapshots.get(entry.epoch)):
+                before = settings
                 state, settings = self._compare(state, snapshot), snapshot.settings
             reached = entry.epoch
             progress(entry.epoch - result.first, result.last - result.first)
@@ -85,6 +89,15 @@ class _Replayer:
             if entry.epoch > self.result.last:  # a running server adds entries meanwhile
                 return
             yield entry
+
+    def _was_decided_by(self, settings: Settings, state: ServerState, entry: Entry) -> bool:
+        """Return whether these settings lead to the recorded decision; findings are kept only if so."""
+        entries, findings = self.result.entries, list(self.result.findings)
+        after = self._step(state, entry, settings)
+        if after is not None and self.result.findings == findings:
+            return True
+        self.result.entries, self.result.findings = entries, findings
+        return False
 
     def _step(self, state: ServerState, entry: Entry, settings: Settings) -> ServerState | None:
         """Return the state after an entry; None if it cannot be replayed."""
