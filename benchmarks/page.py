@@ -160,7 +160,7 @@ def table() -> str:
     lines = [
         f"{found['clients']:,} clients, {found['uploads']:,} events loaded in {found['loaded_s']:.1f} s, then {RATE} a "
         f"second; {found['nodes']:,} nodes in the document, {found['heap_mb']} MB; headless Chromium without a GPU on "
-        f"{on['cpu']}, {on['cores']} cores:\n",
+        f"{on['cpu']}, {on['cores']} cores, load {found['load']:.1f} when it ended:\n",
         "| while | frames | half below | 99 % below | longest | above 100 ms |",
         "|---|---|---|---|---|---|",
     ]

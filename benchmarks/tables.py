@@ -18,7 +18,6 @@ from benchmarks import (
     poison_table,
     sequences,
     speed_table,
-    watchers,
 )
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
@@ -37,7 +36,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "load, fleet": load_table.fleet,
     "load, paper": load_table.paper,
     "load, exchanges": load_table.exchanges,
-    "watchers": watchers.table,
     "page": page.table,
     "crash": crash_table.table,
     "poison": partial(poison_table.attack_table, "digits-4"),
