@@ -72,7 +72,7 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
     """Two starts, and what can be tried in between: each takes seconds."""
     store = tmp_path / "store"
     with serving(setup, store, "--open") as (url, said):
-        model = httpx.get(f"{url}/v1/model", headers=NAME)
+        model = httpx.get(f"{url}/v1/model", headers=NAME | {wire.REPLY: "model"})
         assert model.headers[wire.EPOCH] == "0"
         upload = {wire.BASE_EPOCH: "0", wire.KEY: "one", "Content-Type": wire.CONTENT_TYPE}
         reply = httpx.post(f"{url}/v1/updates", headers=NAME | upload, content=model.content)
@@ -85,6 +85,7 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
     assert "stopped at epoch 1" in said[-1]
     assert said[0].startswith("listening on http://127.0.0.1:")
     assert said[1] == "pre-training, shared model\n"  # no terminal: a line, not a bar
+    assert "training the router\n" in said
 
     cert, key = make_certificate(tmp_path)
     code, output = call("token", "create", "car-7", "--store", store)

@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with Live(folder, Task.of(problem()), retention=KEEP_ALL) as live:
+    with Live(folder, Task.of(problem()), retention=KEEP_ALL, accept_all=True) as live:
         yield live
 
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 ENDLESS = "/v1/events"  # tested elsewhere: a stream has no end to wait for
 ROUTES = [
     ("GET", "/v1/model"),
+    ("GET", "/v1/router"),
     ("POST", "/v1/updates"),
     ("GET", "/v1/status"),
     ("GET", "/v1/clients/me"),
@@ -93,4 +94,5 @@ def test_it_describes_every_route(live):
         wire.STALENESS,
         wire.OUTCOME,
         wire.DETAIL,
+        wire.REPLY,
     }

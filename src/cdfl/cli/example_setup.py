@@ -41,7 +41,7 @@ problem = cdfl.Scenario(
     metrics=["accuracy"],  # how runs are scored: names, or cdfl.Metric
     clusters=clusters,
     # The images are few and small, so clients and pre-training make many passes over them. Replies carry the models of
-    # all clusters, and a router that says which to trust on which input; reply="model" sends one model, as in the paper.
+    # all clusters, and a router says which to trust on which input; reply="model" sends one model, as in the paper.
     settings=cdfl.Settings(
         reply="experts", batch_size=16, learning_rate=0.003, local_epochs=20, shared_epochs=2, separate_epochs=20
     ),

@@ -207,8 +207,11 @@ class Connection:
 
     def _longest(self, response: httpx.Response) -> int:
         """Return the bytes of the longest body that an answer may have: one model, K experts, or a router."""
-        num_clusters = min(MOST_CLUSTERS, str(response.headers.get(wire.MIXTURE, "")).count(",") + 1)
-        return max(self._limit, num_clusters * self._limit, ROUTER_ROOM)
+        if response.request.url.path == "/v1/router":
+            return ROUTER_ROOM
+        is_experts = str(response.headers.get(wire.REPLY, "")).startswith("experts")
+        num_experts = str(response.headers.get(wire.MIXTURE, "")).count(",") + 1 if is_experts else 1
+        return min(MOST_CLUSTERS, num_experts) * self._limit
 
     def _error(self, response: httpx.Response, body: bytes) -> Exception:
         status, retry_after = response.status_code, _seconds(response.headers.get("Retry-After"))

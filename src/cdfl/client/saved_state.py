@@ -50,14 +50,14 @@ class SavedState:
     epoch: int = 0  # of the last reply: the base epoch of the next upload
     mixture: tuple[float, ...] = ()
     personal_model: Blob | None = None  # the last reply: a model or experts; None: never joined
-    experts: ExpertType | None = None  # how the experts in it are rounded; None: it is one model
-    router: Blob | None = None
-    own_mixture: tuple[float, ...] = ()  # the client's own estimate; () if it never made one
-    uploaded_mixture: tuple[float, ...] = ()  # the same, at its last upload
     pending: PendingUpload | None = None
     uploads: int = 0  # models made for upload, including those that never arrived
     policy: str = ""  # the policy that `memory` belongs to
     memory: Memory = ()
+    experts: ExpertType | None = None  # how the experts in the last reply are rounded; None: it is one model
+    router: Blob | None = None
+    own_mixture: tuple[float, ...] = ()  # the client's own estimate; () if it never made one
+    uploaded_mixture: tuple[float, ...] = ()  # the same, at its last upload
 
     @property
     def blobs(self) -> list[Blob]:

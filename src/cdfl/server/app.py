@@ -229,7 +229,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     @app.get(
         "/v1/router",
         response_class=Response,
-        responses=ROUTER_PAGE | refusals(400, 401, 403, 404, 422, 429, 503),
+        responses=ROUTER_PAGE | refusals(400, 401, 403, 404, 429, 503),
     )
     async def router(request: Request, client: Client) -> Response:
         """Send the router, which tells from which cluster an input comes; where replies are experts."""
