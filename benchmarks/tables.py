@@ -21,9 +21,12 @@ from benchmarks import (
 )
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
+from experiments import following
+from experiments.harness import Results
 
 TABLES: dict[str, Callable[[], str]] = {
     "digits-4": digits.table,
+    "served": lambda: following.lead(Results(ROOT / "experiments" / "results")),
     "draw": draw.table,
     "kinds": kinds.table,
     "sequences": sequences.table,

@@ -50,8 +50,15 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn-2m": ("fashion-mnist-4", {"num_uploads": 1000, "model": "cnn-2m"}),
     "cnn-108k": ("fashion-mnist-4", {"num_uploads": 1000, "model": "cnn-108k"}),
     "cnn-15k": ("fashion-mnist-4", {"num_uploads": 1000, "model": "cnn-15k"}),
+    "gru": ("handbook-4", {}),
 }
-LARGE = ("cnn-2m", "cnn-108k", "cnn-15k")  # as large as four experts together: for the rival with one large model
+# Networks that only some algorithms are tuned for; one large model is as large as four experts together
+ONLY = {
+    "cnn-2m": ("fedbuff",),
+    "cnn-108k": ("fedbuff",),
+    "cnn-15k": ("fedbuff",),
+    "gru": ("cdfl", "fedsoft", "ifca", "fedbuff"),
+}
 # What each algorithm is tuned for: the score of what a client predicts with.
 SERVED: dict[str, tuple[str, ...]] = {
     "cdfl": ("served",),
@@ -76,7 +83,7 @@ def run_keys(trials: int) -> list[RunKey]:
         RunKey(scenario, "default", algorithm, SEED, changes_of(algorithm, {**where, "validation": True, **own}))
         for network, (scenario, where) in NETWORKS.items()
         for algorithm, tried in TRIALS.items()
-        if network not in LARGE or algorithm == "fedbuff"
+        if algorithm in ONLY.get(network, TRIALS)
         for own in tried
     ]
 

@@ -1,31 +1,32 @@
 """Networks of other sizes than the paper's CNN, for pictures of 28x28 and 32x32."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
 Shape = tuple[int, int, int]
 
 
-def _lean(width: int) -> Callable[[Shape, int], nn.Module]:
-    """Return a maker of the paper's CNN with fewer channels and without a hidden layer."""
+@dataclass(frozen=True)
+class _Lean:
+    """Makes the paper's CNN with fewer channels and without a hidden layer."""
 
-    def make(input_shape: Shape, num_classes: int) -> nn.Module:
+    width: int
+
+    def __call__(self, input_shape: Shape, num_classes: int) -> nn.Module:
         channels, height, across = input_shape
         pooled = [((side - 4) // 2 - 4) // 2 for side in (height, across)]
         return nn.Sequential(
-            nn.Conv2d(channels, width, 5),
+            nn.Conv2d(channels, self.width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 5),
+            nn.Conv2d(self.width, 2 * self.width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(2 * width * pooled[0] * pooled[1], num_classes),
+            nn.Linear(2 * self.width * pooled[0] * pooled[1], num_classes),
         )
-
-    make.__qualname__ = f"lean_{width}"  # the name that a run stores
-    return make
 
 
 def _double(input_shape: Shape, num_classes: int) -> nn.Module:
@@ -48,9 +49,9 @@ def _double(input_shape: Shape, num_classes: int) -> nn.Module:
 
 # Named by their parameters on 28x28 pictures of ten classes.
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "cnn-4k": _lean(6),
-    "cnn-15k": _lean(14),
-    "cnn-27k": _lean(20),
-    "cnn-108k": _lean(43),
+    "cnn-4k": _Lean(6),
+    "cnn-15k": _Lean(14),
+    "cnn-27k": _Lean(20),
+    "cnn-108k": _Lean(43),
     "cnn-2m": _double,
 }

@@ -207,7 +207,8 @@ def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         used = settings.leaves()
     else:
         used = {**vars(settings.rates), **training, "guard": settings.guard}
-    return {name: value for name, value in config.items() if name != "settings"} | used
+    scenario = {name: value for name, value in config["scenario"].items() if value is not None}  # fields come later
+    return {name: value for name, value in config.items() if name != "settings"} | used | {"scenario": scenario}
 
 
 def _run_key(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> RunKey:

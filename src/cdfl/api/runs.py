@@ -253,7 +253,7 @@ def run(
         seed: Of data, weights and order. On a CPU, the same seed gives the same result.
         num_clients: How many clients there are. Default: the problem's, or ten a cluster.
         num_uploads: How many uploads they make together. Default: the problem's, or 15 a client.
-        preset: Named settings: "default", "paper" or "paper-reading".
+        preset: Named settings: "default", "experts", "paper" or "paper-reading".
         time_model: When clients are active: a name, a trace file, or an object with `ticks`.
         policy: When a client uploads: a name, or an object with `decide`. Default: the problem's, or always.
         device: "auto", "cpu", "cuda" or "cuda:1".

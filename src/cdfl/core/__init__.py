@@ -21,6 +21,7 @@ from cdfl.core.replay import Replay
 from cdfl.core.server import NEWCOMER, base_model_of, decide, is_too_stale, join, server_update
 from cdfl.core.settings import (
     DEFAULT,
+    EXPERTS,
     EstimateSettings,
     PretrainingSettings,
     RateSettings,
@@ -44,6 +45,7 @@ from cdfl.core.update import personalize, reply_weights, staleness_factor, updat
 
 __all__ = [
     "DEFAULT",
+    "EXPERTS",
     "GIVEN",
     "NEWCOMER",
     "NO_DEFENCE",

@@ -351,3 +351,5 @@ def _is_count(value: object, least: int) -> bool:
 
 
 DEFAULT = Settings()
+# The best of six trials on validation samples, with three networks of four (`experiments/tuning.py`).
+EXPERTS = Settings(reply="experts", base_rate=0.3, shared_step=0.25, weight_decay=0.0)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdfl.checks import did_you_mean
-from cdfl.core import Settings, paper, reading
+from cdfl.core import EXPERTS, Settings, paper, reading
 from cdfl.scenarios import Scenario
 from cdfl.sim.time_models import FewActive, TimeModel, Uniform
 
@@ -23,6 +23,12 @@ def _ours(scenario: Scenario) -> Settings:
     return scenario.all_settings
 
 
+def _experts(scenario: Scenario) -> Settings:
+    if isinstance(scenario.settings, Settings):
+        return scenario.settings.replace(reply="experts")
+    return EXPERTS.replace(**dict(scenario.settings))
+
+
 def _printed(row: Callable[[str], Settings]) -> Callable[[Scenario], Settings]:
     def of(scenario: Scenario) -> Settings:
         if scenario.paper_row is None:
@@ -35,7 +41,8 @@ def _printed(row: Callable[[str], Settings]) -> Callable[[Scenario], Settings]:
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("default", "ours", _ours, Uniform()),
+        Preset("default", "ours; replies are one model", _ours, Uniform()),
+        Preset("experts", "replies are all clusters, served behind a router", _experts, Uniform()),
         Preset("paper", "the printed values, literally", _printed(paper), Uniform()),
         Preset("paper-reading", "a reading of what is not printed", _printed(reading), FewActive()),
     )
