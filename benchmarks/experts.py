@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from benchmarks.result_files import machine, write
 from cdfl.client.experts import ClientRouter, Experts
 from cdfl.core import Settings, client_update, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import loss_scale
-from cdfl.core.losses import cross_entropy
 from cdfl.core.proxy import outputs
 from cdfl.core.router import train_router
 from cdfl.models import build
@@ -61,7 +61,7 @@ def main() -> None:
 
 def sizes(experts: Experts, message: RouterMessage) -> dict[str, int]:
     """Return the bytes of one model, of replies, and of the router."""
-    rounded = {dtype: experts_size(experts.layout, CLUSTERS, dtype) for dtype in ("int8", "float16", "float32")}  # type: ignore[arg-type]
+    rounded = {dtype: experts_size(experts.layout, CLUSTERS, dtype) for dtype in ("int8", "float16", "float32")}
     return {"model": body_size(experts.layout), **rounded, "router": len(encode_router(message))}
 
 

@@ -24,6 +24,7 @@ from cdfl.server.auth import Access, Tokens
 from cdfl.server.backup import backup
 from cdfl.server.connections import CONNECTION_BYTES, MOST_WAITING, PIECE, ReplyLimit, Strangers
 from cdfl.server.errors import StoreBusy
+from cdfl.server.hosts import LOOPBACK, HostCheck
 from cdfl.server.limits import LogLimit
 from cdfl.server.maintenance import Scrub
 from cdfl.server.run import open_engine
@@ -197,7 +198,7 @@ def test_what_is_withdrawn_while_an_upload_waits_holds(tmp_path, how):
         assert server.store.entries(0) == []
         if how == "forget":
             assert server.store.client("car-7") is None
-            assert not any(name.startswith("upload") for name in server.store.blobs.names())
+            wait_for(lambda: not any(name.startswith("upload") for name in server.store.blobs.names()))
 
 
 # -- 7: events that cannot be linked
@@ -459,41 +460,10 @@ def make_client_certificate(folder, name):
     def openssl(*arguments):
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S603, S607
 
-    openssl(
-        *[
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.pem",
-            "-subj",
-            "/CN=authority",
-        ]
-    )
-    openssl(*f"req -newkey rsa:2048 -nodes -keyout client.key -out client.csr -subj /CN={name}".split())
-    openssl(
-        *[
-            "x509",
-            "-req",
-            "-days",
-            "1",
-            "-in",
-            "client.csr",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-out",
-            "client.pem",
-        ]
-    )
+    new, of_authority = ["-newkey", "rsa:2048", "-nodes"], ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority")
+    openssl("req", *new, "-keyout", "client.key", "-out", "client.csr", "-subj", f"/CN={name}")
+    openssl("x509", "-req", "-in", "client.csr", *of_authority, "-out", "client.pem")
     return folder / "ca.pem", folder / "client.pem", folder / "client.key"
 
 
