@@ -11,7 +11,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import experts, guard
-from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, PageHinkley, Sometimes
+from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, MixtureMoves, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation
 from cdfl.sim.cpu_workers import Workers
@@ -211,9 +211,19 @@ def test_every_policy(name, algorithm):
     assert uploads[-1].time > 25  # some turns were no uploads
 
 
+@pytest.mark.parametrize("policy", [MixtureMoves(0.1), POLICIES["follow"]])
+def test_policies_see_the_client_s_own_mixture(policy):
+    workload = make_workload(ROUTED, num_uploads=20)
+    result = run_fast(workload, policy=policy)
+    assert_same(result, run_plain(workload, policy=policy))
+    uploads = only(result.events, Uploaded)
+    assert len(uploads) == 20
+    assert uploads[-1].time > 20  # some turns were no uploads
+
+
 def test_every_policy_ends_even_where_it_never_says_upload():
-    same_class = {"adwin"}  # as kswin, which is more easily alarmed
-    assert set(EAGER) | {"always"} | same_class == set(POLICIES)
+    same_class = {"adwin", "follow"}  # as kswin, which is more easily alarmed, and as mixture-moves
+    assert set(EAGER) | {"always", "mixture-moves"} | same_class == set(POLICIES)
     workload = make_workload(num_clients=4, num_uploads=3)
     never = EverySamples(10**9)
     result = run_fast(workload, policy=never)

@@ -24,13 +24,13 @@ SCORE_WORDS = {
 ALGORITHMS = {  # in pictures that compare them; others get what is left
     "cdfl": "#0072b2",
     "fedsoft": "#d55e00",
-    "fedem": "#8f6bb8",
+    "fedem": "#b8a800",
     "fedasync": "#009e73",
     "fedbuff": "#cc79a7",
     "ifca": "#e69f00",
     "local-keep": "#56b4e9",
     "local": "#6b4423",
-    "frozen": "#9aa36b",
+    "frozen": "#8d6ab8",
     "oracle": "#000000",
 }
 LINES = ("-", "--", "-.", ":")

@@ -1,0 +1,94 @@
+"""Measure what experts behind a router cost a client: bytes down, the router beside a training, a prediction.
+
+Claim: with the paper's CNN and four clusters, a reply of experts in int8 is at most 1.1 times as large as one model in
+float32; the router and EM take at most 5 % of a training's time; a prediction with one expert an input takes at most
+1.3 times that of one model.
+
+The networks have random weights, and inputs are noise: times do not depend on either. Rounds are interleaved, on one
+thread; times are medians.
+
+Writes benchmarks/results/experts.json. Takes about a minute.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.result_files import machine, write
+from cdfl.client.experts import ClientRouter, Experts
+from cdfl.core import Settings, client_update, flatten
+from cdfl.core.batches import batch_plan
+from cdfl.core.experts import loss_scale
+from cdfl.core.proxy import outputs
+from cdfl.core.router import train_router
+from cdfl.models import build
+from cdfl.models.routers import build_router, router_spec
+from cdfl.wire import RouterMessage, body_size, encode_router, experts_size
+
+CLUSTERS, CLASSES, SHAPE = 4, 10, (1, 28, 28)
+SAMPLES, PREDICTED, ROUNDS = 400, 256, 7  # samples a turn; inputs of a prediction
+
+
+def main() -> None:
+    """Measure and store."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    network = build("cnn", SHAPE, CLASSES)
+    experts = Experts(
+        torch.stack([flatten(build("cnn", SHAPE, CLASSES)) for _ in range(CLUSTERS)]), network, cross_entropy
+    )
+    inputs, targets = torch.rand(SAMPLES, *SHAPE), torch.arange(SAMPLES) % CLASSES
+    spec = router_spec(inputs, CLUSTERS, experts.layout.num_parameters)
+    few = [torch.rand(8, *SHAPE) for _ in range(CLUSTERS)]
+    trained = train_router(build_router(spec), few, torch.Generator().manual_seed(0))
+    scale = loss_scale(torch.rand(8, CLUSTERS), torch.arange(8) % CLUSTERS)
+    message = RouterMessage(trained, spec, scale)
+    router = ClientRouter(message, None, torch.device("cpu"))
+    found = {"bytes": sizes(experts, message), "ms": times(experts, router, inputs, targets)}
+    write(
+        "experts",
+        {"machine": machine(), "load": os.getloadavg()[0], "samples": SAMPLES, "predicted": PREDICTED} | found,
+    )
+
+
+def sizes(experts: Experts, message: RouterMessage) -> dict[str, int]:
+    """Return the bytes of one model, of replies, and of the router."""
+    rounded = {dtype: experts_size(experts.layout, CLUSTERS, dtype) for dtype in ("int8", "float16", "float32")}
+    return {"model": body_size(experts.layout), **rounded, "router": len(encode_router(message))}
+
+
+def times(experts: Experts, router: ClientRouter, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return the median milliseconds of each task."""
+    settings, network = Settings().training, experts.network
+    start, uniform, some = experts.models[0], [1 / CLUSTERS] * CLUSTERS, inputs[:PREDICTED]
+    plan = batch_plan(SAMPLES, settings.batch_size, settings.local_epochs, torch.Generator().manual_seed(0))
+
+    def train() -> None:
+        client_update(network, start, ((inputs[batch], targets[batch]) for batch in plan), cross_entropy, settings)
+
+    tasks: dict[str, Callable[[], Any]] = {
+        "training": train,
+        "router and EM": lambda: router.see(inputs, uniform),
+        "one model": lambda: outputs(network, experts.layout, start, some),
+        "one expert": lambda: experts.predict(router, some, uniform, one_expert=True),
+        "all experts": lambda: experts.predict(router, some, uniform, one_expert=False),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(ROUNDS + 1):
+        for name, task in tasks.items():
+            begun = time.perf_counter()
+            task()
+            taken[name].append(1000 * (time.perf_counter() - begun))
+    return {name: median(values[1:]) for name, values in taken.items()}  # the first round warms up
+
+
+if __name__ == "__main__":
+    main()
