@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-Column = Literal["before", "after", "cluster", "divergence"]
-COLUMNS: tuple[Column, ...] = ("before", "after", "cluster", "divergence")
-LABELS = ("before", "after", "clusters", "KL")
+Column = Literal["held", "before", "after", "served", "cluster", "divergence"]
+COLUMNS: tuple[Column, ...] = ("held", "before", "after", "served", "cluster", "divergence")
+LABELS = ("held", "before", "after", "served", "clusters", "KL")
 
 
 @dataclass(frozen=True)

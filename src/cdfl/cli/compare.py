@@ -41,7 +41,7 @@ from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
-COLUMNS = ("before", "after", "cluster", "divergence")
+COLUMNS = ("held", "before", "after", "served", "cluster", "divergence")
 
 
 def compare(
@@ -144,13 +144,16 @@ def compare(
 
 def tables(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> list[Table]:
     """Return the scores and the costs of each algorithm, from the runs finished so far; each fits 80 columns."""
-    scores = make_table("algorithm", "before", "after", "clusters", "KL", title=title)
-    costs = make_table("algorithm", "MB down", "client GFLOP", "server GFLOP")
+    scores = make_table("algorithm", "held", "before", "after", "served", title=title)
+    costs = make_table("algorithm", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP")
     for name in names:
         done = [result for which, result in results.items() if configs[which].algorithm == name]
-        scores.add_row(name, *(_spread(_values(name, column, configs, results)) for column in COLUMNS))
+        cells = {column: _values(name, column, configs, results) for column in COLUMNS}
+        scores.add_row(name, *(_spread(cells[column]) for column in ("held", "before", "after", "served")))
         costs.add_row(
             name,
+            _spread(cells["cluster"]),
+            f"{fmean(cells['divergence']):.3f}" if cells["divergence"] else "",
             *(
                 f"{fmean(values):.1f}" if (values := [getattr(result, cost) / scale for result in done]) else ""
                 for cost, scale in (("bytes_down", 1e6), ("client_flops", 1e9), ("server_flops", 1e9))

@@ -110,13 +110,16 @@ def _table(opened: Started, start: Clusters, end: Finished) -> Table:
     title = f"{opened.algorithm} on {opened.scenario}, seed {opened.seed}: {end.uploads} uploads"
     labels = [metric_label(metric["name"], higher_is_better=metric["higher_is_better"]) for metric in opened.metrics]
     table = make_table("on held-out data", *labels, title=title)
-    before, after, cluster = (
-        [getattr(end, name), *(end.more[metric["name"]][name] for metric in opened.metrics[1:])]
-        for name in ("before", "after", "cluster")
+    held, before, after, served, cluster = (
+        [getattr(end, name), *(end.more[metric["name"]].get(name) for metric in opened.metrics[1:])]
+        for name in ("held", "before", "after", "served", "cluster")
     )
     at_start = [fmean(scores) for scores in (start.scores, *start.more.values())]
+    table.add_row("clients, on new data with the last reply", *map(_number, held))
     table.add_row("clients, before their upload", *map(_number, before))
     table.add_row("clients, after the reply", *map(_number, after))
+    if served != after:
+        table.add_row("clients, with experts and router", *map(_number, served))
     table.add_row("clusters, at the start", *map(_number, at_start))
     table.add_row("clusters, at the end", *map(_number, cluster), end_section=True)
     if end.divergence is not None:
