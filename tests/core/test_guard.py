@@ -61,12 +61,12 @@ class TestLosses:
         assert bool(state.cluster_losses.isfinite().all())
 
     def test_a_step_to_a_loss_that_is_not_finite_is_refused(self):
-        def evaluate(models, clusters):
-            return torch.where(models[:, 0] > 1.5, torch.tensor(math.inf), models[:, 0].abs())
+        def evaluate(models, clusters):  # infinite between the cluster and the upload only
+            return torch.where((models[:, 0] > 10.5) & (models[:, 0] < 12.5), math.inf, models[:, 0].abs())
 
-        state = initial_state(torch.tensor([[1.0], [1.0]]), evaluate)
-        upload = Upload(torch.tensor([30.0]), 0, "bad", base_model=torch.tensor([1.0]), losses=torch.ones(2).double())
-        after, reply = server_update(state, upload, ALONG.replace(base_rate=1.0), evaluate)
+        state = initial_state(torch.tensor([[10.0], [10.0]]), evaluate)
+        upload = Upload(torch.tensor([13.0]), 0, "bad", base_model=torch.tensor([10.0]))
+        after, reply = server_update(state, upload, ALONG.replace(base_rate=0.5), evaluate)
         assert (reply.outcome, after.epoch) == ("rejected", 0)
         assert LIFTS in reply.verdict.reason or HARM in reply.verdict.reason
 
