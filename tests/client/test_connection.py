@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import threading
 from email.utils import formatdate
 from time import time
 
@@ -269,3 +270,69 @@ def test_invalid_retry_values_are_refused(given, words):
 
 def test_waits_may_be_unlimited():
     assert Retry(longest_wait=float("inf")).wait(11, chance=1.0) == 512.0
+
+
+PAGE = "<html>Request Entity Too Large</html>"
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_of_a_proxy_does_not_drop_the_upload(server, make_client, status):
+    """Only a cdfl server, which says so in a header, can say that an upload will never be accepted."""
+    client = make_client()
+    client.join()
+    handle = server.transport.handler
+    server.transport.handler = lambda request: httpx.Response(status, text=PAGE)
+    with pytest.raises(ServerAwayError, match="not as a cdfl server"):
+        client.update(make_data())
+    assert client.pending
+    server.transport.handler = handle
+    assert client.flush().outcome == "applied"
+
+
+def test_a_reply_with_nan_does_not_drop_the_upload(server, make_client):
+    client = make_client()
+    client.join()
+    respond = server.respond
+    server.respond = lambda request, reply, **options: respond(
+        request, reply.replace(personal_model=reply.personal_model * float("nan")), **options
+    )
+    with pytest.raises((ServerAwayError, wire.WireError)):
+        client.update(make_data())
+    assert client.pending
+    server.respond = respond
+    assert client.flush().outcome == "applied"
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"detail": ' + "[" * 100_000])
+def test_odd_errors_are_errors_of_the_client(make_client, body):
+    transport = httpx.MockTransport(lambda request: httpx.Response(503, headers={"Retry-After": "²"}, text=body))
+    with pytest.raises(ServerAwayError, match="answered 503"):
+        make_client(transport).join()
+
+
+def test_an_exchange_has_a_deadline(monkeypatch):
+    """A peer that sends a byte now and then keeps no client for ever."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def trickle():
+            peer, _ = listening.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not ended.wait(0.05):
+                    try:
+                        peer.sendall(b".")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        monkeypatch.setattr("cdfl.client.connection.LEAST_RATE", 1e9)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            client = Client(url, make_model(), "car-7", timeout=0.5, retry=Retry(attempts=1))
+            with client, pytest.raises(ServerAwayError, match="has not answered within"):
+                client.join()
+        finally:
+            ended.set()
+            thread.join()

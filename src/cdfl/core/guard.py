@@ -15,8 +15,8 @@ mean of that. An upload of a blamed client is rejected if it does harm again.
 would do so is halved for that cluster, then not taken.
 
 *Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients
-with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each of these must improve the proxy
-losses by itself: names that are new for every upload have no past to be judged by.
+with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each is rejected for its own effect:
+names that are new for every upload have no past to be judged by.
 
 "Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
 others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to
@@ -48,12 +48,13 @@ RISE = 10.0  # times the usual change of a cluster's loss in a step
 FIRST_RISE = 0.1  # times the loss, before a change is usual
 SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and how many at once
 KNOWN = 3  # accepted uploads after which a client is no newcomer
-NEW_SHARE, NEW_BURST = 0.2, 20.0  # uploads of all newcomers together: of all uploads, and how many at once
+NEW_HARMFUL = 1.5  # the same for newcomers, of whom there are too many, whatever their blame
+NEW_SHARE, NEW_BURST = 0.2, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
 OFTEN = "you upload more often than others; upload again when they have"
-MANY_NEW = "many uploads of new clients have come, and this one does not improve the models; upload again later"
+MANY_NEW = "many uploads of new clients have come, and this one makes models worse; upload again later"
 HARM = (
     "your uploads make models worse, compared with those of others; check data and labels, train with a smaller "
     "learning_rate, or add less noise for privacy; better uploads count again"
@@ -176,7 +177,7 @@ class Guard:
             return _no_step(state, decision.rates), Verdict(
                 False, tuple(map(_finite, above)), known, f"{HARM}; {UNMOVED}"
             )
-        if known.is_new and memory.has_many_new(epoch) and not max(effects) < 0:  # NaN is no improvement
+        if known.is_new and memory.has_many_new(epoch) and max(above) > NEW_HARMFUL:
             return _no_step(state, decision.rates), Verdict(False, (), known, f"{MANY_NEW}; {UNMOVED}")
         step, changes = _within_levels(state, upload, decision.rates, memory, settings, evaluate)
         if decision.rates.any() and not step.rates.any():

@@ -1,0 +1,198 @@
+"""The guard: what it bounds, blames and refuses; and an adversary that chooses what it uploads."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdfl.core import (
+    DEFAULT,
+    NEWCOMER,
+    ClientMemory,
+    Guard,
+    Settings,
+    Upload,
+    Verdict,
+    guard,
+    initial_state,
+    server_update,
+)
+from cdfl.core.guard import BURST, HARM, LIFTS, OFTEN, is_healthy
+
+from .adversary import SETTINGS, Turn, run
+from .toy import Proxy
+
+ALONG = DEFAULT.replace(guard=True, base_rate=0.2, max_staleness=None)
+
+
+def copies(turn: Turn):
+    """The attack that the harm test did not see."""
+    return turn.clusters[turn.number % len(turn.clusters)]
+
+
+def flipped(turn: Turn):
+    return 2 * turn.received - turn.trained
+
+
+class TestLosses:
+    """Losses of any sign and scale, one cluster, and none that is finite."""
+
+    @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-9, 0.0), (1e9, -1e10), (-0.0 + 1.0, -50.0)])
+    @pytest.mark.parametrize("num_clusters", [1, 3])
+    def test_honest_uploads_count(self, scale, shift, num_clusters):
+        proxy = Proxy(torch.arange(num_clusters)[:, None] * 4.0 + torch.zeros(num_clusters, 2))
+
+        def evaluate(models, clusters):
+            return proxy(models, clusters) * scale + shift
+
+        state = initial_state(proxy.centres + 1.0, evaluate)
+        memories, outcomes = {}, []
+        for number in range(40):
+            name, centre = number % 8, proxy.centres[number % num_clusters]
+            memory = memories.get(name, NEWCOMER)
+            base = state.cluster_models[number % num_clusters]
+            upload = Upload(base + 0.5 * (centre - base), state.epoch, name, base_model=base)
+            state, reply = server_update(state, upload, ALONG, evaluate, memory)
+            memories[name] = reply.client
+            outcomes.append(reply.outcome)
+        assert outcomes.count("applied") >= 38
+        assert bool(state.cluster_losses.isfinite().all())
+
+    def test_a_step_to_a_loss_that_is_not_finite_is_refused(self):
+        def evaluate(models, clusters):  # infinite between the cluster and the upload only
+            return torch.where((models[:, 0] > 10.5) & (models[:, 0] < 12.5), math.inf, models[:, 0].abs())
+
+        state = initial_state(torch.tensor([[10.0], [10.0]]), evaluate)
+        upload = Upload(torch.tensor([13.0]), 0, "bad", base_model=torch.tensor([10.0]))
+        after, reply = server_update(state, upload, ALONG.replace(base_rate=0.5), evaluate)
+        assert (reply.outcome, after.epoch) == ("rejected", 0)
+        assert LIFTS in reply.verdict.reason or HARM in reply.verdict.reason
+
+
+class TestRefusals:
+    def world(self):
+        return run(0, uploads=40)
+
+    def test_a_refused_upload_changes_nothing_and_gets_its_own_model_back(self):
+        world = self.world()
+        member = world.clients[0]
+        member.memory = ClientMemory(member.memory.mixture, (9.0, 0.0, -1e9, 0.0, 0.0))
+        before, held = world.state, member.model
+        world.upload(member, torch.randn(held.shape))
+        assert member.outcomes[-1] == "rejected"
+        assert world.state is before
+        assert torch.equal(member.model, held)
+
+    def test_one_client_cannot_take_the_share_of_others(self):
+        world = self.world()
+        fast = world.clients[0]
+        for _ in range(60):
+            world.upload(fast, world.train(fast))
+        assert fast.outcomes[-30:].count("rejected") >= 15
+        others = world.clients[5:]
+        for member in others:
+            world.upload(member, world.train(member))
+        assert [member.outcomes[-1] for member in others].count("rejected") <= 1
+
+    def test_an_absurd_change_is_shortened(self):
+        world = self.world()
+        member = world.clients[0]
+        upload = Upload(member.model + 1e6, member.epoch, base_model=member.model)
+        bounded = Guard(0.1).admit(world.state, upload, member.memory)
+        assert not isinstance(bounded, Verdict)
+        usual = guard._Memory.of(world.state.defence_memory).column("norm").median()
+        assert float(torch.dist(bounded.local_model, member.model)) == pytest.approx(
+            guard.LONGEST * float(usual), rel=1e-3
+        )
+
+    def test_absurd_uploads_do_not_make_large_ones_usual(self):
+        """The two-step attack."""
+        world = self.world()
+        usual = guard._Memory.of(world.state.defence_memory).column("norm").median()
+        member = world.clients[0]
+        for number in range(60):
+            world.upload(member, member.model + 10.0 ** (number % 30))
+        after = guard._Memory.of(world.state.defence_memory).column("norm").median()
+        assert float(after) < 1.2 * float(usual)
+
+    def test_the_first_uploads_of_a_client_are_not_counted_against_it(self):
+        assert OFTEN  # a new client has `BURST` uploads at once
+        assert BURST >= 5
+
+
+def test_a_poisoned_state_is_not_healthy():
+    world = run(0, uploads=60)
+    good = world.state
+    assert is_healthy(good, good)
+    poisoned = good.replace(cluster_losses=good.cluster_losses + 1.0)
+    assert not is_healthy(poisoned, good)
+
+
+# -- the adversary
+
+CLEAN = {seed: run(seed).accuracy() for seed in ()}  # filled by `clean`
+
+
+def clean(seed: int) -> float:
+    if seed not in CLEAN:
+        CLEAN[seed] = run(seed).accuracy()
+    return CLEAN[seed]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fifth", "fast", "new"])
+@pytest.mark.parametrize("attack", [copies, flipped])
+def test_what_the_guard_prevents(attack, how):
+    """Without it the clusters lose much; so the property below says something."""
+    lost = clean(0) - run(0, attack, how=how, settings=SETTINGS.replace(guard=False)).accuracy()
+    assert lost > 0.03
+    assert clean(0) - run(0, attack, how=how).accuracy() < 0.01
+
+
+numbers = st.floats(-12, 12)
+plans = st.lists(
+    st.fixed_dictionaries(
+        {"change": numbers, "noise": st.floats(0, 12), "copy": st.floats(-3, 3), "shrink": st.floats(-3, 3)}
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def planned(plan):
+    """Any mix of the honest change, noise, cluster models and a drift, which changes from upload to upload."""
+
+    def attack(turn: Turn):
+        part = plan[turn.number % len(plan)]
+        length = (turn.trained - turn.received).norm()
+        noise = torch.randn(turn.trained.shape, generator=turn.random)
+        return (
+            turn.received
+            + part["change"] * (turn.trained - turn.received)
+            + part["noise"] * length * noise / noise.norm()
+            + part["copy"] * (turn.clusters[turn.number % len(turn.clusters)] - turn.received)
+            + part["shrink"] * length * -turn.received / turn.received.norm().clamp(min=1e-9)
+        )
+
+    return attack
+
+
+@pytest.mark.slow
+@given(plan=plans, how=st.sampled_from(["fifth", "fast", "new"]), seed=st.integers(0, 1))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_no_plan_moves_the_clusters_far(plan, how, seed):
+    """Within 1 point of the run without attackers, on data that the guard never sees; and after them it recovers."""
+    world = run(seed, planned(plan), how=how)
+    assert world.accuracy() >= clean(seed) - 0.01
+    for _ in range(60):
+        member = world.pick(world.clients[4:])
+        world.upload(member, world.train(member))
+    assert world.accuracy() >= clean(seed) - 0.01
+
+
+def test_settings():
+    assert Settings().guard is False
+    with pytest.raises(ValueError, match="guard"):
+        Settings(guard="yes")
