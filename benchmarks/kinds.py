@@ -112,7 +112,8 @@ def table() -> str:
     results = read("kinds")
     if results is None:
         return "Not measured yet.\n"
-    names = ["cdfl", *(name for name in ALGORITHMS if name != "cdfl")]
+    measured = set.intersection(*(set(own["after"]) for own in results["problems"].values()))
+    names = [name for name in ALGORITHMS if name in measured]
     rows = [f"| | metric | CDFL served | {' | '.join(names)} | seconds |", "|---" * (len(names) + 4) + "|"]
     for kind, own in results["problems"].items():
         cells = [_spread(own["after"][name]) for name in ("served", *names)]

@@ -171,7 +171,10 @@ def _seconds(work: Callable[[], None], device: str) -> float:
 def table() -> str:
     """Return the ratios of all cases."""
     rows = ["| network | device | plain loop, a client | in a stack | faster by |", "|---|---|---|---|---|"]
-    for case in read("sequences", []):
+    cases = read("sequences", [])
+    if not cases:
+        return "Not measured yet.\n"
+    for case in cases:
         on = case["machine"]
         where = on["gpu"] if case["device"].startswith("cuda") else f"{on['cpu']}, {on['cores']} cores"
         spread = f"{case['lowest']:.1f} to {case['highest']:.1f}"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.core import paper
+from cdfl.core import Settings, paper
 from cdfl.jsonable import jsonable
 from cdfl.record import versions
 from cdfl.scenarios import load_scenario
@@ -107,7 +107,11 @@ def measure(results: Results, smoke: bool, tell: Tell = print) -> None:
 def found(results: Results, asked: dict[str, Any]) -> dict[str, Any]:
     """Return what is stored of each rho with these settings."""
     stored = results.measured("theorem1")
-    return dict(stored["rho"]) if stored is not None and stored["settings"] == asked else {}
+    if stored is None:
+        return {}
+    # A setting that came later had its default.
+    then = {**stored["settings"], "settings": jsonable(Settings.from_dict(stored["settings"]["settings"]).to_dict())}
+    return dict(stored["rho"]) if then == asked else {}
 
 
 def _measure(problem: SoftmaxProblem, optima: Tensor, rho: float, asked: dict[str, Any], tell: Tell) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def make_algorithm(algorithm: str | type[Algorithm], settings: Settings) -> Algo
 
     >>> make_algorithm("fedavg", Settings())
     Traceback (most recent call last):
-    ValueError: there is no algorithm 'fedavg'; there are cdfl, fedsoft, fedasync, fedbuff, ifca, ...
+    ValueError: there is no algorithm 'fedavg'; there are cdfl, fedsoft, fedem, ifca, ...
     """
     if not isinstance(algorithm, str):
         return register(algorithm)(settings)
