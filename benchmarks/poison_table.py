@@ -19,7 +19,7 @@ MEANING = {
 
 
 def attack_table(group: str) -> str:
-    """Return what each attack does in one group, without and with the guard, and by how much the clean run is better."""
+    """Return what each attack does in one group, without and with the guard, and what is lost."""
     rows = read("poison", {"groups": {}})["groups"].get(group, {"rows": []})["rows"]
     lines = [
         "| attackers upload | clusters, all accepted | clusters, guarded | points lost | honest clients, guarded "
