@@ -12,43 +12,52 @@ MEANING = {
     "negated": "`-v`: the model with its sign flipped",
     "noise": "`u` plus Gaussian noise, 10 times the norm of the update",
     "flipped-labels": "a model trained on labels 9 - y",
+    "copies": "copies of the clusters, in turn",
+    "two-steps": "`u + 1000 (v - u)` five times, then `u - 10 (v - u)`",
+    "slow-drift": "`u` and a step towards zero, 1.4 times the norm of the update",
 }
 
 
 def attack_table(group: str) -> str:
-    """Return what each attack does in one group, without and with the test."""
-    rows = read("poison")["groups"][group]["rows"]
+    """Return what each attack does in one group, without and with the guard, and what is lost."""
+    rows = read("poison", {"groups": {}})["groups"].get(group, {"rows": []})["rows"]
     lines = [
-        "| 20 % of the clients upload | clusters, all accepted | clusters, tested | honest clients, all accepted "
-        "| honest clients, tested | poison rejected | honest uploads rejected |",
-        "|---|---|---|---|---|---|---|",
+        "| attackers upload | clusters, all accepted | clusters, guarded | points lost | honest clients, guarded "
+        "| points lost | poison rejected | honest uploads rejected | shrunk |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in MEANING:
-        free, tested = _pair(rows, name)
-        cells = [_spread(run[column]) for column in ("clusters", "after") for run in (free, tested)]
-        cells += [_share(tested["poison_rejected"]), _share(tested["honest_rejected"])]
+    for name in [name for name in MEANING if any(row["attack"] == name for row in rows)]:
+        free, guarded = _pair(rows, name)
+        _, clean = _pair(rows, CLEAN)
+        cells = [f"{fmean(free['clusters']):.3f}"]
+        for column in ("clusters", "after"):
+            lost = [100 * (one - other) for one, other in zip(clean[column], guarded[column], strict=True)]
+            cells += [_spread(guarded[column]), "-" if name == CLEAN else f"{fmean(lost):.2f} ± {stdev(lost):.2f}"]
+        cells += [_share(guarded[column]) for column in ("poison_rejected", "honest_rejected", "honest_shrunk")]
         lines.append(f"| {MEANING[name]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def drift_table() -> str:
-    """Return what the test costs where all clients are honest."""
-    groups = read("poison")["groups"]
+    """Return what the guard costs where all clients are honest."""
     lines = [
-        "| all clients are honest | uploads rejected | rejected after a change of the main cluster "
-        "| clusters, all accepted | clusters, tested | clients, all accepted | clients, tested |",
-        "|---|---|---|---|---|---|---|",
+        "| all clients are honest | seeds | uploads rejected | rejected after a change of the main cluster | shrunk "
+        "| clusters, all accepted | clusters, guarded | clients, all accepted | clients, guarded |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, group in groups.items():
-        free, tested = _pair(group["rows"], CLEAN)
-        cells = [_spread(run[column]) for column in ("clusters", "after") for run in (free, tested)]
-        refused = f"{_share(tested['honest_rejected'])} | {_share(tested['changed_rejected'])}"
-        lines.append(f"| {name} | {refused} | {' | '.join(cells)} |")
+    for name, group in read("poison", {"groups": {}})["groups"].items():
+        if not any(row["attack"] == CLEAN for row in group["rows"]):
+            continue
+        free, guarded = _pair(group["rows"], CLEAN)
+        cells = [str(len(guarded["clusters"]))]
+        cells += [_share(guarded[column]) for column in ("honest_rejected", "changed_rejected", "honest_shrunk")]
+        cells += [_spread(run[column]) for column in ("clusters", "after") for run in (free, guarded)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _pair(rows: list[dict[str, Any]], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    found = {row["tested"]: row for row in rows if row["attack"] == name}
+    found = {row["guarded"]: row for row in rows if row["attack"] == name}
     return found[False], found[True]
 
 

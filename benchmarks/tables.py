@@ -42,7 +42,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "page": page.table,
     "crash": crash_table.table,
     "poison": partial(poison_table.attack_table, "digits-4"),
-    "poison-example": partial(poison_table.attack_table, "example"),
+    "poison-fast": partial(poison_table.attack_table, "digits-4-fast"),
     "false-alarms": poison_table.drift_table,
 }
 BLOCK = re.compile(rf"(<!-- ({'|'.join(TABLES)}): generated -->\n).*?(<!-- \2: end -->)", re.DOTALL)

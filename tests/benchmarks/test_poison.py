@@ -33,6 +33,7 @@ class TestScores:
         *(Clusters(epoch, [0.5, 0.7]) for epoch in range(1, 5)),
         uploaded(1, after=0.1, rejected=True),
         uploaded(2, after=0.2, rejected=False),
+        *(uploaded(4, after=0.6, rejected=False) for _ in range(5)),
         uploaded(3, after=0.9, rejected=True),
         uploaded(3, after=0.4, rejected=True, main=1),
         uploaded(3, after=0.6, rejected=False, main=1),
@@ -44,17 +45,17 @@ class TestScores:
         assert found == pytest.approx(
             {
                 "clusters": (4 * 0.6 + 1) / 5,
-                "clusters_at_the_end": 1.0,
                 "after": 0.6,
                 "poison_rejected": 1 / 2,
-                "honest_rejected": 2 / 3,
+                "honest_rejected": 2 / 8,
                 "changed_rejected": 1.0,
+                "worst_rejected": 0.0,
             }
         )
 
     def test_clean(self):
         found = poison.score(self.EVENTS, frozenset({1, 2}), poisoned=False)
-        assert (found["poison_rejected"], found["honest_rejected"]) == (None, pytest.approx(3 / 5))
+        assert (found["poison_rejected"], found["honest_rejected"]) == (None, pytest.approx(3 / 10))
         assert found["after"] == 0.6  # of the clients that are honest in the other runs, too
 
 
@@ -63,14 +64,15 @@ def test_it_runs():
         load_scenario("digits-4"), num_clients=10, num_uploads=30,
         sizes=Sizes(low=8, high=12, test=10, pretraining=20, proxy=20),
     )  # fmt: skip
-    rows = poison.measure(poison.Group(small, seeds=2, attacks=("negated",), settings=QUICK))
-    assert [(row["attack"], row["tested"]) for row in rows] == [
-        ("clean", False), ("negated", False), ("clean", True), ("negated", True),
-    ]  # fmt: skip
-    assert all(len(row["clusters"]) == 2 for row in rows)
-    assert rows[1]["poison_rejected"] == [0, 0]
-    assert min(rows[3]["poison_rejected"]) >= 0.5  # all that come once something is usual; half come before that
-    assert rows[3]["clusters"] != rows[1]["clusters"]
+    for is_fast in (False, True):
+        group = poison.Group(small, seeds=2, attacks=("negated",), is_fast=is_fast, settings=QUICK)
+        rows = [row for case in ("clean", "negated") for row in poison.measure(group, case)]
+        assert [(row["attack"], row["guarded"]) for row in rows] == [
+            ("clean", False), ("clean", True), ("negated", False), ("negated", True),
+        ]  # fmt: skip
+        assert [len(row["clusters"]) for row in rows] == [2, 2, poison.FREE_SEEDS, 2]
+        assert rows[2]["poison_rejected"] == [0]
+        assert min(rows[3]["poison_rejected"]) > 0
 
 
 def test_what_was_measured_with_other_settings_is_old():
@@ -80,5 +82,5 @@ def test_what_was_measured_with_other_settings_is_old():
     assert not poison.is_current(group, None)
     assert not poison.is_current(poison.Group(seeds=3), stored)
     assert not poison.is_current(poison.Group(seeds=2, settings={"base_rate": 0.01}), stored)
-    for name, value in (("warm_up", 3), ("max_harm", 1.5), ("rates", {})):
+    for name, value in (("rise", 3), ("guard", False), ("rates", {})):
         assert not poison.is_current(group, stored | {"settings": stored["settings"] | {name: value}})

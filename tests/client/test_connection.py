@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import threading
+from contextlib import suppress
 from email.utils import formatdate
 from time import time
 
@@ -269,3 +271,83 @@ def test_invalid_retry_values_are_refused(given, words):
 
 def test_waits_may_be_unlimited():
     assert Retry(longest_wait=float("inf")).wait(11, chance=1.0) == 512.0
+
+
+PAGE = "<html>Request Entity Too Large</html>"
+
+
+class Between:
+    """A transport that passes requests on, or does what a bad proxy does."""
+
+    def __init__(self, server):
+        self.server, self.spoil = server, None
+
+    def __call__(self, request):
+        return self.server.handle(request) if self.spoil is None else self.spoil(request)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_of_a_proxy_does_not_drop_the_upload(server, make_client, status):
+    """Only a cdfl server, which says so in a header, can say that an upload will never be accepted."""
+    between = Between(server)
+    client = make_client(httpx.MockTransport(between))
+    client.join()
+    between.spoil = lambda request: httpx.Response(status, text=PAGE)
+    assert client.update(make_data()) is None  # the server is away
+    assert client.pending
+    between.spoil = None
+    assert client.flush().outcome == "applied"
+
+
+def test_a_reply_with_nan_does_not_drop_the_upload(server, make_client):
+    between = Between(server)
+    client = make_client(httpx.MockTransport(between))
+    client.join()
+
+    def spoil(request):
+        good = server.handle(request)
+        headers = {name: value for name, value in good.headers.items() if name.startswith("cdfl")}
+        return httpx.Response(200, headers=headers, content=good.read()[:-4] + b"\x00\x00\xc0\x7f")
+
+    between.spoil = spoil
+    with suppress(wire.WireError):
+        client.update(make_data())
+    assert client.pending
+    between.spoil = None
+    assert client.flush().outcome == "applied"
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"detail": ' + "[" * 100_000])
+def test_odd_errors_are_errors_of_the_server(make_client, body):
+    headers = [(b"Retry-After", "²".encode("latin-1"))]
+    transport = httpx.MockTransport(lambda request: httpx.Response(503, headers=headers, text=body))
+    with pytest.raises(ServerAwayError, match="answered 503"):
+        make_client(transport).join()
+
+
+def test_an_exchange_has_a_deadline(monkeypatch):
+    """A peer that sends a byte now and then keeps no client for ever."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def trickle():
+            peer, _ = listening.accept()
+            with peer:
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not ended.wait(0.05):
+                    try:
+                        peer.sendall(b".")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        monkeypatch.setattr("cdfl.client.connection.LEAST_RATE", 1e9)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            client = Client(url, make_model(), "car-7", timeout=0.5, retry=Retry(attempts=1))
+            with client, pytest.raises(ServerAwayError, match="has not answered within"):
+                client.join()
+        finally:
+            ended.set()
+            thread.join()
