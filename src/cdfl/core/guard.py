@@ -19,8 +19,8 @@ with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploa
 names that are new for every upload have no past to be judged by.
 
 "Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
-others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to
-12; `benchmarks/poison.py` shows others.
+others are known. A rejected upload changes nothing but its client's blame. Most numbers below were chosen on seeds 10
+to 12, those for newcomers and the spread later; `benchmarks/poison.py` says how.
 """
 
 import math
