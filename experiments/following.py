@@ -18,7 +18,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import LABELS
+from experiments.harness.figures import COLORS, LABELS, PAGE, PALE, figure
 from experiments.harness.tables import provenance, table
 from experiments.tuning import changes_of, score
 
@@ -161,7 +161,7 @@ def values(results: Results, row: Row, line: Served) -> dict[int, float]:
     for seed in range(TRIALS):
         key = key_of(row, line, seed)
         kept = None if key is None else results.find(key)
-        if kept is not None:
+        if kept is not None and (line.column not in ("one", "routed") or "routed" in kept.end):
             found[seed] = _score(kept, line.column)
     return found
 
@@ -231,6 +231,7 @@ def _mixtures(results: Results) -> str:
     for row in ROWS:
         keys = [key_of(row, LINES[0], seed) for seed in range(TRIALS)]
         ends = [kept.end for key in keys if key is not None and (kept := results.find(key)) is not None]
+        ends = [end for end in ends if "routed" in end]
         if ends:
             means = [
                 fmean(end["routed"][name] for end in ends)
@@ -269,8 +270,17 @@ def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float
 
 
 def draw(results: Results, folder: Path) -> Sequence[str]:
-    """Draw nothing."""
-    return []
+    """Draw how far CDFL is above the best rival of each row."""
+    bests = {row.title: against_rivals(results, row) for row in ROWS}
+    leads = {title: max(rivals, key=lambda each: each[1])[2] for title, rivals in bests.items() if rivals}
+    known = [(title, *found) for title, found in leads.items() if found is not None]
+    with figure(folder, "following", PAGE, 0.7 + 0.25 * max(1, len(known)), smoke=results.smoke) as axes:
+        axes.axvline(0, color=PALE)
+        for place, (_, mean, half) in enumerate(reversed(known)):
+            axes.errorbar(100 * mean, place, xerr=100 * half, fmt="o", color=COLORS["cdfl"])
+        axes.set_yticks(range(len(known)), [title for title, *_ in reversed(known)])
+        axes.set_xlabel("points that CDFL serves above the best tuned rival (95% interval)")
+    return ["following"]
 
 
 EXPERIMENT = Experiment("following", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))

@@ -50,7 +50,7 @@ def test_better_is_better_whichever_direction():
 def test_it_says_its_metric(comparison):
     first, header, *rows = repr(comparison).splitlines()
     assert first == "lines, 3 seeds: mean and deviation of held-out rmse (lower is better)"
-    assert header.split() == ["algorithm", "before", "after", "clusters", "KL"]
+    assert header.split() == ["algorithm", "held", "before", "after", "served", "clusters", "KL"]
     assert [row.split()[0] for row in rows] == ["cdfl", "local"]
     assert rows[1].endswith("-")  # local estimates nothing
     assert "<caption>lines, 3 seeds" in comparison._repr_html_()

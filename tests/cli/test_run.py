@@ -38,7 +38,7 @@ def test_help():
     assert code == 0
     for option in ("--algorithm", "--seed", "--device", "--out", "--preset", "--time-model", "--policy", "--resume"):
         assert option in output
-    assert "cdfl, fedsoft, fedasync, fedbuff, ifca, local," in re.sub(r"[^\w,. -]+ ", "", output)
+    assert "cdfl, fedsoft, fedem, ifca, fedasync, fedbuff, local," in re.sub(r"[^\w,. -]+ ", "", output)
 
 
 def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
@@ -100,7 +100,7 @@ def test_options_reach_the_run(small, tmp_path):
         ),
         (["--time-model", "never"], "there is no time model 'never', and no trace file; there are uniform"),
         (["--policy", "maybe"], "there is no policy 'maybe'; there are always"),
-        (["--preset", "best"], "there is no preset 'best'; there are default, paper"),
+        (["--preset", "best"], "there is no preset 'best'; there are default, experts, paper"),
         (["--preset", "paper"], "the paper does not run small; use preset 'default'"),
         (["--num-uploads", "0"], "num_uploads is 0; expected a whole number, 1 or more"),
         (["--seed", "-1"], "seed is -1; expected a whole number, 0 or more"),

@@ -138,7 +138,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
     [
         ({"algorithm": "fedavg"}, "there is no algorithm 'fedavg'; there are cdfl, fedsoft"),
         ({"algorithm": Patient(SETTINGS)}, "algorithm is a Patient object; pass the class Patient"),
-        ({"algorithm": Sometimes}, "Sometimes has no initial, join, .*; expected a name, or a class with"),
+        ({"algorithm": Sometimes}, "Sometimes has no network, initial, join, .*; expected a name, or a class with"),
         ({"algorithm": Unnamed}, "Unnamed has the name 'cdfl'; expected another one than .*, e.g. name = 'unnamed'"),
         ({"algorithm": Spaced}, "Spaced has the name 'two words'; expected a word of letters"),
         ({"time_model": "never"}, "there is no time model 'never', and no trace file; there are uniform, sessions"),
@@ -180,7 +180,7 @@ def test_a_run_folder_holds_the_resolved_settings(tmp_path):
         ({"time_model": Turning(Tick("noon", 1, "join"))}, "goes from time 0.0 to 'noon'; expected finite numbers"),
         ({"time_model": Turning(Tick(0.0, 5, "join"))}, "gave client 5; expected an int from 0 to 4"),
         ({"time_model": Turning(Tick(0.0, "car", "join"))}, "gave client 'car'; expected an int from 0 to 4"),
-        ({"preset": "best"}, "there is no preset 'best'; there are default, paper"),
+        ({"preset": "best"}, "there is no preset 'best'; there are default, experts, paper"),
         ({"preset": "paper"}, "the paper does not run small; use preset 'default'"),
         ({"precision": "float8"}, "precision is 'float8'; expected one of float32"),
         ({"device": "tpu"}, "device is 'tpu'; expected auto, cpu, cuda or cuda:N"),
@@ -251,14 +251,14 @@ def test_presets():
     smaller = configure("fashion-mnist-4", preset="paper", num_clients=10, base_rate=0.5)
     assert (smaller.settings.rates.max_staleness, smaller.settings.rates.base_rate) == (10, 0.5)
     assert preset_for(fashion, "paper-reading") == reading("fashion-mnist-4").replace(max_staleness=80)
-    assert list(PRESETS) == ["default", "paper", "paper-reading"]
+    assert list(PRESETS) == ["default", "experts", "paper", "paper-reading"]
     unequal = load_scenario("digit-recognition")  # what a scenario asks for is not for what the paper prints
-    assert [preset_for(unequal, name).estimate.measures for name in PRESETS] == ["relative", "plain", "plain"]
+    assert [preset_for(unequal, name).estimate.measures for name in PRESETS] == ["relative"] * 2 + ["plain"] * 2
 
 
 def test_a_preset_says_who_is_there_when_unless_the_run_does():
     times = {name: configure("fashion-mnist-4", preset=name).time_model for name in PRESETS}
-    assert times == {"default": Uniform(), "paper": Uniform(), "paper-reading": FewActive(4, 5)}
+    assert times == {"default": Uniform(), "experts": Uniform(), "paper": Uniform(), "paper-reading": FewActive(4, 5)}
     assert configure("fashion-mnist-4", preset="paper-reading", time_model="sessions").time_model == Sessions()
 
 
