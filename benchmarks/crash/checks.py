@@ -13,6 +13,7 @@ from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
 from cdfl.server.records import Entry, tensor
+from cdfl.server.tape import Playback
 
 
 @dataclass
@@ -176,11 +177,17 @@ def decide(
     base_model: Tensor,
     client: ClientMemory,
 ) -> tuple[ServerState, Reply]:
-    """Replay one upload: losses come from the journal, everything else is computed."""
-    losses = tensor(entry.losses) if entry.losses else None
-    after = tensor(entry.cluster_losses)
-    upload = Upload(model, entry.base_epoch, entry.client_id, losses=losses, base_model=base_model)
-    return server_update(state, upload, settings, lambda _, clusters: after[clusters], client)
+    """Replay one upload: losses and its time come from the journal, everything else is computed."""
+    is_bounded = any(factor != 1 for factor in entry.verdict.bounds)  # then the losses are among those evaluated
+    upload = Upload(
+        model,
+        entry.base_epoch,
+        entry.client_id,
+        losses=tensor(entry.losses) if entry.losses and not is_bounded else None,
+        base_model=base_model,
+        time=entry.received,
+    )
+    return server_update(state, upload, settings, Playback(entry.evaluated), client)
 
 
 def check_replies(digests: dict[tuple[str, str], str], ledgers: list[Ledger], report: Report) -> None:
