@@ -1,6 +1,7 @@
 """`cdfl token`, `forget`, `verify`, `rollback` and `export`, on a store with and without a running server."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def toy(place):
-    """A server that has stopped: three snapshots, uploads of three clients, the last one after the last snapshot."""
+    """A server that has stopped: three snapshots and the first, uploads of three clients, the last one after the last snapshot."""
     with Store.open(place, retention=Retention(keep_snapshots=3, keep_uploads=True)) as store:
         toy = Toy(store)
         for _ in range(3):
@@ -122,18 +123,18 @@ def test_a_token_is_shown_once(place):
     token = result.stdout.strip()
     assert result.stderr == f"began a new store in {place}, for a `cdfl serve` with the same --store\n"
     with Store.open(place) as store:  # beside which everything works as well
-        assert Tokens(store.database).client(token) == "car-7"
+        assert Tokens(store.database).claim(token).client_id == "car-7"
         code, output = call("token", "create", "car-8", "--store", place)
-        assert (code, Tokens(store.database).client(output)) == (0, "car-8")
+        assert (code, Tokens(store.database).claim(output).client_id) == (0, "car-8")
         code, output = call("token", "list", "--store", place)
         assert code == 0
-        assert "client token created revoked" in output
+        assert "client token created expires revoked" in output
         assert "car-7" in output
         assert token not in output
         code, output = call("token", "revoke", "car-7", "--store", place)
         record = next(record for record in Tokens(store.database).all() if record.client_id == "car-7")
         assert (code, output) == (0, f"revoked token {record.token_id} of car-7")
-        assert Tokens(store.database).client(token) is None
+        assert Tokens(store.database).claim(token) is None
     code, output = call("token", "revoke", "car-7", "--store", place)
     assert (code, output.startswith("cdfl: there is no valid token of a client or with the id car-7")) == (2, True)
 
@@ -206,7 +207,7 @@ def test_verify(toy, place):
         code, output = call("verify", "--store", place)
         assert code == 0
         assert output == (
-            "3 snapshots read; 7 entries replayed from epoch 3 to 10, 2 later snapshots and 3 replies compared "
+            "4 snapshots read; 7 entries replayed from epoch 3 to 10, 2 later snapshots and 3 replies compared "
             "nothing is wrong"
         )
     with Store.open(place) as store:
@@ -222,7 +223,7 @@ def test_verify(toy, place):
 def test_verify_claims_no_more_than_it_checked(toy, place):
     call("forget", "car-7", "--store", place)
     nothing = "nothing was replayed: there is no complete entry after epoch 10"
-    assert call("verify", "--store", place) == (0, f"2 snapshots read; {nothing} nothing is wrong")
+    assert call("verify", "--store", place) == (0, f"3 snapshots read; {nothing} nothing is wrong")
 
 
 # -- rollback
@@ -231,8 +232,8 @@ def test_verify_claims_no_more_than_it_checked(toy, place):
 def test_rollback(toy, place):
     code, output = call("rollback", "--store", place)
     assert code == 0
-    assert output.startswith("the store is at epoch 10; there are snapshots of epoch 3, taken 20")
-    assert output.endswith(", 1 upload ago")
+    assert output.startswith("the store is at epoch 10; there are snapshots of epoch 0, taken 20")
+    assert re.search(r"epoch 9, taken [-0-9]+ [:0-9]+, 1 upload ago; mean loss [.0-9]+, worse than the best$", output)
     deletes = "a rollback to epoch 6 deletes 4 uploads of 3 clients, for good"
     said = f"{deletes}; `cdfl export` writes the models of today to files"
     result = CliRunner().invoke(app, ["rollback", "6", "--store", str(place)], input="n\n")
@@ -246,7 +247,7 @@ def test_rollback(toy, place):
         assert output.startswith("cdfl: the store is in use (process ")
     assert call("rollback", 6, "--store", place, "--yes") == (0, f"{said} the store is at epoch 6")
     code, output = call("rollback", 9, "--store", place, "--yes")
-    assert (code, output) == (2, "cdfl: there is no snapshot of epoch 9; there are those of 3, 6")
+    assert (code, output) == (2, "cdfl: there is no snapshot of epoch 9; there are those of 0, 3, 6")
     with Store.open(place) as store:
         assert store.epoch == store.recover().state.epoch == 6
         assert not was_sent(store, "car-7", 10)
@@ -255,7 +256,7 @@ def test_rollback(toy, place):
 @pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink], ids=["damaged", "missing"])
 def test_no_way_back_to_a_snapshot_that_cannot_be_read(toy, place, harm):
     with Store.open(place) as store:
-        kept = store.snapshots()
+        first, *kept = store.snapshots()  # that of epoch 0 is harmed last
     blobs = [place / "blobs" / snapshot.models[1] for snapshot in kept]
     harm(blobs[0])
     everything = {path.name for path in (place / "blobs").iterdir()}
@@ -263,7 +264,7 @@ def test_no_way_back_to_a_snapshot_that_cannot_be_read(toy, place, harm):
     assert code == 2
     said = "cdfl: the snapshot of epoch 3 cannot be read, so nothing was deleted: the blob "
     assert output.startswith(f"{said}{blobs[0].name} is ")
-    assert output.endswith("; restore it from a backup, or go back to 6 or 9, which can be read")
+    assert output.endswith("; restore it from a backup, or go back to 0 or 6 or 9, which can be read")
     assert call("rollback", 3, "--store", place, "--yes") == (code, output)
     assert {path.name for path in (place / "blobs").iterdir()} == everything
     with Store.open(place) as store:
@@ -274,9 +275,10 @@ def test_no_way_back_to_a_snapshot_that_cannot_be_read(toy, place, harm):
     assert output.count("cannot be read") == 1
     harm(blobs[2])
     output = call("rollback", 9, "--store", place, "--yes")[1]
-    assert output.endswith("; restore it from a backup, or go back to 6, which can be read")
+    assert output.endswith("; restore it from a backup, or go back to 0 or 6, which can be read")
     assert call("rollback", 6, "--store", place, "--yes")[0] == 0
     harm(blobs[1])
+    harm(place / "blobs" / first.models[1])
     output = call("rollback", 6, "--store", place, "--yes")[1]
     assert output.endswith("; restore it from a backup, no other one can be read")
 
@@ -307,7 +309,7 @@ def test_export(toy, place, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--epoch", "5"], "there is no snapshot of epoch 5; there are those of 3, 6, 9"),
+        (["--epoch", "5"], "there is no snapshot of epoch 5; there are those of 0, 3, 6, 9"),
         (["--dtype", "int8"], "dtype is 'int8'; expected one of float32, float16, bfloat16"),
     ],
 )
