@@ -41,7 +41,7 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
         scores, costs = re.findall(rf" {name} ([\d ±.]+)", output)
         assert f"{fmean(after):.3f} ± {stdev(after):.3f}" in scores
         megabytes = fmean(end.bytes_down / 1e6 for end in ends)
-        assert costs.startswith(f"{megabytes:.1f} ")
+        assert f" {megabytes:.1f} " in costs
     assert summary["local-keep"]["divergence"] == []
     configs = [RunFolder(parent / f"cdfl-{seed}").config() for seed in range(2)]
     assert [config["seed"] for config in configs] == [0, 1]

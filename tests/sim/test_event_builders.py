@@ -138,10 +138,10 @@ FORWARD = CONVOLUTION + LINEAR
 TRAINING = FORWARD + CONVOLUTION + 2 * LINEAR
 # 3 x 9 + 3 and 27 x 10 + 10 numbers of 8 bytes
 BYTES = 8 * (30 + 280)
-DOWN = {"fedsoft": 4, "ifca": 4, "local-keep": 0, "local": 0}  # models; the others send one
+DOWN = {"fedsoft": 4, "ifca": 4, "local-keep": 0, "local": 0, "frozen": 0}  # models; the others send one
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedem"])  # its network has K components
 def test_the_costs_of_one_upload_by_hand(name):
     workload = make_workload(SETTINGS.replace(local_epochs=2), num_uploads=1, sizes=replace(SIZES, low=18, high=18))
     assert (workload.flops, workload.model_bytes) == ((FORWARD, TRAINING), BYTES)
