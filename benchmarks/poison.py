@@ -184,7 +184,8 @@ def row(case: str, is_guarded: bool, runs: Sequence[Simulation], *, is_fast: boo
 def score(events: Iterable[Event], chosen: frozenset[int], *, poisoned: bool) -> dict[str, float | None]:
     """Return one run in a few numbers; the accuracy of clients is that of the honest ones.
 
-    `worst_rejected` is that of the client with the most rejected uploads of its last five; 1 if it is locked out.
+    `worst_rejected` is that of the client with the most rejected uploads of its last five; 1 if it is locked out, None
+    if no client uploaded five times.
     """
     uploads, scores = only(events, Uploaded), only(events, Clusters)
     attackers = chosen if poisoned else frozenset()
@@ -199,7 +200,9 @@ def score(events: Iterable[Event], chosen: frozenset[int], *, poisoned: bool) ->
         "poison_rejected": _mean(upload.outcome == "rejected" for upload in uploads if upload.client in attackers),
         "honest_rejected": _mean(upload.outcome == "rejected" for upload in honest),
         "changed_rejected": _mean(upload.outcome == "rejected" for upload in after_a_change(honest)),
-        "worst_rejected": max(fmean(rejected[-5:]) for rejected in of_client.values() if len(rejected) >= 5),
+        "worst_rejected": max(
+            (fmean(rejected[-5:]) for rejected in of_client.values() if len(rejected) >= 5), default=None
+        ),
     }
 
 

@@ -1,6 +1,7 @@
 """Clients that poison: only they, every time, and in both simulations alike."""
 
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from benchmarks.attacks import (
     attacked_workload,
 )
 from cdfl.algorithms import make_algorithm
+from cdfl.core import Guard, Verdict
 from cdfl.record import Uploaded, only
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
@@ -49,6 +51,26 @@ def simulation(workload=PROBLEM, name="cdfl"):
 def run_attacked(attack, workload=PROBLEM):
     run = attacked(simulation(workload), attack)
     return Result(run.events(), run.algorithm)
+
+
+class Seen(NamedTuple):
+    client_id: object
+    has_losses: bool
+    bounds: tuple[float, float]
+
+
+class Watching(Guard):
+    """The guard; `seen` says what it got of each upload, and how much of its change it left."""
+
+    def __init__(self, base_rate):
+        super().__init__(base_rate)
+        object.__setattr__(self, "seen", [])
+
+    def admit(self, state, upload, client):
+        answer = super().admit(state, upload, client)
+        if not isinstance(answer, Verdict):
+            self.seen.append(Seen(upload.client_id, upload.losses is not None, answer.bounds))
+        return answer
 
 
 class TestAttacks:
@@ -134,11 +156,19 @@ class TestRuns:
         assert turns[0] == turns[1]
 
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
+        """A negated model is far away, so the guard shortens its change to a few percent; those of others hardly."""
         careful = make_workload(PROBLEM.settings.replace(guard=True), num_uploads=60)
-        uploads = only(run_attacked(Negated(), careful).events, Uploaded)
-        caught = [upload.outcome == "rejected" for upload in uploads if upload.client in SOME]
-        assert any(caught)
-        assert not all(upload.outcome == "rejected" for upload in uploads if upload.client not in SOME)
+        run = simulation(careful)
+        run.algorithm.defence = watching = Watching(run.algorithm.defence.base_rate)
+        run = attacked(run, Negated())
+        assert sum(1 for _ in run.events()) > 60
+        poisoned = [seen for seen in watching.seen if seen.client_id in SOME]
+        honest = [seen for seen in watching.seen if seen.client_id not in SOME]
+        assert len(poisoned) >= 4
+        assert max(seen.bounds[0] for seen in poisoned) < 0.1
+        assert min(seen.bounds[0] for seen in honest) > 0.5
+        assert not any(seen.has_losses for seen in poisoned)  # known losses are those of what was trained
+        assert all(seen.has_losses for seen in honest)
 
     def test_only_cdfl_can_be_attacked(self):
         with pytest.raises(ValueError, match="fedsoft cannot be attacked here; expected cdfl"):
