@@ -4,22 +4,26 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-flower test-trackers test-page check docs pictures install clean
+.PHONY: demo test test-fast test-flower test-trackers test-page test-long check docs pictures install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4
 
 # Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest -n 3 --dist loadfile -m "not browser"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not browser and not long"
 
 # What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
 test-fast: $(READY)
-	$(BIN)/pytest -n 3 --dist loadfile -m "not slow"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow and not long"
 
 # The page in Chromium, from the system's packages (apt-get install chromium).
 test-page: $(READY)
 	$(BIN)/pytest -n 2 --dist loadfile -m browser
+
+# Many attacks on the guard: a minute or two.
+test-long: $(READY)
+	$(BIN)/pytest -n 2 -m long
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)

@@ -11,7 +11,7 @@ from cdfl.scenarios import load_scenario
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
+QUICK = {"batch_size": 8, "local_epochs": 1, "shared_epochs": 30, "separate_epochs": 5}
 
 
 def uploaded(client: int, after: float, rejected: bool, main: int = 0) -> Uploaded:
@@ -58,21 +58,26 @@ class TestScores:
         assert (found["poison_rejected"], found["honest_rejected"]) == (None, pytest.approx(3 / 10))
         assert found["after"] == 0.6  # of the clients that are honest in the other runs, too
 
+    def test_nobody_uploaded_often(self):
+        found = poison.score([Clusters(0, [0.5]), uploaded(3, after=0.5, rejected=True)], frozenset(), poisoned=False)
+        assert found["worst_rejected"] is None
 
-def test_it_runs():
+
+@pytest.mark.parametrize(("is_fast", "num_uploads"), [pytest.param(False, 80, marks=pytest.mark.long), (True, 30)])
+def test_it_runs(is_fast, num_uploads):
+    """The clusters have learned something, so that there is something to harm."""
     small = replace(
-        load_scenario("digits-4"), num_clients=10, num_uploads=30,
+        load_scenario("digits-4"), num_clients=10, num_uploads=num_uploads,
         sizes=Sizes(low=8, high=12, test=10, pretraining=20, proxy=20),
     )  # fmt: skip
-    for is_fast in (False, True):
-        group = poison.Group(small, seeds=2, attacks=("negated",), is_fast=is_fast, settings=QUICK)
-        rows = [row for case in ("clean", "negated") for row in poison.measure(group, case)]
-        assert [(row["attack"], row["guarded"]) for row in rows] == [
-            ("clean", False), ("clean", True), ("negated", False), ("negated", True),
-        ]  # fmt: skip
-        assert [len(row["clusters"]) for row in rows] == [2, 2, poison.FREE_SEEDS, 2]
-        assert rows[2]["poison_rejected"] == [0]
-        assert min(rows[3]["poison_rejected"]) > 0
+    group = poison.Group(small, seeds=2, attacks=("flipped-sign",), is_fast=is_fast, settings=QUICK)
+    rows = [row for case in ("clean", "flipped-sign") for row in poison.measure(group, case)]
+    assert [(row["attack"], row["guarded"]) for row in rows] == [
+        ("clean", False), ("clean", True), ("flipped-sign", False), ("flipped-sign", True),
+    ]  # fmt: skip
+    assert [len(row["clusters"]) for row in rows] == [2, 2, poison.FREE_SEEDS, 2]
+    assert rows[2]["poison_rejected"] == [0]
+    assert min(rows[3]["poison_rejected"]) > max(rows[3]["honest_rejected"])
 
 
 def test_what_was_measured_with_other_settings_is_old():
