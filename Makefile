@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 .PHONY: demo test test-fast test-flower test-trackers test-page test-long check docs pictures install clean
 
 demo: $(READY)
-	$(BIN)/cdfl run digits-4
+	$(BIN)/cdfl run digits-4 --preset experts
 
 # Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
