@@ -63,7 +63,7 @@ class Client:
 
     async def join(self) -> None:
         """Get a model."""
-        self._take(await self._ask("GET /v1/model", {}))
+        self._take(await self._ask("GET /v1/model", {wire.REPLY: "model"}))
 
     async def update(self, tally: Tally) -> None:
         """Upload a model and take the reply, however often the server is busy."""
@@ -85,7 +85,12 @@ class Client:
             self._socket = None
 
     async def _upload(self, tally: Tally) -> Answer:
-        headers = {wire.BASE_EPOCH: self._epoch, wire.KEY: secrets.token_hex(16), "Content-Type": wire.CONTENT_TYPE}
+        headers = {
+            wire.BASE_EPOCH: self._epoch,
+            wire.KEY: secrets.token_hex(16),
+            wire.REPLY: "model",
+            "Content-Type": wire.CONTENT_TYPE,
+        }
         for _ in range(ATTEMPTS):
             try:
                 while (answer := await self._ask("POST /v1/updates", headers, self._model)).status == BUSY:

@@ -19,7 +19,11 @@ SEED = 0
 def measure(server: Server, clients: int, updates: int, *, warm_up: int = 0, idle: int = 0) -> dict[str, Any]:
     """Some clients of a server make updates, while `idle` connections of others say nothing."""
     fleet = make_clients(server.port, server.tokens[:clients], server.clusters, SEED)
-    return asyncio.run(_measure(server, fleet, updates, warm_up, idle))
+    try:
+        return asyncio.run(_measure(server, fleet, updates, warm_up, idle))
+    finally:
+        for client in fleet:
+            client.close()
 
 
 async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_up: int, idle: int) -> dict[str, Any]:
@@ -36,8 +40,6 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
     sampler.cancel()
     samples.append(server.sample())
     after = server.metrics()
-    for client in fleet:
-        client.close()
     await idlers.close()
     found = summary(tally, seconds) | usage(samples, len(tally.seconds))
     found |= {"clients": len(fleet), "stages_ms": stages(before, after, tally)}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -45,8 +46,10 @@ class Server:
         self._command = [*command, "--store", str(folder / "store"), *options]
 
     def __enter__(self) -> "Server":
+        given = os.environ.get("CDFL_OPERATOR_TOKEN") or secrets.token_urlsafe()  # the metrics are for operators
+        environment = os.environ | {"COLUMNS": "200", "CDFL_OPERATOR_TOKEN": given}
         with self.log.open("w") as log:
-            self._process = subprocess.Popen(self._command, stderr=log, env=os.environ | {"COLUMNS": "200"})
+            self._process = subprocess.Popen(self._command, stderr=log, env=environment)
         try:
             self.url = self._wait_until_open()
         except BaseException:
@@ -54,8 +57,7 @@ class Server:
             self._process.wait()
             raise
         self.port = int(self.url.rpartition(":")[2])
-        operator = os.environ.get("CDFL_OPERATOR_TOKEN", "").partition(",")[0]  # then the metrics are for operators
-        headers = {"Authorization": f"Bearer {operator}"} if operator else {}
+        headers = {"Authorization": f"Bearer {given.partition(',')[0]}"}
         self._http = httpx.Client(base_url=self.url, timeout=60, headers=headers)
         return self
 

@@ -32,7 +32,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def toy(place):
-    """A server that has stopped: three snapshots and the first, uploads of three clients, the last one after the last snapshot."""
+    """A server that has stopped: the first snapshot and three more, uploads of three clients, the last after them."""
     with Store.open(place, retention=Retention(keep_snapshots=3, keep_uploads=True)) as store:
         toy = Toy(store)
         for _ in range(3):
