@@ -174,7 +174,7 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
         kept = Counter(entry.outcome for entry in entries)
         assert end.epoch == kept["applied"] == outcomes.count("applied")
         assert kept["deprecated"] == outcomes.count("deprecated")
-        assert 1 <= kept["rejected"] <= 6  # only a client's last entry
+        assert 1 <= kept["rejected"] <= outcomes.count("rejected")  # old ones are deleted
         again = anew = start
         for entry in entries:
             if entry.outcome == "applied" and entry.client_id != "client-0":
