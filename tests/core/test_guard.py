@@ -209,7 +209,7 @@ def test_one_plan_does_not_move_the_clusters_far():
 @LONG
 @pytest.mark.slow
 @given(plan=plans, how=st.sampled_from(["fifth", "fast", "new"]), seed=st.integers(0, 1))
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_plan_moves_the_clusters_far(plan, how, seed):
     """Every plan changes something: `test_uploads_that_change_nothing` is the exception."""
     check_plan(plan, how, seed)
