@@ -62,8 +62,14 @@ class Client:
         self._model, self._epoch = bytearray(), ""
 
     async def join(self) -> None:
-        """Get a model."""
-        self._take(await self._ask("GET /v1/model", {wire.REPLY: "model"}))
+        """Get a model, also if the server hangs up because strangers take its places."""
+        for _ in range(ATTEMPTS):
+            try:
+                self._take(await self._ask("GET /v1/model", {wire.REPLY: "model"}))
+                return
+            except (OSError, Cut):
+                self.close()
+        raise Cut(f"{ATTEMPTS} times")
 
     async def update(self, tally: Tally) -> None:
         """Upload a model and take the reply, however often the server is busy."""
