@@ -1,3 +1,5 @@
+from statistics import fmean
+
 import pytest
 
 from experiments import following, tuning
@@ -46,3 +48,23 @@ def test_the_report_names_the_best_rival_of_each_row(results):
     rivals = following.against_rivals(results, ROWS[0])
     best = max(mean for _, mean, _ in rivals)
     assert f"{best:.3f}" in page
+
+
+def test_what_the_readme_says_in_words(results):
+    """The sentences below the table of what clients are served."""
+    rows = {row.title: row for row in ROWS}
+    sudden = rows["FashionMNIST (4), sudden changes"]
+    ends = [results.find(following.key_of(sudden, LINES[0], seed)).end for seed in range(5)]
+    assert (
+        f"{sum(end['served_held'] for end in ends) / 5:.3f}"
+        == f"{sum(end['served'] for end in ends) / 5:.3f}"
+        == "0.899"
+    )
+    routed = next(line for line in LINES if (line.algorithm, line.column) == ("fedsoft", "routed"))
+    behind = {
+        title: 100 * (fmean(following.values(results, row, LINES[0]).values()) - fmean(found.values()))
+        for title, row in rows.items()
+        if routed in row.lines and (found := following.values(results, row, routed))
+    }
+    assert abs(behind.pop("FashionMNIST (4), 4,000 parameters")) < 0.1
+    assert all(0.35 < points < 1.05 for points in behind.values())
