@@ -9,7 +9,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.options import DataDir, DeviceName, PrecisionName, exit_on, flag
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.presets import PRESETS
+from cdfl.sim.named_settings import PRESETS
 from experiments.commands import FOLDER, SMOKE_FOLDER, RunFilter, execute
 from experiments.harness.figures import LABELS
 from experiments.harness.runner import RunOptions, UnfinishedError

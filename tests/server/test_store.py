@@ -327,7 +327,7 @@ def test_entries_come_in_pieces(toy, store, monkeypatch):
         toy.upload("car-7")
     assert [entry.epoch for entry in store.entries(after=2)] == [3, 4, 5]
     assert [entry.epoch for entry in store.entries(after=0, limit=2)] == [1, 2]
-    monkeypatch.setattr("cdfl.server.reader.PAGE", 2)
+    monkeypatch.setattr("cdfl.server.store_reader.PAGE", 2)
     assert [entry.epoch for entry in store.all_entries(0)] == [1, 2, 3, 4, 5]
 
 

@@ -16,7 +16,7 @@ from cdfl.sim import checkpoint
 from cdfl.sim.cuda_server import GraphServer, _ServerGraph
 from cdfl.sim.cuda_stack import GraphStack, ProxyLosses
 from cdfl.sim.engine import Engines, Training
-from cdfl.sim.presets import preset_for
+from cdfl.sim.named_settings import preset_for
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform

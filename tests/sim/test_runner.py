@@ -14,7 +14,7 @@ from cdfl.core import Settings, paper, reading
 from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Separated, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.presets import PRESETS, preset_for
+from cdfl.sim.named_settings import PRESETS, preset_for
 from cdfl.sim.runner import configure, run_events
 from cdfl.sim.time_models import TICKS_TRIED, Devices, FewActive, Sessions, Span, Tick, Uniform
 

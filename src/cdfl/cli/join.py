@@ -25,7 +25,7 @@ from cdfl.userfile import report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
 PATIENCE = 30.0  # seconds to wait for an answer without --watch; as long as it takes if the server asks to wait
-ONCE = Retry(attempts=1)  # `wait_for_server` and the watcher repeat
+ONCE = Retry(attempts=1)  # `wait_for_server` and the follower repeat
 WAITS = Retry(first_wait=0.5, longest_wait=15.0)
 
 

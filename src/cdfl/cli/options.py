@@ -12,7 +12,7 @@ from cdfl.checks import did_you_mean
 from cdfl.core.settings import LEAVES
 from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
-from cdfl.sim.presets import PRESETS
+from cdfl.sim.named_settings import PRESETS
 from cdfl.sim.time_models import TIME_MODELS
 from cdfl.userfile import is_missed_by_cdfl
 

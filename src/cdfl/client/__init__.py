@@ -7,7 +7,7 @@ from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, Stat
 from cdfl.client.experts import Seen
 from cdfl.client.flower import FlowerClient
 from cdfl.client.privacy import Privacy
-from cdfl.client.watcher import Turn, Watcher
+from cdfl.client.stream_follower import StreamFollower, Turn
 
 __all__ = [
     "AsyncClient",
@@ -21,7 +21,7 @@ __all__ = [
     "Seen",
     "ServerAwayError",
     "StateError",
+    "StreamFollower",
     "Turn",
     "UntrustedError",
-    "Watcher",
 ]

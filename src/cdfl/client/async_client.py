@@ -10,7 +10,7 @@ import torch
 
 from cdfl.client.batches import Data
 from cdfl.client.client import Client
-from cdfl.client.watcher import Turn, Watcher
+from cdfl.client.stream_follower import StreamFollower, Turn
 from cdfl.policy import Policy
 
 P = ParamSpec("P")
@@ -115,13 +115,13 @@ class AsyncClient:
         self, stream: Iterable[Data] | AsyncIterable[Data], policy: Policy, recent: int = 1
     ) -> AsyncIterator[Turn]:
         """As `Client.watch`; the stream may also be asynchronous."""
-        watcher = await self._run(partial(Watcher, self.client, policy, recent))
+        follower = await self._run(partial(StreamFollower, self.client, policy, recent))
         if isinstance(stream, AsyncIterable):
             async for data in stream:
-                yield await self._run(partial(watcher.turn, data))
+                yield await self._run(partial(follower.turn, data))
         else:
             for data in stream:
-                yield await self._run(partial(watcher.turn, data))
+                yield await self._run(partial(follower.turn, data))
 
     async def close(self) -> None:
         """Wait for the running call, then close the client."""

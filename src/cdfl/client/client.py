@@ -21,7 +21,7 @@ from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, Stat
 from cdfl.client.experts import ClientRouter, Experts, Seen, moved, noisy
 from cdfl.client.privacy import Privacy
 from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
-from cdfl.client.watcher import Turn, Watcher
+from cdfl.client.stream_follower import StreamFollower, Turn
 from cdfl.core import Layout, Loss, Settings, client_update, load
 from cdfl.core.batches import described
 from cdfl.policy import Memory, Policy
@@ -371,9 +371,9 @@ class Client:
         Trains on the data of the last `recent` turns since the last upload. Yields a `Turn` each time data arrive.
         Training that diverges and a server that is away do not end the stream: the `Turn` reports them.
         """
-        watcher = Watcher(self, policy, recent)
+        follower = StreamFollower(self, policy, recent)
         for data in stream:
-            yield watcher.turn(data)
+            yield follower.turn(data)
 
     def remember(self, policy: str, memory: Memory, *, now: bool = True) -> None:
         """Save a policy's memory; with `now=False`, together with the next upload."""

@@ -16,8 +16,8 @@ from cdfl.server import tables
 from cdfl.server.blobs import OURS
 from cdfl.server.database import Database, database_url
 from cdfl.server.errors import StoreError
-from cdfl.server.reader import check_digest
 from cdfl.server.store import Store
+from cdfl.server.store_reader import check_digest
 
 ROUNDS = 10  # copies of the database until all blobs are there
 ROWS = 500  # copied at once

@@ -24,7 +24,7 @@ from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
-from cdfl.sim.presets import find_preset, preset_for
+from cdfl.sim.named_settings import find_preset, preset_for
 from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 from cdfl.sim.workload import Workload, client_workload

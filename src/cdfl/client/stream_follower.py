@@ -34,7 +34,7 @@ class Turn:
     strange: float = 0.0  # share of inputs that fit no cluster
 
 
-class Watcher:
+class StreamFollower:
     """Takes the turns of one client. `Client.watch` makes one."""
 
     def __init__(self, client: "Client", policy: Policy, recent: int = 1) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from cdfl import policy as policy_module
 from cdfl import wire
-from cdfl.client import Retry, Watcher
+from cdfl.client import Retry, StreamFollower
 from cdfl.core import Layout, Settings
 from cdfl.policy import ALWAYS, AtFirst, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
 
@@ -113,11 +113,11 @@ def test_nested_inputs(server, make_client):
 def test_policies_get_time_and_chance(make_client):
     now = [1000.0]
     client = make_client(clock=lambda: now[0])
-    watcher = Watcher(client, EverySeconds(60))
+    follower = StreamFollower(client, EverySeconds(60))
     answers = []
     for seconds in (0, 30, 31, 59, 5):
         now[0] += seconds
-        answers.append(watcher.turn(make_data()).decided)
+        answers.append(follower.turn(make_data()).decided)
     assert answers == [False, False, True, False, True]
     decided = [turn.decided for turn in client.watch(calm(60), Sometimes(0.5))]
     assert 10 < sum(decided) < 50
@@ -126,10 +126,10 @@ def test_policies_get_time_and_chance(make_client):
 def test_a_vetoed_upload_waits(make_client):
     battery = [True]
     client = make_client()
-    watcher = Watcher(client, Unless(EverySamples(40), lambda: battery[0]))
-    assert not any(watcher.turn(make_data()).decided for _ in range(5))
+    follower = StreamFollower(client, Unless(EverySamples(40), lambda: battery[0]))
+    assert not any(follower.turn(make_data()).decided for _ in range(5))
     battery[0] = False
-    assert watcher.turn(make_data()).decided
+    assert follower.turn(make_data()).decided
 
 
 def test_diverged_training_is_reported_and_the_stream_continues(server, make_client):
@@ -154,19 +154,19 @@ def test_attempts_get_rarer_while_the_server_is_away(server, make_client):
     tries = []
     flush = client.flush
     client.flush = lambda attempts=None: (tries.append(now[0]), flush(attempts))[1]
-    watcher = Watcher(client, EverySamples(24))
+    follower = StreamFollower(client, EverySamples(24))
     network.faults = ["refused"] * 1000
-    first = watcher.turn(make_data())
+    first = follower.turn(make_data())
     assert (first.decided, first.reply, first.pending) == (True, None, True)
-    watcher.policy = EverySamples(10**6)
+    follower.policy = EverySamples(10**6)
     tries.clear()
     for second in range(100):
         now[0] = float(second)
-        assert watcher.turn(make_data()).pending
+        assert follower.turn(make_data()).pending
     assert 3 <= len(tries) <= 6  # waits of 5 to 10, 10 to 20, 20 to 40 seconds, ...
     network.faults = []
     now[0] = 1000.0
-    back = watcher.turn(make_data())
+    back = follower.turn(make_data())
     assert (back.decided, back.reply.outcome, back.pending) == (False, "applied", False)
     assert len(server.applied) == 1
 
@@ -176,16 +176,16 @@ def test_retry_after_is_respected(make_client):
     client = make_client(BadNetwork(server.handle), clock=lambda: now[0])
     client.join()
     server.update = lambda *args: (_ for _ in ()).throw(wire.UnavailableError("full", 3600))
-    watcher = Watcher(client, EverySamples(24))
-    watcher.turn(make_data())
-    watcher.policy = EverySamples(10**6)
-    watcher.turn(make_data())
+    follower = StreamFollower(client, EverySamples(24))
+    follower.turn(make_data())
+    follower.policy = EverySamples(10**6)
+    follower.turn(make_data())
     asked = len(server.requests)
     now[0] = 3599.0
-    watcher.turn(make_data())
+    follower.turn(make_data())
     assert len(server.requests) == asked
     now[0] = 3601.0
-    watcher.turn(make_data())
+    follower.turn(make_data())
     assert len(server.requests) == asked + 1
 
 
@@ -239,15 +239,15 @@ def test_memory_of_a_user_policy_survives_a_restart(make_client, tmp_path):
 def test_a_kill_between_the_decision_and_the_upload_decides_again(make_client, tmp_path, monkeypatch):
     client = make_client(state_dir=tmp_path)
     policy = EverySamples(48)
-    watcher = Watcher(client, policy)
-    watcher.turn(make_data())
+    follower = StreamFollower(client, policy)
+    follower.turn(make_data())
 
     def killed(data):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "train", killed)
     with pytest.raises(KeyboardInterrupt):
-        watcher.turn(make_data())
+        follower.turn(make_data())
     client.close()
     again = make_client(state_dir=tmp_path)
     assert [turn.decided for turn in again.watch([make_data()], policy)] == [True]
@@ -277,7 +277,7 @@ def test_a_policys_decision_is_checked_at_every_turn(make_client, tmp_path, answ
     client = make_client(state_dir=tmp_path)
     with pytest.raises(ValueError, match=words):
         list(client.watch(calm(2), policy := Answers(answer)))
-    assert (client.uploads, client.recall(Watcher(client, policy)._name)) == (0, (1.0,))
+    assert (client.uploads, client.recall(StreamFollower(client, policy)._name)) == (0, (1.0,))
 
 
 @pytest.mark.parametrize(
