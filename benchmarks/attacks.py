@@ -143,6 +143,44 @@ class SlowDrift(Attack):
         return sent
 
 
+@dataclass(frozen=True)
+class Idle(Attack):
+    """Uploads what it received: the change is zero, and only the place of an upload is taken."""
+
+    def model(self, turn: Turn) -> Tensor:
+        """Nothing new."""
+        return turn.received
+
+
+@dataclass(frozen=True)
+class OnAndOff(Attack):
+    """Is honest for some uploads, so that it is trusted, then uploads the opposite change as long as is allowed."""
+
+    honest: int = 2
+    strength: float = 1.4
+
+    def model(self, turn: Turn) -> Tensor:
+        """Honest twice, then the wrong way."""
+        if turn.number % (self.honest + 1) < self.honest:
+            return turn.trained
+        return turn.received - self.strength * turn.change
+
+
+@dataclass(frozen=True)
+class Hidden(Attack):
+    """Uploads part of an honest change with a drift towards zero of twice its length."""
+
+    useful: float = 0.6
+    harmful: float = 1.2
+
+    def model(self, turn: Turn) -> Tensor:
+        """A step that is partly right."""
+        way = -turn.clusters.mean(dim=0)
+        drift = way * (self.harmful * turn.change.norm() / way.norm())
+        sent: Tensor = turn.received + self.useful * turn.change + drift
+        return sent
+
+
 ATTACKS: dict[str, Attack] = {
     "flipped-sign": FlippedSign(),
     "negated": Negated(),
@@ -151,6 +189,9 @@ ATTACKS: dict[str, Attack] = {
     "copies": Copies(),
     "two-steps": TwoSteps(),
     "slow-drift": SlowDrift(),
+    "on-and-off": OnAndOff(),
+    "hidden": Hidden(),
+    "idle": Idle(),
 }
 
 

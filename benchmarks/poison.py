@@ -3,37 +3,39 @@
 Claim: while a fifth of the clients attacks, or one that uploads as often as all others together, the guard keeps the
 clusters and the honest clients within a point of the run without attackers.
 
-Runs the cases that are missing in benchmarks/results/poison.json or were measured with other settings; each is stored
-when it is done. All take about an hour on one core. Most constants of the guard were chosen on seeds 10 to 12; the rule
-for new clients was loosened after it had refused 20 % of honest uploads on the seeds used here. Attackers attack from
-the first upload.
+Runs what is missing in benchmarks/results/poison.json or was measured with other settings; each run is stored when it
+is done. All together take about 90 minutes of one core; `--processes` uses more. The constants of the guard were chosen
+on seeds 10 to 14. Attackers attack from the first upload.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import runpy
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+import cdfl
 from benchmarks.attacks import ATTACKS, Attack, attacked
 from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
 from cdfl.algorithms import CDFL
-from cdfl.cli.example_setup import problem as example
 from cdfl.core import ClientMemory, Evaluate, RateSettings, ServerState, Upload, Verdict, defence_of, guard
 from cdfl.core.defence import Decision, Defence, Step
 from cdfl.data import Sudden
 from cdfl.record import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
-from cdfl.server.run import TRIAL_SAMPLES
 from cdfl.sim.runner import RunConfig, configure, simulations
-from cdfl.sim.simulation import Simulation, SimulationGroup
+from cdfl.sim.simulation import Simulation
 
 LAST = 5  # scores of the clusters at the end of a run that are averaged: a single upload changes them much
+SEEDS = tuple(range(20, 25))  # on which no constant of the guard was chosen
 FREE_SEEDS = 1  # of runs without the guard under attack: they are context
 DRIFTS = ("sudden", "gradual", "seasons", "newcomer", "dirichlet")
 CONSTANTS = {
@@ -46,48 +48,61 @@ class Group:
     """Runs of one scenario: without attackers, and with each attack."""
 
     scenario: str | Scenario = "digits-4"
-    seeds: int = 3
     attacks: tuple[str, ...] = ()
     is_fast: bool = False  # one client attacks, with half of all uploads; the others upload as often as in a clean run
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-EXAMPLE = example.all_settings.leaves()
-SHORT = 300  # uploads of a run; more would take hours on one core
+DIGITS = load_scenario("digits-4")
+EXAMPLE = runpy.run_path(str(Path(cdfl.__file__).parent / "cli" / "example_setup.py"))["problem"].all_settings.leaves()
 GROUPS = {
-    "digits-4": Group(replace(load_scenario("digits-4"), num_uploads=SHORT), seeds=5, attacks=tuple(ATTACKS)),
-    "digits-4-fast": Group(
-        replace(load_scenario("digits-4"), num_uploads=SHORT // 2), seeds=5, attacks=tuple(ATTACKS), is_fast=True
-    ),
-    **{
-        f"digits-4-{drift}": Group(
-            replace(load_scenario(f"digits-4-{drift}"), num_uploads=SHORT), seeds=5 if drift == "sudden" else 3
-        )
-        for drift in DRIFTS
-    },
+    "digits-4": Group(DIGITS, attacks=tuple(ATTACKS)),
+    "digits-4-fast": Group(replace(DIGITS, num_uploads=DIGITS.num_uploads // 2), attacks=tuple(ATTACKS), is_fast=True),
+    **{f"digits-4-{drift}": Group(load_scenario(f"digits-4-{drift}")) for drift in DRIFTS},
     # As in its example stream: a client has one rotation, then another.
-    "example-sudden": Group(
-        replace(load_scenario("digits-4"), num_uploads=SHORT, drift=Sudden(low=1.0, high=1.0, every=5)),
-        settings=EXAMPLE,
-    ),
+    "example-sudden": Group(replace(DIGITS, drift=Sudden(low=1.0, high=1.0, every=5)), settings=EXAMPLE),
 }
 
 
+class Job(NamedTuple):
+    """One run."""
+
+    group: str
+    attack: str
+    guarded: bool
+    seed: int
+
+
 def main() -> None:
-    """Run the missing cases."""
+    """Run the missing jobs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; default: all")
-    torch.set_num_threads(1)
-    for name in parser.parse_args().groups or GROUPS:
-        group = GROUPS[name]
-        for case in (CLEAN, *group.attacks):
-            stored = read("poison", {"groups": {}})
-            kept = stored["groups"].get(name)
-            rows = kept["rows"] if is_current(group, kept) else []
-            if not any(row["attack"] == case for row in rows):
-                rows = [*rows, *measure(group, case)]
-                stored["groups"][name] = {"settings": settings_of(group), "rows": rows}
-                write("poison", {**stored, "machine": machine()})
+    parser.add_argument("--processes", type=int, default=1, help="runs at the same time, each on one core")
+    args = parser.parse_args()
+    stored = read("poison", {"groups": {}})
+    groups: dict[str, Any] = {name: kept for name, kept in stored["groups"].items() if name in GROUPS}
+    for name in args.groups or GROUPS:
+        if not is_current(GROUPS[name], groups.get(name)):
+            groups[name] = {"settings": settings_of(GROUPS[name]), "runs": []}
+    jobs = list(missing(groups, args.groups or list(GROUPS)))
+    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(measure, GROUPS[job.group], job): job for job in jobs}
+        for number, done in enumerate(as_completed(running), 1):
+            job = running[done]
+            groups[job.group]["runs"].append({**job._asdict(), **done.result()})
+            groups[job.group]["runs"].sort(key=lambda run: [str(run[name]) for name in Job._fields])
+            print(f"{number} of {len(jobs)}: {groups[job.group]['runs'][-1]}", flush=True)
+            write("poison", {"groups": groups, "machine": machine()})
+
+
+def missing(groups: dict[str, Any], names: Iterable[str]) -> Iterator[Job]:
+    """Yield the runs that are not stored: those with the guard first."""
+    known = {tuple(run[name] for name in Job._fields) for kept in groups.values() for run in kept["runs"]}
+    for guarded in (True, False):
+        for name in names:
+            for attack in (CLEAN, *GROUPS[name].attacks):
+                seeds = SEEDS if guarded or attack == CLEAN else SEEDS[:FREE_SEEDS]
+                yield from (job for seed in seeds if (job := Job(name, attack, guarded, seed)) not in known)
 
 
 def config_of(group: Group, seed: int, *, is_guarded: bool) -> RunConfig:
@@ -104,28 +119,23 @@ def settings_of(group: Group) -> dict[str, Any]:
 
 
 def is_current(group: Group, stored: dict[str, Any] | None) -> bool:
-    """Return whether a group was measured with the present settings and number of seeds."""
-    if stored is None or max(len(row["clusters"]) for row in stored["rows"]) != group.seeds:
-        return False
-    return bool(stored["settings"] == settings_of(group))
+    """Return whether a group was measured with the present settings."""
+    return stored is not None and bool(stored["settings"] == settings_of(group))
 
 
-def measure(group: Group, case: str) -> list[dict[str, Any]]:
-    """Return a row without the guard and one with it; a column has a number for each seed."""
-    free_seeds = group.seeds if case == CLEAN else min(group.seeds, FREE_SEEDS)
-    runs: dict[bool, list[Simulation]] = {False: [], True: []}
-    for is_guarded, count in ((False, free_seeds), (True, group.seeds)):
-        configs = [config_of(group, seed, is_guarded=is_guarded) for seed in range(count)]
-        for honest in simulations(configs):
-            honest.algorithm = _as_served(honest)
-            runs[is_guarded].append(honest if case == CLEAN else attacked(honest, _attack(group, case)))
-    for _ in SimulationGroup([run for same in runs.values() for run in same]).events():
+def measure(group: Group, job: Job) -> dict[str, float | None]:
+    """Return the scores of one run."""
+    torch.set_num_threads(1)
+    attack = replace(ATTACKS.get(job.attack, Attack()), is_fast=group.is_fast)
+    [run] = simulations([config_of(group, job.seed, is_guarded=job.guarded)])
+    run.algorithm = _as_served(run)
+    run = run if job.attack == CLEAN else attacked(run, attack)
+    for _ in run.events():
         pass
-    return [row(case, is_guarded, same, is_fast=group.is_fast) for is_guarded, same in runs.items()]
-
-
-def _attack(group: Group, case: str) -> Attack:
-    return replace(ATTACKS[case], is_fast=group.is_fast)
+    chosen = attack.attackers(job.seed, run.workload.scenario.num_clients)  # the same clients for every attack
+    attackers = frozenset() if job.attack == CLEAN else chosen
+    shrunk = [each for client, each in run.algorithm.defence.shrunk if client not in attackers]  # type: ignore[attr-defined]
+    return score(run.emitted, chosen, poisoned=job.attack != CLEAN) | {"honest_shrunk": _mean(shrunk)}
 
 
 class Counting:
@@ -153,32 +163,15 @@ class Counting:
         """As the defence does; count."""
         step, verdict = self.defence.step(state, upload, decision, client, settings, evaluate)
         if verdict.is_accepted:
-            is_less = min(verdict.bounds) < 1 or not _equal(step.rates, decision.rates)
+            is_less = min(verdict.bounds) < 1 or not torch.equal(step.rates, decision.rates)
             self.shrunk.append((int(upload.client_id), is_less))
         return step, verdict
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.equal(one, other))
-
-
 def _as_served(run: Simulation) -> CDFL:
     """Return the algorithm of a run with the defence of a server, which tries steps on parts of the proxy sets."""
-    settings, trial = run.algorithm.settings, run.workload.evaluator(TRIAL_SAMPLES)
+    settings, trial = run.algorithm.settings, run.workload.evaluator(guard.TRIAL_SAMPLES)
     return CDFL(settings, defence=Counting(defence_of(settings, trial)))
-
-
-def row(case: str, is_guarded: bool, runs: Sequence[Simulation], *, is_fast: bool) -> dict[str, Any]:
-    """Return the scores of runs that differ in their seed."""
-    scores = []
-    for run in runs:
-        seed, count = run.workload.seed, run.workload.scenario.num_clients
-        chosen = Attack(is_fast=is_fast).attackers(seed, count)  # the same clients for every attack
-        attackers = frozenset() if case == CLEAN else chosen
-        shrunk = [each for client, each in run.algorithm.defence.shrunk if client not in attackers]  # type: ignore[attr-defined]
-        scores.append(score(run.emitted, chosen, poisoned=case != CLEAN) | {"honest_shrunk": _mean(shrunk)})
-    print(case, "guarded" if is_guarded else "all accepted", scores, flush=True)
-    return {"attack": case, "guarded": is_guarded} | {column: [one[column] for one in scores] for column in scores[0]}
 
 
 def score(events: Iterable[Event], chosen: frozenset[int], *, poisoned: bool) -> dict[str, float | None]:

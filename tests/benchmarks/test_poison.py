@@ -1,10 +1,12 @@
 """What `benchmarks.poison` counts."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from benchmarks import poison
+from benchmarks.poison_table import points
 from cdfl.data import Sizes
 from cdfl.record import Clusters, Uploaded
 from cdfl.scenarios import load_scenario
@@ -63,29 +65,54 @@ class TestScores:
         assert found["worst_rejected"] is None
 
 
+SMALL = replace(
+    load_scenario("digits-4"), num_clients=10, num_uploads=30,
+    sizes=Sizes(low=8, high=12, test=10, pretraining=20, proxy=20),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(("is_fast", "num_uploads"), [pytest.param(False, 80, marks=pytest.mark.long), (True, 30)])
 def test_it_runs(is_fast, num_uploads):
     """The clusters have learned something, so that there is something to harm."""
-    small = replace(
-        load_scenario("digits-4"), num_clients=10, num_uploads=num_uploads,
-        sizes=Sizes(low=8, high=12, test=10, pretraining=20, proxy=20),
-    )  # fmt: skip
-    group = poison.Group(small, seeds=2, attacks=("flipped-sign",), is_fast=is_fast, settings=QUICK)
-    rows = [row for case in ("clean", "flipped-sign") for row in poison.measure(group, case)]
-    assert [(row["attack"], row["guarded"]) for row in rows] == [
-        ("clean", False), ("clean", True), ("flipped-sign", False), ("flipped-sign", True),
-    ]  # fmt: skip
-    assert [len(row["clusters"]) for row in rows] == [2, 2, poison.FREE_SEEDS, 2]
-    assert rows[2]["poison_rejected"] == [0]
-    assert min(rows[3]["poison_rejected"]) > max(rows[3]["honest_rejected"])
+    group = poison.Group(replace(SMALL, num_uploads=num_uploads), is_fast=is_fast, settings=QUICK)
+    clean, free, guarded = (
+        poison.measure(group, poison.Job("", attack, is_guarded, seed=0))
+        for attack, is_guarded in (("clean", True), ("flipped-sign", False), ("flipped-sign", True))
+    )
+    assert clean["poison_rejected"] is None
+    assert free["poison_rejected"] == 0
+    assert guarded["poison_rejected"] > guarded["honest_rejected"]
+
+
+def test_each_run_is_stored_when_it_is_done_and_not_repeated(monkeypatch, capsys):
+    monkeypatch.setattr(poison, "GROUPS", {"small": poison.Group(SMALL, settings=QUICK)})
+    monkeypatch.setattr(poison, "SEEDS", (3,))
+    kept = {"old": {"groups": {"gone": {}}}}
+    monkeypatch.setattr(poison, "read", lambda name, default: kept.get(name, default))
+    monkeypatch.setattr(poison, "write", kept.__setitem__)
+    monkeypatch.setattr(poison, "measure", lambda group, job: {"clusters": 0.5})
+    monkeypatch.setattr(poison, "ProcessPoolExecutor", lambda *args, **options: ThreadPoolExecutor(1))
+    monkeypatch.setattr("sys.argv", ["poison"])
+    poison.main()
+    runs = kept["poison"]["groups"]["small"]["runs"]
+    assert [(run["attack"], run["guarded"], run["seed"]) for run in runs] == [("clean", False, 3), ("clean", True, 3)]
+    poison.main()
+    assert capsys.readouterr().out.count("\n") == 2
+    assert kept["poison"]["groups"]["small"]["runs"] == runs
 
 
 def test_what_was_measured_with_other_settings_is_old():
-    group = poison.Group(seeds=2)
-    stored = {"settings": poison.settings_of(group), "rows": [{"clusters": [0.9, 0.8]}]}
+    group = poison.Group()
+    stored = {"settings": poison.settings_of(group), "runs": []}
     assert poison.is_current(group, stored)
     assert not poison.is_current(group, None)
-    assert not poison.is_current(poison.Group(seeds=3), stored)
-    assert not poison.is_current(poison.Group(seeds=2, settings={"base_rate": 0.01}), stored)
+    assert not poison.is_current(poison.Group(settings={"base_rate": 0.01}), stored)
     for name, value in (("rise", 3), ("guard", False), ("rates", {})):
         assert not poison.is_current(group, stored | {"settings": stored["settings"] | {name: value}})
+
+
+def test_points_lost_are_those_of_pairs_of_seeds():
+    clean = [{"seed": seed, "after": 0.9 + 0.01 * seed} for seed in range(4)]
+    attacked = [{"seed": seed, "after": 0.9 + 0.01 * seed - (0.02 if seed % 2 else 0.0)} for seed in (3, 2, 1, 0)]
+    assert points(clean, attacked, "after") == "1.00 ± 1.84"  # 3.182 * 1.155 / 2
+    assert points(clean, attacked[:1], "after") == "-"

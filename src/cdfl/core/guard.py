@@ -50,6 +50,7 @@ SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and ho
 KNOWN = 3  # accepted uploads after which a client is no newcomer
 NEW_HARMFUL = 1.5  # the same for newcomers, of whom there are too many, whatever their blame
 NEW_SHARE, NEW_BURST = 0.2, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
+TRIAL_SAMPLES = 32  # of each proxy set: enough to try steps on
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"

@@ -16,6 +16,7 @@ import uvicorn
 
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.core.estimate import reevaluated
+from cdfl.core.guard import TRIAL_SAMPLES
 from cdfl.core.router import train_one_by_one
 from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
@@ -41,7 +42,6 @@ EQUAL_CLUSTERS = (
     "%s sets separate_epochs to 0: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; pre-train them, and use a new --store"
 )
-TRIAL_SAMPLES = 32  # of each proxy set, on which the guard tries steps
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
