@@ -37,7 +37,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = asked or Path(scratch) / "runs"
         if not runs.exists():
-            call("compare", SCENARIO, "--algorithms", "cdfl,local,fedasync,fedsoft", "--seeds", "3", "--out", str(runs))
+            call(
+                "compare",
+                SCENARIO,
+                "--algorithms",
+                "cdfl,fedsoft,fedasync,local-keep",
+                "--seeds",
+                "3",
+                "--out",
+                str(runs),
+            )
         draw(runs, Path(scratch))
         photograph_runs(runs)
         photograph_server(Path(scratch) / "server")
@@ -45,8 +54,8 @@ def main() -> None:
 
 def draw(runs: Path, scratch: Path) -> None:
     """Draw the picture of the README, a comparison, and a report."""
-    chosen = [str(runs / f"{name}-{seed}") for name in ("cdfl", "local") for seed in range(3)]
-    call("plot", *chosen, "--client", "14", "--out", str(PICTURES / "story.png"))
+    chosen = [str(runs / f"{name}-{seed}") for name in ("cdfl", "local-keep") for seed in range(3)]
+    call("plot", *chosen, "--client", "14", "--samples", "--out", str(PICTURES / "story.png"))
     call("plot", str(runs), "--out", str(PICTURES / "comparison.png"))
     call("report", str(runs), "--out", str(scratch / "report"))
     for name in ("mixtures", "adaptation", "clusters"):
@@ -98,6 +107,8 @@ def photograph_server(folder: Path) -> None:
                         raise RuntimeError(f"fewer than {UPLOADS} uploads in {SECONDS} s; is the machine busy?")
                     page.wait_for_timeout(500)
                 page.wait_for_timeout(1500)
+                while not page.evaluate("window.cdfl.isSettled()"):
+                    page.wait_for_timeout(20)
                 shoot(page, "page-server", whole=True)
         finally:
             for car in cars:

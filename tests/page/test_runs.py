@@ -1,6 +1,7 @@
 """The page of simulations, in a real browser."""
 
 import json
+import re
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -56,7 +57,7 @@ def test_a_finished_run_and_its_slider(tab, run):
         shown(tab, 12)
         first = tab.page.locator(".lines li", has_text="client 0 moved").first
         assert (
-            "moved from upright to turned; its reply is 20.0 points better than the model it held"
+            "moved from upright to turned; its new reply is 20.0 points better than its last one"
             in first.text_content()
         )
 
@@ -90,8 +91,50 @@ def test_everything_is_drawn(tab, run):
             tab.page.locator(f".{panel} summary").click()
             tab.page.locator(f".{panel} details tbody tr").nth(2).wait_for()
         labels = tab.page.locator(".replies .side li").all_text_contents()
-        assert [label.split(" (")[0] for label in labels[:3]] == ["last reply", "own training", "new reply"]
-        assert labels[3].startswith("served")
+        assert [re.sub(r"[\d.]+$", "", label) for label in labels] == [
+            "last reply, on new data",
+            "own training, uploaded",
+            "new reply",
+        ]
+
+
+def test_what_is_served_is_drawn_where_it_is_more_than_the_reply(tab, tmp_path):
+    made = events(upload={"served": 0.99, "served_held": 0.89})
+    with Watching(write_run(tmp_path / "run", made)) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        assert "new reply: experts + router0.990" in tab.page.locator(".replies .side li").all_text_contents()
+        assert tab.page.locator(".tiles dt", has_text="accuracy of new replies").count() == 1
+        assert "0.990" in tab.page.locator(".tiles").text_content()
+        assert "10.0 points better than its last one" in tab.page.locator(".lines li").first.text_content()
+
+
+def test_numbers_and_curves_agree(tab, run):
+    """Tiles, the legend and the ends of curves show the same means."""
+    with Watching(run) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        tile = tab.page.locator(".tiles div", has_text="accuracy of new replies")
+        number = tile.locator("span").text_content()
+        assert f"new reply{number}" in tab.page.locator(".replies .side li").all_text_contents()
+        ends = tab.value("window.cdfl.views.values().next().value.replies.curves.map(({ points }) => points.at(-1).y)")
+        assert f"{ends[2]:.3f}" == number
+        assert f"last reply {ends[0]:.3f}, own training {ends[1]:.3f}" == tile.locator("small").text_content()
+
+
+def test_the_truth_is_thin_and_above_the_estimate(tab, run):
+    with Watching(run) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        assert "thin: true" in tab.page.locator(".legend.clusters").text_content()
+        row = tab.page.locator(".row").first
+        truth, estimate = (row.locator(f".bar.{kind}").bounding_box() for kind in ("true", "estimated"))
+        assert truth["y"] + truth["height"] <= estimate["y"]
+        assert truth["height"] < 0.5 * estimate["height"]
+        row.click()
+        truth, estimate = (tab.page.locator(f"#client-{kind} canvas").bounding_box() for kind in ("truth", "mixtures"))
+        assert truth["y"] + truth["height"] <= estimate["y"]
+        assert truth["height"] < estimate["height"]
 
 
 def test_one_client(tab, run):

@@ -33,13 +33,31 @@ def curves(axes):
 
 def test_the_story_of_one_run():
     figure = figures.story(runs("cdfl"))
-    truth, estimated, scores = figure.axes if len(figure.axes) == 3 else figure.get_axes()
+    named = {axes.get_ylabel(): axes for axes in figure.get_axes()}
+    truth, estimated, scores = named["true"], named["estimated"], named["accuracy, held-out data"]
     assert len(truth.patches) == len(estimated.patches) == 4 * 2  # 4 uploads of a client, 2 clusters
-    assert truth.patches[0].get_width() > 1.5 * estimated.patches[0].get_width()  # told apart by their shape, too
+    assert truth.get_position().y0 > estimated.get_position().y1  # above it,
+    assert truth.get_position().height < estimated.get_position().height  # and thinner, as on the page
+    assert truth.patches[0].get_width() > 1.5 * estimated.patches[0].get_width()  # without gaps
     said = words(figure)
-    assert {"upright", "turned", "kind of data"} <= set(said)
-    assert {"last reply (held)", "own training (before)", "new reply (after)"} <= set(said)
+    assert {"upright", "turned", "kinds of data"} <= set(said)
+    assert {"last reply, on new data", "own training, uploaded", "new reply"} <= set(said)
     assert [line.get_linestyle() for line in curves(scores)] == [":", "--", "-"]
+
+
+def test_the_story_beside_another_algorithm():
+    said = words(figures.story(runs("cdfl", "local-keep"), client=0, samples=[np.eye(8), np.eye(8)]))
+    assert {"CDFL's replies", "training alone"} <= set(said)
+    assert "new reply" not in said
+
+
+def test_the_mixtures_say_how_often_they_are_right():
+    made = runs("cdfl")[0]
+    figure = figures.mixture_figure(made)
+    mains, shares, _ = figure.get_axes()
+    assert mains.get_title(loc="left") == "Main cluster: right in 100 % of uploads"
+    assert {"100 %", "0 %"} <= set(words(mains))
+    assert "no estimate is above 80 %" in words(shares)  # the truth goes to 90 %
 
 
 def test_points_are_means_of_recent_uploads():
@@ -86,7 +104,7 @@ def test_one_client_is_chosen():
 
 def test_without_estimates_there_is_no_panel_for_them():
     figure = figures.story(runs("fedasync", upload={"mixture": None, "divergence": None}))
-    assert len(figure.get_axes()) == 2
+    assert {axes.get_ylabel() for axes in figure.get_axes()} == {"true", "", "accuracy, held-out data"}
 
 
 def test_the_direction_is_on_the_axis():
@@ -110,10 +128,22 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path):
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_the_page_has_the_same_colours():
-    css = (Path(figures.__file__).parents[1] / "page" / "static" / "style.css").read_text()
-    found = re.findall(r"--c\d: (#[0-9a-f]{6})", css)
-    assert tuple(found) == style.CLUSTERS
+STATIC = Path(figures.__file__).parents[1] / "page" / "static"
+
+
+def test_the_page_has_the_same_colours_and_words():
+    css, words = (STATIC / "style.css").read_text(), (STATIC / "words.js").read_text()
+    assert tuple(re.findall(r"--c\d: (?:light-dark\()?(#[0-9a-f]{6})", css)) == style.CLUSTERS
+    assert re.findall(r"--a\d: (?:light-dark\()?(#[0-9a-f]{6})", css) == [*style.ALGORITHMS.values()]
+    for name, color in (style.SCORES | style.OUTCOMES).items():
+        assert re.search(rf"--{name}: (?:light-dark\()?{color}", css), name
+    for name, said in style.SCORE_WORDS.items():
+        assert f'{name}: "{said}"' in words
+
+
+def test_a_colour_means_one_thing():
+    every = [*style.CLUSTERS, *style.ALGORITHMS.values(), style.SCORES["served"], style.SCORES["held"]]
+    assert len(set(every)) == len(every)
 
 
 def test_colours_can_be_told_apart_by_colour_blind_people():

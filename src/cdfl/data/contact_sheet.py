@@ -33,6 +33,13 @@ def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
     return sheet
 
 
+def one_image(federation: Federation, cluster: int, column: int = 7) -> np.ndarray:
+    """Return the image of one cluster that the sheet has in a column."""
+    images, _ = federation.proxy(cluster)
+    at = _one_of_each(_base_labels(federation, cluster), column + 1)[-1]
+    return _rgb(images[at].permute(1, 2, 0).cpu().numpy())
+
+
 def save_sheet(federation: Federation, path: Path, columns: int = 10) -> None:
     """Write the sheet as a small PNG with 256 colours."""
     sheet = contact_sheet(federation, columns)

@@ -1,35 +1,24 @@
 """The pictures of runs. Each function returns a matplotlib figure; `cdfl.report.style.save` writes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdfl.report import style
+from cdfl.report.mixtures import history, mixture_figure, smoothing, whole_numbers
 from cdfl.series import Numbers, RunSeries, adaptation, groups, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WINDOW = 60  # uploads averaged in one point of a curve; fewer in short runs
-MOST_BARS = 30  # uploads of one client that are drawn
 
-
-def smoothing(num_uploads: int) -> int:
-    """Return how many uploads are averaged in one point, so that a short run still gives a curve.
-
-    >>> [smoothing(uploads) for uploads in (1, 12, 60, 600)]
-    [1, 3, 15, 60]
-    """
-    return max(1, min(WINDOW, num_uploads // 4))
-
-
-def story(runs: Sequence[RunSeries], client: int | None = None) -> "Figure":
+def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequence[Numbers] | None = None) -> "Figure":
     """Draw what happens to one client, and what that does for all of them.
 
     Left, for one client of the first run: what its data are made of, and what the server estimates. Right: the scores
-    of all clients. Runs of other algorithms are drawn beside them.
+    of all clients; with several algorithms, what the replies of each reach. `samples` are an image of each cluster.
     """
     first = runs[0]
     chosen = first.telling_client() if client is None else client
@@ -39,13 +28,16 @@ def story(runs: Sequence[RunSeries], client: int | None = None) -> "Figure":
     with style.styled():
         figure = style.new_figure(11.5, 4.4)
         parts: Any = figure.subfigures(1, 2, width_ratios=(1.12, 1), wspace=0.03)
-        left, right = parts
-        if first.mixtures is None:
-            _mixtures(left.subplots(), None, first, chosen)
+        history(parts[0], first, chosen, samples)
+        number = 2 if first.mixtures is None else 3
+        axes = parts[1].subplots()
+        axes.set_title(f"{number}  How well the replies work, all clients")
+        window = smoothing(min(run.num_uploads for run in runs))
+        if len(groups(runs)) == 1:
+            _scores(axes, runs, window)
         else:
-            truth, estimated = left.subplots(2, 1, sharex=True)
-            _mixtures(truth, estimated, first, chosen)
-        _scores(right.subplots(), runs)
+            _replies(axes, groups(runs), window, _words)
+        _label_axes(axes, runs, window)
     return figure
 
 
@@ -55,15 +47,23 @@ def comparison(runs: Sequence[RunSeries]) -> "Figure":
     with style.styled():
         figure = style.new_figure(11.5, max(3.4, 1.6 + 0.42 * len(grouped)))
         over_time, at_end = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        labels = []
-        for place, (name, own) in enumerate(grouped.items()):
-            color, line = style.algorithm_color(name, place), style.LINES[place % len(style.LINES)]
-            labels.append((_band(over_time, [run.reply for run in own], window, color, line), name, color))
-        over_time.set_title("How good the replies are")
+        _replies(over_time, grouped, window, str)
+        over_time.set_title("How well the replies work")
         _label_axes(over_time, runs, window)
-        style.label_beside(over_time, labels)
         _final_scores(at_end, grouped)
     return figure
+
+
+def _replies(
+    axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]], window: int, named: Callable[[str], str]
+) -> None:
+    """Draw what the replies of each algorithm reach over time."""
+    labels = []
+    for place, (name, own) in enumerate(grouped.items()):
+        color, line = style.algorithm_color(name, place), style.LINES[place % len(style.LINES)]
+        end = _band(axes, [run.reply for run in own], window, color, line, 2.6 if place == 0 else 2.0)
+        labels.append((end, named(name), color))
+    style.label_beside(axes, labels)
 
 
 def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]]) -> None:
@@ -90,81 +90,13 @@ def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]]) -> N
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
 
 
-def _mixtures(truth: "Axes", estimated: "Axes | None", run: RunSeries, client: int) -> None:
-    places = run.of_client(client)[:MOST_BARS]
-    uploads = np.arange(1.0, len(places) + 1)
-    shown = [(truth, run.true_mixtures[places], 1.0, f"1  What client {client}'s data are made of, over time")]
-    if estimated is not None and run.mixtures is not None:
-        shown.append((estimated, run.mixtures[places], 0.5, "2  The server's estimate, from uploaded models alone"))
-    for axes, mixtures, width, title in shown:
-        _stack(axes, uploads, mixtures, width)
-        axes.set(title=title, ylim=(0, 1), yticks=[0, 0.5, 1], yticklabels=["0 %", "50 %", "100 %"])
-        axes.grid(visible=False)
-        axes.margins(x=0.01)
-    main = run.true_mixtures[places].argmax(axis=1)
-    for place in np.flatnonzero(main[1:] != main[:-1]):
-        for axes, *_ in shown:
-            axes.axvline(place + 1.5, color=style.INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    _name_clusters(truth, run, run.true_mixtures[places])
-    lowest = shown[-1][0]
-    lowest.set_xlabel("its uploads, in order" + ("; dashed: its data move" if np.any(main[1:] != main[:-1]) else ""))
-    _whole_numbers(lowest)
-
-
-def _whole_numbers(axes: "Axes") -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _stack(axes: "Axes", x: Numbers, mixtures: Numbers, width: float) -> None:
-    bottom = np.zeros(len(x))
-    for cluster, shares in enumerate(mixtures.T):
-        axes.bar(
-            x,
-            shares,
-            width,
-            bottom=bottom,
-            color=style.cluster_color(cluster),
-            hatch=style.cluster_hatch(cluster),
-            edgecolor="white" if width < 1 else style.cluster_color(cluster),
-            linewidth=0.6 if width < 1 else 0.2,
-        )
-        bottom = bottom + shares
-
-
-def _name_clusters(axes: "Axes", run: RunSeries, mixtures: Numbers) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=style.cluster_color(cluster), hatch=style.cluster_hatch(cluster), label=name)
-        for cluster, name in enumerate(run.clusters)
-    ]
-    axes.legend(
-        handles=handles[::-1],
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        fontsize=9,
-        title="kind of data",
-    )
-
-
-def _scores(axes: "Axes", runs: Sequence[RunSeries]) -> None:
-    """Draw the scores of all clients of the first algorithm, and what the replies of others reach."""
-    (_, own), *others = groups(runs).items()
-    window = smoothing(min(run.num_uploads for run in runs))
+def _scores(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
+    """Draw the scores of all clients of one algorithm."""
     labels = []
-    for name in own[0].scores:
-        color, width = style.SCORES[name], 2.6 if name == "after" else 1.8
-        end = _band(axes, [run.scores[name] for run in own], window, color, style.SCORE_LINES[name], width)
+    for name in runs[0].scores:
+        color, width = style.SCORES[name], 2.6 if name in ("after", "served") else 1.8
+        end = _band(axes, [run.scores[name] for run in runs], window, color, style.SCORE_LINES[name], width)
         labels.append((end, style.SCORE_WORDS[name], color))
-    for place, (name, theirs) in enumerate(others):
-        color, line = style.algorithm_color(name, place), style.LINES[(place + 1) % len(style.LINES)]
-        labels.append((_band(axes, [run.reply for run in theirs], window, color, line), _words(name), color))
-    number = 2 if own[0].mixtures is None else 3
-    axes.set_title(f"{number}  How well the server's replies work, all clients")
-    _label_axes(axes, runs, window)
     style.label_beside(axes, labels)
 
 
@@ -177,9 +109,22 @@ def _label_axes(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
 
 
 def _words(algorithm: str) -> str:
-    """Name an algorithm, with a word for those who do not know it."""
-    known = {"local": "alone", "local-keep": "alone", "fedasync": "one model", "fedbuff": "one model"}
-    return f"{known[algorithm]} ({algorithm})" if algorithm in known else algorithm
+    """Name an algorithm for those who do not know it.
+
+    >>> _words("local-keep"), _words("ifca")
+    ('training alone', 'IFCA')
+    """
+    return {
+        "cdfl": "CDFL's replies",
+        "local": "training alone,\neach time anew",
+        "local-keep": "training alone",
+        "fedasync": "one model for all\n(FedAsync)",
+        "fedbuff": "one model for all\n(FedBuff)",
+        "oracle": "with the true mixture",
+        "fedsoft": "FedSoft",
+        "fedem": "FedEM",
+        "ifca": "IFCA",
+    }.get(algorithm, algorithm)
 
 
 def _band(axes: "Axes", series: Sequence[Numbers], window: int, color: str, line: str, width: float = 2.0) -> float:
@@ -208,20 +153,23 @@ def clusters_figure(runs: Sequence[RunSeries]) -> "Figure":
             mean = np.mean(same, axis=0)
             x = first.cluster_uploads[: len(mean)]
             line = style.LINES[cluster // len(style.CLUSTERS) % len(style.LINES)]
-            axes[0].plot(x, mean, color=style.cluster_color(cluster), linestyle=line, linewidth=2)
+            mark = "osD^vP*X"[cluster % 8]
+            axes[0].plot(
+                x, mean, color=style.cluster_color(cluster), linestyle=line, linewidth=2, marker=mark, markevery=0.1
+            )
             labels.append((float(mean[-1]), name, style.cluster_color(cluster)))
         axes[0].set(title="Cluster models on their own cluster", xlabel="uploads", ylabel=first.metric_label)
         style.label_beside(axes[0], labels)
         tables = [
             (
                 first.cluster_losses,
-                "Loss of each model (row) on each cluster's\nsamples (column): its own should be lowest",
+                "Loss of each model (row) on each cluster\n(column). Good: lowest on its own",
             )
         ]
         tables.append((first.cluster_distances, "Distance between cluster models"))
         shown = [(values, title) for values, title in tables if values is not None]
         for own, (values, title) in zip(axes[1:], shown, strict=True):
-            _matrix(own, values[-1], first.clusters, title)
+            _matrix(own, values[-1], first.clusters, title, is_lowest_bold=values is first.cluster_losses)
     return figure
 
 
@@ -229,11 +177,12 @@ def _common(runs: Sequence[RunSeries]) -> int:
     return min(len(run.cluster_scores) for run in runs)
 
 
-def _matrix(axes: "Axes", values: Numbers, names: Sequence[str], title: str) -> None:
-    axes.imshow(values, cmap="Blues", vmin=0, vmax=np.nanmax(values) * 1.6 or 1)
+def _matrix(axes: "Axes", values: Numbers, names: Sequence[str], title: str, *, is_lowest_bold: bool) -> None:
+    axes.imshow(values, cmap="Greys", vmin=0, vmax=np.nanmax(values) * 2.2 or 1)
     for row, numbers in enumerate(values):
         for column, number in enumerate(numbers):
-            axes.text(column, row, f"{number:.3g}", ha="center", va="center", fontsize=9)
+            weight = "bold" if is_lowest_bold and number == np.nanmin(numbers) else "normal"
+            axes.text(column, row, f"{number:.3g}", ha="center", va="center", fontsize=9, fontweight=weight)
     ticks = range(len(names))
     axes.set_xticks(ticks, names, rotation=30, ha="right")
     axes.set_yticks(ticks, names)
@@ -246,25 +195,20 @@ def traffic_figure(run: RunSeries) -> "Figure":
     with style.styled():
         figure = style.new_figure(11.5, 3.0)
         stale, outcomes, sent = figure.subplots(1, 3)
-        stale.hist(run.staleness, bins=min(30, int(run.staleness.max()) + 1), color=style.CLUSTERS[0])
+        stale.hist(run.staleness, bins=min(30, int(run.staleness.max()) + 1), color=style.QUIET)
         stale.set(title="Staleness", xlabel="epochs between download and upload", ylabel="uploads")
-        names = ("applied", "deprecated", "rejected")
-        counts = [run.outcomes.count(name) for name in names]
-        drawn = outcomes.barh(
-            ["applied", "too stale", "rejected"], counts, color=[style.CLUSTERS[i] for i in (2, 5, 1)]
-        )
+        counts = [run.outcomes.count(name) for name in style.OUTCOMES]
+        drawn = outcomes.barh([*style.OUTCOME_WORDS.values()], counts, color=[*style.OUTCOMES.values()])
         outcomes.bar_label(drawn, padding=3)
         outcomes.margins(x=0.15)
         outcomes.set(title="What happened to uploads", xlabel="uploads")
         outcomes.invert_yaxis()
         x = np.arange(1, run.num_uploads + 1)
         up, down = run.bytes_up.cumsum() / 1e6, run.bytes_down.cumsum() / 1e6
-        sent.plot(x, down, color=style.CLUSTERS[1], linewidth=2)
-        sent.plot(x, up, color=style.CLUSTERS[0], linewidth=2, linestyle="--")
+        sent.plot(x, down, color=style.INK, linewidth=2)
+        sent.plot(x, up, color=style.QUIET, linewidth=2, linestyle="--")
         sent.set(title="Megabytes on the wire", xlabel="uploads", ylabel="MB, all clients")
-        style.label_beside(
-            sent, [(float(down[-1]), "down", style.CLUSTERS[1]), (float(up[-1]), "up", style.CLUSTERS[0])]
-        )
+        style.label_beside(sent, [(float(down[-1]), "down", style.INK), (float(up[-1]), "up", style.QUIET)])
     return figure
 
 
@@ -288,45 +232,8 @@ def adaptation_figure(runs: Sequence[RunSeries]) -> "Figure | None":
             xlabel="uploads since the client's main cluster changed", ylabel=f"{first.metric_label}, held-out data"
         )
         axes.set_title("How fast replies follow a client whose data move")
-        _whole_numbers(axes)
+        whole_numbers(axes)
         style.label_beside(axes, labels)
-    return figure
-
-
-def mixture_figure(run: RunSeries) -> "Figure | None":
-    """Draw the estimated against the true share of each cluster, over all uploads; None without estimates."""
-    if run.mixtures is None:
-        return None
-    with style.styled():
-        figure = style.new_figure(7.2, 3.4)
-        scatter, error = figure.subplots(1, 2)
-        for cluster, name in enumerate(run.clusters):
-            scatter.plot(
-                run.true_mixtures[:, cluster],
-                run.mixtures[:, cluster],
-                linestyle="",
-                marker="osD^vP*X"[cluster % 8],
-                markersize=3,
-                alpha=0.35,
-                color=style.cluster_color(cluster),
-                label=name,
-                rasterized=True,  # thousands of points
-            )
-        scatter.plot([0, 1], [0, 1], color=style.INK, linewidth=1, linestyle=":")
-        scatter.set(
-            title="Mixtures: exact on the dotted line",
-            xlabel="true share",
-            ylabel="estimated share",
-            xlim=(0, 1),
-            ylim=(0, 1),
-        )
-        scatter.set_aspect("equal")
-        scatter.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9, markerscale=2)
-        window = smoothing(run.num_uploads)
-        values = smoothed(run.divergence, window)
-        error.plot(np.arange(window, run.num_uploads + 1), values, color=style.INK, linewidth=1.8)
-        error.set(title="Error of the estimate", xlabel="uploads", ylabel="KL, true to estimated")
-        error.set_ylim(bottom=0)
     return figure
 
 

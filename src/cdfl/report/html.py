@@ -18,28 +18,31 @@ from cdfl.report.findings import findings
 from cdfl.series import RunSeries, groups
 
 CAPTIONS = {
-    "story": "One client: the true mixture of its data (1) and the server's estimate (2), upload by upload. All "
-    "clients (3): the model a client came with, what it trained from it, and the server's reply, on held-out data.",
+    "story": "One client: the true mixture of its data (1, thin) and the server's estimate (2, thick), at each "
+    "upload. All clients: three models of each, tested on held-out data of its newest mixture.",
     "comparison": "Left: the replies of each algorithm on held-out data, over the run. Right: every score at the end; "
     "bars are the standard deviation over seeds.",
-    "mixtures": "Left: the estimated against the true share of each cluster, one point an upload; on the dotted line "
-    "the estimate is exact. Right: the error of the estimate over time.",
+    "mixtures": "Left: for each true main cluster (row), what the estimates took it for. Middle: the estimates of "
+    "shares that are truly so large; the median, and the half of them around it. The estimate of cdfl gives no cluster "
+    "more than the setting main_share, by default 65 %. Right: the error over time.",
     "adaptation": "Scores by the number of uploads since a client's main cluster changed.",
     "clusters": "Each cluster's model on held-out data of its cluster, over time; and at the end each model on the "
     "server's samples of every cluster, and how far the models are apart.",
     "uploads": "How old uploads were, what happened to them, and how many bytes were sent.",
 }
 LEGEND = (
-    "held: the model a client came with; before: what it trained from it; after: the reply. All are means over the "
-    "last upload of every client. clusters: each cluster's model on its own cluster. KL: from the true to the "
-    "estimated mixture."
+    "Each time that a client uploads, its models are tested on held-out data of its newest mixture: its last reply "
+    "(held in scores.csv and in events), what it trained from it and uploads (before), and the new reply (after; "
+    "served: all experts behind the router). All are means over the last upload of every client. clusters: each "
+    "cluster's model on its own cluster. KL: from the true to the estimated mixture, 0 is exact."
 )
 CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #d9dde1; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } caption { text-align: left; color: #565e66; }
 th, td { padding: .25rem .45rem; border-bottom: 1px solid #d9dde1; text-align: right; white-space: nowrap; }
-th, td { font-size: .9rem; } th:first-child { text-align: left; }
+th, td { font-size: .9rem; } thead th { white-space: normal; vertical-align: bottom; max-width: 8rem; }
+th:first-child { text-align: left; }
 td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; }
 figcaption, .quiet { color: #565e66; font-size: .92rem; } .scroll { overflow-x: auto; }
@@ -84,6 +87,11 @@ def score_table(runs: Sequence[RunSeries]) -> list[list[str]]:
     return rows
 
 
+def _in_words(table: list[list[str]]) -> list[list[str]]:
+    """Return the table with the scores' names as the pictures have them."""
+    return [[style.SCORE_WORDS.get(name, name) for name in table[0]], *table[1:]]
+
+
 def _sent_up(run: RunSeries) -> float:
     return float(run.bytes_up.sum())
 
@@ -108,7 +116,7 @@ def _page(
         f"<h1>{escape(title)}</h1>",
         f'<p class="quiet">{_described(read)}</p>',
         "<h2>Scores</h2>",
-        _table(table, f"{first.metric_label} on held-out data; mean ± standard deviation over seeds"),
+        _table(_in_words(table), f"{first.metric_label} on held-out data; mean ± standard deviation over seeds"),
         f'<p class="quiet">{LEGEND}</p>',
         "<h2>What was odd</h2>",
         "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in odd) + "</ul>" if odd else "<p>Nothing.</p>",
@@ -166,9 +174,9 @@ def _flat(values: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
 
 def _table(rows: Sequence[Sequence[str]], caption: str = "") -> str:
     head, *body = rows
-    words = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    words = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = [
-        f"<tr><th>{escape(row[0])}</th>"
+        f'<tr><th scope="row">{escape(row[0])}</th>'
         + "".join(f'<td class="{"words" if len(cell) > 16 else ""}">{escape(cell)}</td>' for cell in row[1:])
         + "</tr>"
         for row in body

@@ -10,18 +10,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours; the page has the same (cdfl/page/static/style.css).
-CLUSTERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a6a6a", "#b8a800")
-# Scores have colours that no cluster has: a picture may show both.
-SCORES = {"held": "#6a6a6a", "before": "#7b5aa6", "after": "#1b1f23", "served": "#542788"}
+# Three sets of colours that share none, so that a colour says what a line or bar is. The page has the same
+# (cdfl/page/static/style.css). Any two of the first six clusters differ in the three kinds of colour blindness.
+CLUSTERS = ("#333399", "#eebb11", "#aa4400", "#8899ff", "#22ddcc", "#008888", "#889900", "#880055")
+# Scores are grey and differ by their line; what clients are served has a colour of its own.
+SCORES = {"held": "#868c92", "before": "#5a6168", "after": "#1b1f23", "served": "#c2185b"}
 SCORE_LINES = {"held": ":", "before": "--", "after": "-", "served": "-"}
-SCORE_WORDS = {
-    "held": "last reply (held)",
-    "before": "own training (before)",
-    "after": "new reply (after)",
-    "served": "served",
+SCORE_WORDS = {  # which model of a client is tested, in the order of time
+    "held": "last reply, on new data",
+    "before": "own training, uploaded",
+    "after": "new reply",
+    "served": "new reply: experts + router",
 }
-ALGORITHMS = {  # in pictures that compare them; others get what is left
+OUTCOMES = {"applied": "#868c92", "deprecated": "#e0809f", "rejected": "#a3123d"}
+OUTCOME_WORDS = {"applied": "applied", "deprecated": "too stale", "rejected": "rejected"}
+# Okabe and Ito's colours, in pictures that compare algorithms.
+ALGORITHMS = {
     "cdfl": "#0072b2",
     "fedsoft": "#d55e00",
     "fedem": "#b8a800",
@@ -92,8 +96,8 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def algorithm_color(name: str, place: int) -> str:
-    """Return the colour of an algorithm; `place` counts those that have none of their own."""
-    return ALGORITHMS.get(name.partition(" ")[0], CLUSTERS[(place + 4) % len(CLUSTERS)])
+    """Return the colour of an algorithm; `place` chooses one for those that have none of their own."""
+    return ALGORITHMS.get(name.partition(" ")[0], [*ALGORITHMS.values()][place % len(ALGORITHMS)])
 
 
 def cluster_color(cluster: int) -> str:

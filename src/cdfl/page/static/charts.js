@@ -2,7 +2,7 @@
 // that is shown; the same numbers can be opened as a table.
 
 import { make, say } from "./dom.js";
-import { number } from "./words.js";
+import { number, percent } from "./words.js";
 
 const charts = new Set();
 const resolved = new Map(); // the colours of the present theme
@@ -47,9 +47,11 @@ const cursor = {
 };
 
 class Drawing {
-  constructor(place, { label, low = false }) {
+  // `size`: low, thin or thick, as in style.css
+  constructor(place, { label, size = "" }) {
     this.label = label;
-    this.plot = make("div", { class: low ? "plot low" : "plot" });
+    this.isDirty = false;
+    this.plot = make("div", { class: `plot ${size}` });
     this.canvas = make("canvas", { role: "img", "aria-label": label });
     this.plot.append(this.canvas);
     this.side = make("ul", { class: "side" });
@@ -87,6 +89,15 @@ class Drawing {
     return { x: axis(x.title, x.more), y: axis(y.title, y.more) };
   }
 
+  // Draw what the last update brought; return whether there was something to draw. Drawing is what costs time, so it
+  // is apart from the update, which writes all numbers.
+  draw() {
+    const { isDirty } = this;
+    this.isDirty = false;
+    if (isDirty) this.chart.update("none");
+    return isDirty;
+  }
+
   // Show a sentence in place of a chart that has nothing to draw.
   nothing(words) {
     say(this.empty, words);
@@ -117,12 +128,14 @@ class Drawing {
   }
 }
 
+const SHARES = { stacked: true, min: 0, max: 1, ticks: { stepSize: 0.5, callback: (value) => percent(value) } };
+
 // Curves over the number of uploads.
 export class Curves extends Drawing {
-  constructor(place, { label, x = "uploads", y = "", low = false, stacked = false, range = null }) {
-    super(place, { label, low });
+  constructor(place, { label, x = "uploads", y = "", size = "", stacked = false, range = null }) {
+    super(place, { label, size });
     const more = { type: "linear", min: 0, ticks: { color: rgb("--quiet"), maxTicksLimit: 6, precision: 0 } };
-    const scales = this.axes({ title: x, more }, { title: y, more: stacked ? { stacked: true, min: 0, max: 1 } : {} });
+    const scales = this.axes({ title: x, more }, { title: y, more: stacked ? SHARES : {} });
     this.stacked = stacked;
     if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
     this.chart = new Chart(this.canvas, {
@@ -162,7 +175,7 @@ export class Curves extends Drawing {
     if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
     const ends = curves.filter((curve) => curve.points.length).map((curve) => `${curve.label} ${number(curve.points.at(-1).y)}`);
     this.canvas.setAttribute("aria-label", `${this.label}. Latest: ${ends.join(", ") || "nothing yet"}.`);
-    this.chart.update("none");
+    this.isDirty = true;
     if (this.numbers.open) this.fillTable();
   }
 
@@ -192,9 +205,11 @@ export class Curves extends Drawing {
 
 // Bars with names below them; several sets may be stacked.
 export class Bars extends Drawing {
-  constructor(place, { label, x = "", y = "", low = false, stacked = false, max = null }) {
-    super(place, { label, low });
-    const scales = this.axes({ title: x, more: { stacked } }, { title: y, more: { stacked, beginAtZero: true, ...(max ? { max } : {}) } });
+  constructor(place, { label, x = "", y = "", size = "", shares = false, gapless = false }) {
+    super(place, { label, size });
+    const scales = this.axes({ title: x, more: { stacked: shares, ticks: { color: rgb("--quiet"), display: Boolean(x) } } },
+      { title: y, more: shares ? SHARES : { beginAtZero: true } });
+    this.width = gapless ? 1 : 0.8; // of a bar
     this.chart = new Chart(this.canvas, {
       type: "bar",
       data: { labels: [], datasets: [] },
@@ -205,7 +220,7 @@ export class Bars extends Drawing {
     });
   }
 
-  // `sets`: label, values, colorName, stack, thin
+  // `sets`: label, values, colorName
   update(labels, sets, { legend = true } = {}) {
     this.curves = sets;
     this.legend(legend ? sets : []);
@@ -215,13 +230,11 @@ export class Bars extends Drawing {
     held.length = sets.length;
     sets.forEach((set, place) => {
       held[place] ??= {};
-      Object.assign(held[place], { label: set.label, data: set.values, stack: set.stack ?? "all", borderWidth: set.outlined ? 1 : 0 });
-      held[place].categoryPercentage = 0.92;
-      held[place].barPercentage = set.outlined ? 0.55 : 0.95;
+      Object.assign(held[place], { label: set.label, data: set.values, categoryPercentage: 1, barPercentage: this.width });
     });
     this.paint();
     this.canvas.setAttribute("aria-label", `${this.label}: ${labels.length} columns.`);
-    this.chart.update("none");
+    this.isDirty = true;
     if (this.numbers.open) this.fillTable();
   }
 

@@ -5,6 +5,7 @@ import { mainCluster } from "./model.js";
 import { ago, count, gainWords, isShare, mixtureWords, move, OUTCOME_WORDS } from "./words.js";
 
 const ROW = 30; // pixels, as in style.css
+const [THIN, GAP] = [0.3, 0.05]; // of the height of all clients: the true mixtures, and what is below them
 const SPARE = 4; // rows above and below the visible ones
 const BY_NAME = new Intl.Collator("en", { numeric: true });
 const CALM = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -106,7 +107,7 @@ export class ClientList {
     const row = { who: make("span", { class: "who" }), estimated: segments("estimated"), truth: segments("true"), number: -1 };
     row.gain = make("span", { class: "aside" });
     row.old = make("span", { class: "aside old" });
-    row.root = make("div", { class: "row", role: "option" }, row.who, make("span", { class: "what" }, row.estimated, row.truth), row.gain, row.old);
+    row.root = make("div", { class: "row", role: "option" }, row.who, make("span", { class: "what" }, row.truth, row.estimated), row.gain, row.old);
     row.root.addEventListener("click", () => this.choose(row.number));
     this.box.append(row.root);
     return row;
@@ -203,7 +204,7 @@ export class Glance {
   constructor(canvas, run) {
     this.canvas = canvas;
     this.run = run;
-    this.shares = new Float64Array(0);
+    this.shares = new Float64Array(0); // of every client: the estimated mixture, then the true one
     this.targets = new Float64Array(0);
     this.isMoving = false;
   }
@@ -211,15 +212,19 @@ export class Glance {
   update(shown, order) {
     const { run } = this;
     const K = run.K;
-    const size = order.length * K;
+    const size = order.length * 2 * K;
+    this.hasTruth = run.simulated && run.fleet.trueClients > 0;
     if (this.targets.length !== size) {
       this.targets = new Float64Array(size);
       this.shares = new Float64Array(size);
     }
     const mains = new Array(K).fill(0);
     order.forEach((number, place) => {
-      const mixture = run.mixtureOf(number, shown);
-      for (let k = 0; k < K; k++) this.targets[place * K + k] = mixture?.[k] ?? 0;
+      const { mixture, truth } = run.mixturesOf(number, shown);
+      for (let k = 0; k < K; k++) {
+        this.targets[2 * place * K + k] = mixture?.[k] ?? 0;
+        this.targets[(2 * place + 1) * K + k] = truth?.[k] ?? 0;
+      }
       if (mixture) mains[mainCluster(mixture)]++;
     });
     const words = mains.map((clients, k) => `${clients} mainly ${run.clusterNames[k]}`).join(", ");
@@ -251,21 +256,29 @@ export class Glance {
   // Write pixels: thousands of rectangles a frame would be too slow without a graphics card.
   paint(pen, width, height, colors, background) {
     const K = this.run.K;
-    const clients = this.shares.length / K;
+    const clients = this.shares.length / K / 2;
     const image = pen.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer);
+    pixels.fill(background);
     const isWide = width / clients > 6; // then there is room for a gap
+    const end = this.hasTruth ? Math.round(THIN * height) : 0;
+    const begin = end ? end + Math.round(GAP * height) : 0;
     for (let x = 0; x < width; x++) {
       const place = Math.min(clients - 1, Math.floor((x * clients) / width));
-      const isGap = isWide && Math.floor(((x + 1) * clients) / width) !== place;
-      let [y, share] = [0, 0];
-      for (let k = 0; k < K && !isGap; k++) {
-        share += this.shares[place * K + k];
-        const end = Math.min(height, Math.round(share * height));
-        for (; y < end; y++) pixels[y * width + x] = colors[k];
-      }
-      for (; y < height; y++) pixels[y * width + x] = background;
+      if (isWide && Math.floor(((x + 1) * clients) / width) !== place) continue;
+      this.column(pixels, x, width, begin, height, 2 * place * K, colors);
+      if (end) this.column(pixels, x, width, 0, end, (2 * place + 1) * K, colors);
     }
     pen.putImageData(image, 0, 0);
+  }
+
+  // One mixture, whose shares begin at `first`, from pixel `top` to `bottom`.
+  column(pixels, x, width, top, bottom, first, colors) {
+    let [y, share] = [top, 0];
+    for (let k = 0; k < this.run.K; k++) {
+      share += this.shares[first + k];
+      const end = Math.min(bottom, top + Math.round(share * (bottom - top)));
+      for (; y < end; y++) pixels[y * width + x] = colors[k];
+    }
   }
 }

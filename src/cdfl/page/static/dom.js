@@ -17,3 +17,12 @@ export function say(element, text) {
 }
 
 export const clusterColor = (k) => `--c${k % 8}`;
+
+// Algorithms have colours of their own where each run has another one; otherwise runs are counted.
+const ALGORITHMS = ["cdfl", "fedsoft", "fedem", "fedasync", "fedbuff", "ifca", "local-keep", "local", "frozen", "oracle"];
+
+export function runColors(algorithms) {
+  const places = algorithms.map((name) => ALGORITHMS.indexOf(name));
+  const isEach = !places.includes(-1) && new Set(places).size === places.length;
+  return algorithms.map((_, i) => `--a${isEach ? places[i] : i % ALGORITHMS.length}`);
+}

@@ -11,6 +11,7 @@ export function readRunEvent(run, event) {
         metric: event.metrics?.[0],
         simulated: true,
         planned: event.num_uploads,
+        algorithm: event.algorithm,
       });
       break;
     case "uploaded":
@@ -24,6 +25,7 @@ export function readRunEvent(run, event) {
         mixture: event.mixture,
         truth: event.true_mixture,
         scores: { held: event.held, before: event.before, after: event.after, served: event.served },
+        start: event.served_held ?? event.held,
         rates: event.rates,
       });
       break;

@@ -1,11 +1,11 @@
 // The page: reads where events come from, keeps the moment that is shown, and draws.
 
 import { Bars, Curves, rgb, themeChanged } from "./charts.js";
-import { clusterColor, make, say } from "./dom.js";
-import { OUTCOMES, SCORES } from "./model.js";
+import { clusterColor, make, runColors, say } from "./dom.js";
+import { OUTCOMES, RECENT, SCORES } from "./model.js";
 import { ServerSource, watchRuns } from "./source.js";
-import { RunView } from "./view.js";
-import { gainWords, mixtureWords, number, OUTCOME_WORDS } from "./words.js";
+import { mixtureKey, RunView } from "./view.js";
+import { gainWords, mixtureWords, number, OUTCOME_WORDS, SCORE_DASHES, SCORE_WORDS } from "./words.js";
 
 const REFRESH_MS = 400; // between two refreshes while events come
 const PLAY_SECONDS = 30; // to play a whole run
@@ -126,8 +126,8 @@ function scoreRange() {
   let [low, high] = [Infinity, -Infinity];
   for (const run of views.keys()) {
     if (!run.columns) continue;
-    for (let i = 0; i < SCORES.length; i++) {
-      for (const { y } of run.scoreBins.points(i, 4)) [low, high] = [Math.min(low, y), Math.max(high, y)];
+    for (const [, i] of run.scoreNames()) {
+      for (const { y } of run.scoreBins.points(i, RECENT)) [low, high] = [Math.min(low, y), Math.max(high, y)];
     }
   }
   if (!(high >= low)) return null;
@@ -164,11 +164,13 @@ function showTogether(ranges) {
   together ??= new Curves(byId("together-chart"), { label: `Mean ${metric.name} of the replies`, y: metric.name });
   say(byId("together-explain"), `Mean ${metric.name} of the replies on held-out data, ${metric.higher_is_better ? "higher" : "lower"} is better.`);
   const dashes = ["solid", "dashed", "dotted"];
+  const colors = runColors(drawn.map((run) => run.algorithm));
   const curves = drawn.map((run, place) => ({
-    label: run.name, points: run.scoreBins.points(2, 4), colorName: clusterColor(place), dash: dashes[place % 3],
-    value: number(run.scores(shownOf(run)).after),
+    label: run.name, points: run.scoreBins.points(SCORES.indexOf(run.reply), RECENT), colorName: colors[place],
+    dash: dashes[place % 3], value: number(run.scores(shownOf(run))[run.reply]),
   }));
   together.update(curves, { at: page.shown, last: ranges.last });
+  together.draw();
 }
 
 // -- one client
@@ -180,8 +182,9 @@ function openClient(run, number) {
   page.client = { run, number };
   page.clientSeen = "";
   clientCharts ??= {
-    mixtures: new Bars(byId("client-mixtures"), { label: "Mixture at each upload", x: "epoch", stacked: true, max: 1 }),
-    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads", low: true }),
+    truth: new Bars(byId("client-truth"), { label: "True mixture at each upload", y: "true", size: "thin", shares: true, gapless: true }),
+    mixtures: new Bars(byId("client-mixtures"), { label: "Estimated mixture at each upload", x: "epoch", y: "estimated", size: "thick", shares: true }),
+    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads", size: "low" }),
   };
   showClient();
   if (!dialog.open) dialog.showModal();
@@ -203,25 +206,26 @@ function showClient() {
     const swatch = make("span", { class: "swatch" });
     swatch.style.background = `var(${clusterColor(k)})`;
     return make("li", {}, swatch, name);
-  }), ...(client?.truth ? [make("li", {}, "left column: estimated, right column: true")] : []));
+  }), ...(client?.truth ? [mixtureKey()] : []));
   const recent = all.slice(-HISTORY_BARS);
-  const sets = [];
-  for (const [stack, column] of [["estimated", run.columns.mixture], ["true", run.columns.truth]]) {
-    if (!recent.some((at) => !Number.isNaN(column.row(at)[0]))) continue;
-    run.clusterNames.forEach((name, k) => sets.push({
-      label: `${name}, ${stack}`, values: recent.map((at) => column.row(at)[k]), colorName: clusterColor(k), stack, outlined: stack === "true",
-    }));
+  for (const [chart, column] of [[clientCharts.truth, run.columns.truth], [clientCharts.mixtures, run.columns.mixture]]) {
+    const isKnown = recent.some((at) => !Number.isNaN(column.row(at)[0]));
+    chart.nothing(isKnown ? "" : chart === clientCharts.truth ? " " : "No mixture is estimated.");
+    if (!isKnown) continue;
+    const sets = run.clusterNames.map((name, k) => ({ label: name, values: recent.map((at) => column.row(at)[k]), colorName: clusterColor(k) }));
+    chart.update(recent.map((at) => run.columns.epoch.at(at)), sets, { legend: false });
+    chart.draw();
   }
-  clientCharts.mixtures.nothing(sets.length ? "" : "No mixture is known.");
-  if (sets.length) clientCharts.mixtures.update(recent.map((at) => run.columns.epoch.at(at)), sets, { legend: false });
-  const named = SCORES.map((name, i) => [name, i]).filter(([, i]) => all.some((at) => !Number.isNaN(run.columns.scores.row(at)[i])));
-  say(byId("client-scores-title"), run.simulated ? `Its ${run.metric.name} on held-out data` : "What it reports: loss on its own data");
+  byId("client-truth").hidden = !run.simulated;
+  const named = run.scoreNames((i) => all.some((at) => !Number.isNaN(run.columns.scores.row(at)[i])));
+  say(byId("client-scores-title"), run.simulated ? `Its ${run.metric.name} on held-out data` : "What it reports: loss on its own new data");
   clientCharts.scores.nothing(named.length ? "" : "It has not reported.");
   if (named.length) {
     clientCharts.scores.update(named.map(([name, i]) => {
       const points = all.map((at, place) => ({ x: place + 1, y: run.columns.scores.row(at)[i] })).filter(({ y }) => !Number.isNaN(y));
-      return { label: name, points, colorName: `--${name}`, dash: { held: "dotted", before: "dashed" }[name], value: number(points.at(-1).y) };
+      return { label: SCORE_WORDS[name], points, colorName: `--${name}`, dash: SCORE_DASHES[name], value: number(points.at(-1).y) };
     }), { last: all.length });
+    clientCharts.scores.draw();
   }
   const head = ["epoch", "outcome", "staleness", "mixture", run.simulated ? "reply" : "reported"];
   const rows = all.slice(-HISTORY_ROWS).reverse().map((at) => {

@@ -5,6 +5,7 @@
 
 export const OUTCOMES = ["applied", "deprecated", "rejected"];
 export const SCORES = ["held", "before", "after", "served"];
+export const RECENT = 60; // uploads that a score is the mean of
 const BINS = 120; // a curve has between this many points and twice as many
 
 // Numbers that grow, in a typed array: 20,000 uploads are a few megabytes.
@@ -86,15 +87,15 @@ export class Bins {
     this.size *= 2;
   }
 
-  // The points of one curve; each is the mean of its bin and of `around` bins before it.
-  points(column, around = 0) {
+  // The points of one curve; each is the mean of its bin and of those before it that hold the last `recent` values.
+  points(column, recent = 1) {
+    const bins = Math.max(1, Math.round(recent / this.size));
     const points = [];
+    let [count, sum] = [0, 0];
     for (let i = 0; i < this.bins.length; i++) {
-      let [count, sum] = [0, 0];
-      for (let j = Math.max(0, i - around); j <= i; j++) {
-        count += this.bins[j].counts[column];
-        sum += this.bins[j].sums[column];
-      }
+      const old = this.bins[i - bins];
+      count += this.bins[i].counts[column] - (old ? old.counts[column] : 0);
+      sum += this.bins[i].sums[column] - (old ? old.sums[column] : 0);
       if (count) points.push({ x: this.bins[i].last, y: sum / count });
     }
     return points;
@@ -119,6 +120,8 @@ export class Run {
     this.metric = { name: "accuracy", higher_is_better: true };
     this.simulated = false;
     this.planned = null; // uploads, of a simulation
+    this.algorithm = ""; // of a simulation
+    this.isServed = false; // whether the reply is more than the one model that `after` scores
     this.state = "loading"; // loading | running | live | away | finished
     this.names = []; // of the clients
     this.numbers = new Map(); // name -> number
@@ -135,13 +138,13 @@ export class Run {
 
   // `meta`: title, about, clusters (names), metric, simulated, planned
   start(meta) {
-    Object.assign(this, { title: meta.title, about: meta.about ?? "", simulated: meta.simulated, planned: meta.planned });
+    Object.assign(this, { title: meta.title, about: meta.about ?? "", simulated: meta.simulated, planned: meta.planned, algorithm: meta.algorithm ?? "" });
     if (meta.metric) this.metric = meta.metric;
     this.clusterNames = meta.clusters;
     const K = meta.clusters.length;
     this.columns = {
       epoch: new Column(), time: new Column(), client: new Column(), outcome: new Column(), staleness: new Column(),
-      scores: new Column(SCORES.length), mixture: new Column(K), truth: new Column(K), rates: new Column(K),
+      scores: new Column(SCORES.length), start: new Column(), mixture: new Column(K), truth: new Column(K), rates: new Column(K),
     };
     this.scoreBins = new Bins(SCORES.length);
     this.outcomeBins = new Bins(OUTCOMES.length);
@@ -192,6 +195,8 @@ export class Run {
     columns.staleness.push(upload.staleness);
     const scores = SCORES.map((name) => upload.scores?.[name]);
     columns.scores.push(scores);
+    columns.start.push(upload.start ?? scores[0]);
+    if (scores[3] !== undefined && scores[3] !== scores[2]) this.isServed = true;
     columns.mixture.push(upload.mixture);
     columns.truth.push(upload.truth);
     columns.rates.push(upload.rates);
@@ -291,25 +296,24 @@ export class Run {
     };
   }
 
-  // The estimated mixture of a client after `shown` uploads, or the true one if there is none; null if neither is known.
-  mixtureOf(number, shown) {
+  // The mixtures of a client after `shown` uploads; null where one is not known.
+  mixturesOf(number, shown) {
     const at = this.lastUpload(number, shown - 1);
-    if (at < 0) return this.early.get(number)?.mixture ?? null;
-    return present(this.columns.mixture.row(at)) ?? present(this.columns.truth.row(at));
+    if (at < 0) return { mixture: this.early.get(number)?.mixture ?? null, truth: null };
+    return { mixture: present(this.columns.mixture.row(at)), truth: present(this.columns.truth.row(at)) };
   }
 
-  // How much better the reply is than the model its client held before: in points if the metric is a share.
+  // How much better the reply is than what its client had before: in points if the metric is a share.
   gain(at) {
     const scores = this.columns.scores.row(at);
-    const [held, after, served] = [scores[0], scores[2], scores[3]];
-    const now = Number.isNaN(served) ? after : served;
-    return (now - held) * (this.metric.higher_is_better ? 1 : -1);
+    const now = Number.isNaN(scores[3]) ? scores[2] : scores[3];
+    return (now - this.columns.start.at(at)) * (this.metric.higher_is_better ? 1 : -1);
   }
 
-  // Counts of outcomes among the last `recent` of the shown uploads.
-  outcomes(shown, recent = Infinity) {
+  // Counts of outcomes among the shown uploads.
+  outcomes(shown) {
     const counts = [0, 0, 0];
-    for (let i = Math.max(0, shown - recent); i < shown; i++) counts[this.columns.outcome.at(i)]++;
+    for (let i = 0; i < shown; i++) counts[this.columns.outcome.at(i)]++;
     return counts;
   }
 
@@ -321,8 +325,18 @@ export class Run {
     return seconds > 0 ? (shown - 1 - first) / seconds : NaN;
   }
 
+  // The scores that are known, as [name, column]; `served` only where it is not the same as `after`.
+  scoreNames(isKnown = (column) => this.scoreBins.has(column)) {
+    return SCORES.map((name, i) => [name, i]).filter(([name, i]) => isKnown(i) && (name !== "served" || this.isServed));
+  }
+
+  // The name of the score of what clients get.
+  get reply() {
+    return this.isServed ? "served" : "after";
+  }
+
   // Means of the scores over the last `recent` of the shown uploads.
-  scores(shown, recent = 60) {
+  scores(shown, recent = RECENT) {
     const first = Math.max(0, shown - recent);
     const [sums, counts] = [new Array(SCORES.length).fill(0), new Array(SCORES.length).fill(0)];
     for (let i = first; i < shown; i++) {

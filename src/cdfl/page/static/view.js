@@ -3,14 +3,11 @@
 import { Bars, Curves } from "./charts.js";
 import { ClientList, Glance } from "./clients.js";
 import { clusterColor, make, say } from "./dom.js";
-import { OUTCOMES, SCORES } from "./model.js";
-import { number, OUTCOME_WORDS, percent, sentence } from "./words.js";
+import { OUTCOMES, RECENT } from "./model.js";
+import { number, OUTCOME_WORDS, percent, SCORE_DASHES, SCORE_WORDS, sentence } from "./words.js";
 
-const LINES = 120; // of the feed that are in the document
+const LINES = 60; // of the feed that are in the document
 const SEARCHED = 3000; // of the feed that are looked through for notable ones
-const SCORE_LABELS = { held: "last reply (held)", before: "own training (before)", after: "new reply (after)", served: "served" };
-const SCORE_DASHES = { held: "dotted", before: "dashed", after: "solid", served: "solid" };
-
 let views = 0;
 
 export class RunView {
@@ -48,17 +45,18 @@ export class RunView {
     });
     this.part(".legend.clusters").replaceChildren(...legend);
     say(this.part(".clients .explain"), run.simulated
-      ? "Thick bar: what the server estimated from the client's upload. Thin bar: what is true. Click one for its history."
+      ? "Above: all clients, a column each. Below: one row each; click it for its history."
       : "Each bar is what the server estimated from the client's last upload. Click one for its history.");
+    if (run.simulated) this.part(".legend.clusters").append(mixtureKey());
     const metric = run.metric.name;
     this.replies = new Curves(this.part(".replies .chart"), { label: "Do the replies help", y: metric });
     say(this.part(".replies .explain"), run.simulated
-      ? `Mean ${metric} on the client's held-out data: of the model it came with, of what it trained itself, and of the server's reply. ${run.metric.higher_is_better ? "Higher" : "Lower"} is better.`
-      : "What clients report: the loss on their own data, with the model they held and with the reply. Lower is better.");
-    this.fleet = new Curves(this.part(".fleet .chart"), { label: "Mean share of each cluster", stacked: true, low: true });
+      ? `When a client uploads, its models are tested on new held-out data: the reply it got last time, what it trained from it, and the new reply. Mean ${metric} of the last ${RECENT} uploads; ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
+      : `What clients report: the loss on their own new data, with the last reply and with the new one. Mean of the last ${RECENT} uploads; lower is better.`);
+    this.fleet = new Curves(this.part(".fleet .chart"), { label: "Mean share of each cluster", stacked: true, size: "low" });
     this.losses = new Curves(this.part(".losses .chart"), { label: "Clusters" });
-    this.uploads = new Curves(this.part(".uploads .chart"), { label: "Outcomes of uploads", stacked: true, low: true });
-    this.staleness = new Bars(this.part(".staleness .chart"), { label: "Staleness", x: "epochs", y: "uploads", low: true });
+    this.uploads = new Curves(this.part(".uploads .chart"), { label: "Outcomes of uploads", stacked: true, size: "low" });
+    this.staleness = new Bars(this.part(".staleness .chart"), { label: "Staleness", x: "epochs", y: "uploads", size: "low" });
     this.what = run.simulated ? "score" : "loss";
     this.buildChoice();
     this.part(".notable").addEventListener("change", () => this.feedLines());
@@ -66,8 +64,8 @@ export class RunView {
       (shown) => this.tiles(shown),
       (shown) => this.clients(shown),
       (shown) => this.replyCurves(shown),
-      (shown) => this.fleetCurves(shown),
-      (shown) => this.clusterCurves(shown),
+      () => this.fleetCurves(),
+      () => this.clusterCurves(),
       (shown) => this.matrices(shown),
       (shown) => this.outcomeCurves(shown),
       (shown) => this.stalenessBars(shown),
@@ -76,21 +74,24 @@ export class RunView {
   }
 
   destroy() {
-    for (const chart of [this.replies, this.fleet, this.losses, this.uploads, this.staleness]) chart?.remove();
+    for (const chart of this.charts()) chart?.remove();
     this.root.remove();
   }
 
-  // Yield after each panel, so that no frame has to draw all of them.
+  charts() {
+    return [this.replies, this.fleet, this.losses, this.uploads, this.staleness];
+  }
+
+  // Write all numbers at once, so that they agree; then draw one chart a frame.
   *refresh(shown, ranges) {
     if (!this.run.columns) return;
     if (!this.isBuilt) this.build();
     this.ranges = ranges;
     this.shown = shown;
     this.at = shown < this.run.length ? shown : null;
-    for (const panel of this.panels) {
-      panel(shown);
-      yield;
-    }
+    for (const panel of this.panels) panel(shown);
+    yield;
+    for (const chart of this.charts()) if (chart.draw()) yield;
   }
 
   tiles(shown) {
@@ -99,18 +100,18 @@ export class RunView {
     say(this.part(".about"), run.about);
     const scores = run.scores(shown);
     const rate = run.rate(shown);
-    const outcomes = run.outcomes(shown, 500);
-    const recent = Math.max(1, Math.min(shown, 500));
+    const [applied, ...others] = run.outcomes(shown);
     const last = run.clusterState(shown, "scores");
     const tiles = [["uploads", shown.toLocaleString("en"), run.planned ? `of ${run.planned.toLocaleString("en")}` : `epoch ${shown ? run.columns.epoch.at(shown - 1) : 0}`]];
     tiles.push(["clients", run.names.length.toLocaleString("en"), ""]);
-    if (!Number.isNaN(scores.after)) {
-      const served = Number.isNaN(scores.served) ? "" : `, served ${number(scores.served)}`;
-      tiles.push([run.simulated ? `${run.metric.name} of replies` : "loss of replies, reported", number(scores.after), `held ${number(scores.held)}${run.simulated ? `, before ${number(scores.before)}` : ""}${served}`]);
+    const reply = scores[run.reply];
+    if (!Number.isNaN(reply)) {
+      const own = Number.isNaN(scores.before) ? "" : `, own training ${number(scores.before)}`;
+      tiles.push([run.simulated ? `${run.metric.name} of new replies` : "loss of new replies", number(reply), `last reply ${number(scores.held)}${own}`]);
     }
     if (last) tiles.push([`${run.metric.name} of clusters`, number(mean(last.scores)), `${number(Math.min(...last.scores))} to ${number(Math.max(...last.scores))}`]);
     tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), ""]);
-    tiles.push(["applied", shown ? percent(outcomes[0] / recent) : "–", `${percent(outcomes[1] / recent)} too stale, ${percent(outcomes[2] / recent)} rejected`]);
+    tiles.push(["applied", applied.toLocaleString("en"), `${others[0].toLocaleString("en")} too stale, ${others[1].toLocaleString("en")} rejected`]);
     const box = this.part(".tiles");
     while (box.children.length > tiles.length) box.lastChild.remove();
     tiles.forEach(([name, value, more], place) => {
@@ -132,13 +133,13 @@ export class RunView {
 
   replyCurves(shown) {
     const { run } = this;
-    const named = SCORES.map((name, i) => [name, i]).filter(([, i]) => run.scoreBins.has(i));
+    const named = run.scoreNames();
     this.replies.nothing(named.length ? "" : run.simulated ? "No uploads yet." : "No client has reported yet. `cdfl join` reports by default, a Client with report=True.");
     if (!named.length) return;
     const now = run.scores(shown);
     const curves = named.map(([name, i]) => ({
-      label: SCORE_LABELS[name], points: run.scoreBins.points(i, 4), colorName: `--${name}`, dash: SCORE_DASHES[name],
-      width: name === "after" ? 3 : 2, value: number(now[name]),
+      label: SCORE_WORDS[name], points: run.scoreBins.points(i, RECENT), colorName: `--${name}`, dash: SCORE_DASHES[name],
+      width: name === run.reply ? 3 : 2, value: number(now[name]),
     }));
     this.replies.update(curves, { at: this.at, last: this.ranges.last, range: this.ranges.scores });
   }
@@ -164,7 +165,8 @@ export class RunView {
       button.addEventListener("click", () => {
         this.what = what;
         for (const other of box.children) other.setAttribute("aria-pressed", String(other === button));
-        this.clusterCurves(this.shown);
+        this.clusterCurves();
+        this.losses.draw();
       });
       return button;
     }));
@@ -174,7 +176,7 @@ export class RunView {
     const { run } = this;
     const bins = this.what === "score" ? run.clusterScoreBins : run.lossBins;
     say(this.part(".losses .explain"), this.what === "score"
-      ? `${run.metric.name} of each cluster model on held-out data of its cluster, ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
+      ? `Each cluster model on held-out data of its cluster: ${run.metric.name}, ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
       : "Loss of each cluster model on the server's samples of its cluster, lower is better.");
     this.losses.nothing(bins.bins.length ? "" : "Nothing yet.");
     if (!bins.bins.length) return;
@@ -207,15 +209,14 @@ export class RunView {
 
   outcomeCurves(shown) {
     const { run } = this;
-    const colors = ["--c2", "--c5", "--c1"];
     const counts = run.outcomes(shown);
     this.uploads.nothing(run.length ? "" : "No uploads yet.");
     if (!run.length) return;
     const curves = OUTCOMES.map((name, i) => ({
-      label: OUTCOME_WORDS[name], points: run.outcomeBins.points(i, 2), colorName: colors[i], width: 1, value: counts[i].toLocaleString("en"),
+      label: OUTCOME_WORDS[name], points: run.outcomeBins.points(i, RECENT), colorName: `--${name}`, width: 1, value: counts[i].toLocaleString("en"),
     }));
     this.uploads.update(curves, { at: this.at, last: this.ranges.last });
-    say(this.part(".uploads .explain"), "Share of each outcome over time, and how many there were.");
+    say(this.part(".uploads .explain"), `Shares among the last ${RECENT} uploads, and how many there were in all.`);
     const reasons = new Map();
     for (const [position, why] of run.refusals) if (position < shown) reasons.set(why, (reasons.get(why) ?? 0) + 1);
     const items = [...reasons].sort(([, one], [, other]) => other - one).slice(0, 5);
@@ -272,6 +273,11 @@ function lastEntry(log, shown) {
     else high = middle;
   }
   return low - 1;
+}
+
+// How true and estimated mixtures are drawn everywhere: the truth thin and above, the estimate thick and below.
+export function mixtureKey() {
+  return make("li", { class: "key" }, make("i", { class: "thin" }), "thin: true", make("i"), "thick: estimated by the server");
 }
 
 export function mean(values) {

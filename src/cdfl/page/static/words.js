@@ -2,6 +2,11 @@
 
 import { mainCluster, OUTCOMES } from "./model.js";
 
+// Which model of a client is tested, in the order of time; cdfl/report/style.py has the same words.
+export const SCORE_WORDS = {
+  held: "last reply, on new data", before: "own training, uploaded", after: "new reply", served: "new reply: experts + router",
+};
+export const SCORE_DASHES = { held: "dotted", before: "dashed", after: "solid", served: "solid" };
 export const OUTCOME_WORDS = { applied: "applied", deprecated: "too stale", rejected: "rejected" };
 
 export function number(value, digits = 3) {
@@ -74,7 +79,7 @@ export function sentence(run, entry) {
   const gain = run.gain(position);
   if (!Number.isNaN(gain)) {
     words += run.simulated
-      ? `; its reply is ${gainWords(run, gain)} than the model it held`.replace("as good as before than", "as good as")
+      ? `; its new reply is ${gainWords(run, gain)} than its last one`.replace("as good as before than", "as good as")
       : `; it reports ${reported(run, position)}`;
   }
   return { client, words, weight: moved ? "moved" : "usual" };
@@ -82,7 +87,7 @@ export function sentence(run, entry) {
 
 function reported(run, position) {
   const [held, , after] = run.columns.scores.row(position);
-  return `that its last reply took its loss from ${number(held)} to ${number(after)}`;
+  return `loss ${number(held)} with its last reply, ${number(after)} with the new one`;
 }
 
 export function count(value, thing) {
