@@ -22,7 +22,7 @@ def seeded(seed=0):
 @pytest.mark.parametrize(
     "inputs",
     [
-        [torch.randn(12, 1, 8, 8, generator=seeded(k)).double() + k for k in range(3)],
+        [torch.randn(12, 1, 16, 16, generator=seeded(k)).double() + k for k in range(3)],
         [torch.randn(9 + 2 * k, 5, generator=seeded(k)).double() + k for k in range(2)],
         [torch.randint(0, 9, (10, 7), generator=seeded(k)) for k in range(2)],
     ],

@@ -31,7 +31,7 @@ class View(NamedTuple):
     is_strange: Tensor  # (N,) True for inputs that fit no cluster
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Router:
     """A trained router, and what it can tell. Every number is about samples that it was not trained on."""
 
@@ -42,6 +42,9 @@ class Router:
     accuracy: float  # share of samples whose likeliest cluster is the right one; clusters count alike
     known_inputs: Known | None  # describes the samples' inputs; None if they are not real numbers (tokens)
     known_features: Known  # describes what the module computes from them
+
+    def __repr__(self) -> str:
+        return f"Router({self.num_clusters} clusters, right in {self.accuracy:.1%} of samples)"
 
     @property
     def num_clusters(self) -> int:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 WIDTHS = (16, 32, 64)  # channels of the first convolution of a router for pictures
-HIDDEN = 32  # hidden units of a router for numbers
+SMALLEST = 16  # pixels a side; smaller pictures are told apart pixel by pixel, which is better there and faster
+HIDDEN = 64  # hidden units of a router for numbers
 BUCKETS = 4096  # pairs of tokens are counted in so many places
 FEATURES = 32  # numbers that a router for tokens computes from its counts
 
@@ -16,7 +17,7 @@ def router_spec(inputs: Tensor, num_clusters: int, num_parameters: int) -> dict[
     """Describe a router for inputs like these (N, ...) and for experts with so many parameters, for `build_router`.
 
     Pictures (N, C, H, W) get convolutions, with at most a twentieth of an expert's parameters unless the smallest has
-    more; tokens (N, T), whole numbers, are counted; other numbers go through one hidden layer.
+    more; tokens (N, T), whole numbers, are counted; other numbers, and tiny pictures, go through one hidden layer.
 
     >>> spec = router_spec(torch.zeros(2, 1, 28, 28), num_clusters=4, num_parameters=582_026)
     >>> spec
@@ -27,7 +28,7 @@ def router_spec(inputs: Tensor, num_clusters: int, num_parameters: int) -> dict[
     shape = list(inputs.shape[1:])
     if not inputs.is_floating_point():
         return {"kind": "tokens", "num_tokens": int(inputs.max()) + 1, "num_clusters": num_clusters}
-    if len(shape) == 3 and min(shape[1:]) >= 4:
+    if len(shape) == 3 and min(shape[1:]) >= SMALLEST:
         specs = [{"kind": "pictures", "shape": shape, "num_clusters": num_clusters, "width": width} for width in WIDTHS]
         fitting = [spec for spec in specs if _size(build_router(spec)) <= num_parameters / 20]
         return fitting[-1] if fitting else specs[0]
@@ -78,14 +79,8 @@ def _for_numbers(size: int, num_clusters: int) -> nn.Sequential:
 
 def _for_pictures(shape: tuple[int, ...], num_clusters: int, width: int) -> nn.Sequential:
     channels, side = shape[0], min(shape[1:])
-    first = 5 if side >= 16 else 3
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, first, stride=2 if side >= 16 else 1, padding=first // 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-    ]
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 5, stride=2, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU()]
     if side >= 32:
         layers += [nn.MaxPool2d(2), nn.Conv2d(2 * width, 4 * width, 3, padding=1), nn.ReLU()]
     layers += [nn.AdaptiveAvgPool2d(4) if side >= 32 else nn.MaxPool2d(2), nn.Flatten()]
