@@ -260,8 +260,8 @@ def asked_at_once(server: Live, count: int) -> Iterator[list[socket.socket]]:
         clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(count)]
         for client in clients:
             stack.enter_context(client)
-        wait_for(lambda: len(server.server.connections._open) == count)
-        loop = next(iter(server.server.connections._open)).loop
+        wait_for(lambda: len(list(server.server.connections)) == count)
+        loop = next(iter(server.server.connections)).loop
         held, go_on = threading.Event(), threading.Event()
         loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(5)))
         assert held.wait(5)

@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 
 from cdfl import wire
 from cdfl.core import Settings
+from cdfl.server.budgets import ByteLimit
 from cdfl.server.connections import MOST_HEAD, MOST_WAITING
 from cdfl.server.limits import Limits
 from cdfl.server.uploads import Body
@@ -69,7 +70,9 @@ def corpus() -> dict[str, tuple[int, bytes]]:
     renamed = {("other" if key == name else key): value for key, value in header.items()}
     double = header | {name: header[name] | {"dtype": "F64"}}
     beyond = header | {name: header[name] | {"data_offsets": [10**12, 10**12 + 16]}}
+    surrogate = header | {name: header[name] | {"shape": "\ud800"}}
     bodies = {
+        "characters that UTF-8 has not": (422, with_header(surrogate, data)),
         "empty": (400, b""),
         "truncated": (400, good[:-1]),
         "cut in the header": (400, good[:20]),
@@ -296,7 +299,7 @@ def test_a_body_that_was_given_up_is_not_taken_even_if_all_of_it_is_there(tmp_pa
     async def receive():
         return {"type": "http.request", "body": b"all of it", "more_body": False}
 
-    body = Body(Request({"type": "http", "method": "POST", "headers": []}, receive), Limits())
+    body = Body(Request({"type": "http", "method": "POST", "headers": []}, receive), Limits(), ByteLimit(1000))
     body.give_up(wire.ConflictError("a newer one has come"))
     with pytest.raises(wire.ConflictError, match="a newer one"):
         asyncio.run(body.spool(tmp_path / "spool", 100))
@@ -309,11 +312,11 @@ class TestConnections:
             for _ in range(2000):
                 last = idle.enter_context(Raw(server)).socket.getsockname()
             # Until then the connection of `model` may be closed just as it is used again.
-            wait_for(lambda: last in [connection.client for connection in list(server.server.connections._open)])
+            wait_for(lambda: last in [connection.client for connection in list(server.server.connections)])
             assert server.update(near(server, 0)).headers[wire.OUTCOME] == "applied"
             with httpx.Client(base_url=server.url) as newcomer:
                 assert newcomer.get("/healthz").status_code == 200
-            wait_for(lambda: len(server.server.connections._open) <= 300)
+            wait_for(lambda: len(list(server.server.connections)) <= 300)
 
     def test_one_that_says_nothing_and_one_that_never_ends_its_header(self, tmp_path):
         with Live(tmp_path, limits=Limits(idle_seconds=0.5)) as server, Raw(server) as silent, Raw(server) as trickling:
@@ -335,11 +338,11 @@ class TestConnections:
         with Live(tmp_path, limits=Limits(connections=1, stall_seconds=5)) as server:
             server.model()
             server.http.close()
-            wait_for(lambda: not server.server.connections._open)
+            wait_for(lambda: not list(server.server.connections))
             body = near(server, 0)
             with Raw(server) as busy:
                 busy.begin(len(body))
-                wait_for(lambda: [each for each in server.server.connections._open if each.is_busy])
+                wait_for(lambda: [each for each in server.server.connections if each.is_busy])
                 with Raw(server) as other:
                     wait_for(other.is_closed)
                 busy.socket.sendall(body)

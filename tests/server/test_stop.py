@@ -89,7 +89,7 @@ def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):
         kind = f"Content-Type: {wire.CONTENT_TYPE}"
         ask(slow, "POST", "/v1/updates", f"{wire.BASE_EPOCH}: 0", f"{wire.KEY}: slow", kind, length)
         slow.sendall(body[:50])
-        wait_for(lambda: [each for each in server.server.connections._open if each.is_busy])
+        wait_for(lambda: [each for each in server.server.connections if each.is_busy])
         server.server.should_exit = True
         time.sleep(1.5)  # longer than those that are done are given
         slow.sendall(body[50:])

@@ -1,6 +1,7 @@
 """The routes of a server."""
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
@@ -162,10 +163,17 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
         except (UnauthorizedError, ForbiddenError) as error:
             note_failure(request, error)
             raise
+        rate_limit.check(claim.client_id)
         if connection is not None:
             connection.is_known = True
-        rate_limit.check(claim.client_id)
         return claim
+
+    def is_operator(request: Request) -> bool:
+        """Return whether the operator asks."""
+        connection, found = _connection(request), access.is_operator(request.headers)
+        if found and connection is not None:
+            connection.is_known = True
+        return found
 
     def note_failure(request: Request, error: WireError) -> None:
         """Count and log a failed authentication."""
@@ -175,7 +183,7 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
 
     async def client_or_operator(request: Request, _: Annotated[Any, Security(scheme)]) -> Claim | None:
         """Return the client that asks; None for the operator, and for one without a name on an open server."""
-        is_watcher = access.is_operator(request.headers) or (access.is_open and CLIENT not in request.headers)
+        is_watcher = is_operator(request) or (access.is_open and CLIENT not in request.headers)
         return None if is_watcher else await authenticate(request, _)
 
     async def first_number(last_event: LastEvent = None) -> int:
@@ -308,23 +316,24 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
 def _handle_errors(app: FastAPI, engine: Engine) -> None:
     """Answer every refusal with one sentence as JSON, and count it."""
 
-    def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
         engine.metrics.refused.labels(str(status)).inc()
-        return JSONResponse({"detail": detail}, status, headers)
+        words = json.dumps({"detail": detail})  # in ASCII: what a peer sent may hold characters that UTF-8 has not
+        return Response(words, status, headers, "application/json")
 
     @app.exception_handler(WireError)
-    async def wire_error(_: Request, error: WireError) -> JSONResponse:
+    async def wire_error(_: Request, error: WireError) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if error.status == UnauthorizedError.status else {}
         if error.retry_after is not None:
             headers["Retry-After"] = str(math.ceil(error.retry_after))
         return refuse(error.status, error.detail, headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
         return refuse(400, _sentence(error.errors()[0]))
 
     @app.exception_handler(StoreError)
-    async def store_error(_: Request, error: StoreError) -> JSONResponse:
+    async def store_error(_: Request, error: StoreError) -> Response:
         if isinstance(error, StoreUnavailable):
             engine.outage.begin(error)
         elif isinstance(error, StoreLost):
@@ -336,7 +345,7 @@ def _handle_errors(app: FastAPI, engine: Engine) -> None:
         )
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         what = f"there is no {request.method} {request.url.path[:80]}; /docs lists what there is"
         return refuse(error.status_code, what, error.headers)
 
@@ -398,7 +407,7 @@ class ModelResponse(Response):
             await self._send_parts(send)
         finally:
             if self._connection is not None:
-                self._connection.limit.replies.end(self._connection)
+                self._connection.limit.replies.end(self._connection, self._owner)
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_parts(self, send: Send) -> None:

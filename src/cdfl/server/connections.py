@@ -1,31 +1,30 @@
 """One budget for what a peer can take: sockets, handshakes, requests, bytes that wait to be parsed, sent or read.
 
-The server accepts its connections itself, so that a socket counts from the moment it is accepted; asyncio would report
-a TLS connection only after its handshake. If there are too many, the one that has been idle longest is closed, and
-honest clients find room. A connection holds at most `CONNECTION_BYTES` of memory:
+A socket counts from the moment it is accepted (`Listener`). If there are too many, one of the address that has most is
+closed, the idlest first, and honest clients find room. A connection holds at most `CONNECTION_BYTES` of memory:
 
 - one request is parsed at a time, and at most `MOST_WAITING` wait behind it;
 - a header has at most `MOST_HEAD` bytes, a body is read in pieces and written to disk;
 - a reply is sent in pieces of `PIECE` bytes, each when the one before has left.
 
-The models behind these pieces have a budget of their own, `ReplyLimit`. Requests of connections on which no client has
-authenticated start at `strangers_per_second`, all together.
+The models behind these pieces have a budget of their own, `ReplyLimit`. A request starts at once only if the one before
+it on its connection was a client's. All others, and TLS handshakes, start at a rate, and addresses take `Turns`.
 """
 
 import asyncio
-import contextlib
-import errno
 import logging
+import math
 import socket
-import ssl
-from asyncio import sslproto
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from cdfl.server.limits import Limits, Pace
+from cdfl.server.budgets import ReplyLimit, Turns
+from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
 
 logger = logging.getLogger("cdfl.server")
@@ -37,60 +36,91 @@ except ImportError:  # not on Windows
 
 CLOSING_SECONDS = 2.0  # a peer has this long to close when the server stops; TLS would wait half a minute
 MOST_HEAD = 2**14  # bytes of a header or a trailer
-MOST_WAITING = 16  # requests of one connection that wait for the one before to be answered
+MOST_WAITING = 4  # requests of one connection that wait for the one before to be answered
 PIECE = 2**16  # bytes that are read, written or sent at once
 CONNECTION_BYTES = 8 * PIECE  # what a connection may hold: read, parsed, to be written to disk, to be sent, and TLS
 SPARE_FILES = 256  # open files for the store, the uploads and the libraries
-NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-PAUSE = 0.1  # seconds until the next attempt to accept if there are no files left
+GRACE_SECONDS = 1.0  # a new connection may wait this long for its first request before it counts as idle
 
 
 class ConnectionLimit:
-    """Counts sockets from the moment they are accepted, and closes those that are idle."""
+    """Counts sockets from the moment they are accepted, and closes one of the peer that has most if there are too many.
+
+    A peer is an address. Of its connections the one goes that has been idle longest, for a second at least; if there is
+    none, the oldest whose request is no client's; then another one that waits; then the newest.
+    """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits = limits
         self.replies = ReplyLimit(limits.reply_bytes)
-        self.strangers = Strangers(limits.strangers_per_second)
+        self.strangers = Turns(limits.strangers_per_second)
+        self.handshakes = Turns(limits.handshakes_per_second)
         self.most = min(limits.connections, raise_file_limit(limits.connections + SPARE_FILES) - SPARE_FILES)
         self._is_closing = False
-        self._handshakes: dict[socket.socket, float] = {}  # -> time since which it shakes hands; oldest first
-        self._open: dict[Connection, float] = {}  # -> time since which it waits for a request; oldest first
-        metrics.connections.set_function(lambda: len(self))
+        self._peers: dict[str, _Peer] = {}
+        self._size = self._num_shaking = 0
+        metrics.connections.set_function(lambda: self._size)
 
     def __len__(self) -> int:
-        return len(self._handshakes) + len(self._open)
+        return self._size
+
+    def __iter__(self) -> Iterator["Connection"]:
+        """Iterate over all connections that have shaken hands."""
+        return (connection for peer in list(self._peers.values()) for connection in [*peer.idle, *peer.busy])
 
     def protocol(self, *args: Any, **kwargs: Any) -> "Connection":
         """Return the protocol of one connection, for uvicorn."""
         return Connection(self, *args, **kwargs)
 
-    def accepted(self, accepted: socket.socket, now: float) -> None:
-        """Count a socket; if there are too many, close the one that has been idle longest."""
-        self._handshakes[accepted] = now
-        if len(self._handshakes) > self.limits.handshakes:
-            self._shut(next(iter(self._handshakes)))
-        if len(self) > self.most:
-            self._close_idlest()
+    def accepted(self, address: str, accepted: socket.socket, give_up: Callable[[], Any]) -> None:
+        """Count a socket that shakes hands; `give_up` ends that."""
+        self._peer(address).shaking[accepted] = give_up
+        self._size += 1
+        self._num_shaking += 1
+        if self._num_shaking > self.limits.handshakes:
+            most = max(self._peers.values(), key=lambda peer: len(peer.shaking))
+            self._give_up_handshake(most, next(iter(most.shaking)))
+        elif self._size > self.most:
+            self._close_one(accepted)
 
-    def is_over(self, accepted: socket.socket) -> None:
+    def shook(self, address: str, accepted: socket.socket | None) -> None:
         """Note that a handshake has ended, with a connection or without."""
-        self._handshakes.pop(accepted, None)
+        peer = self._peers.get(address)
+        if peer is not None and accepted is not None and peer.shaking.pop(accepted, None) is not None:
+            self._num_shaking -= 1
+            self.handshakes.leave(address, accepted)
+            self._count_out(peer)
 
     def enter(self, connection: "Connection") -> None:
-        """Add a connection; if there are too many, close the one that has been idle longest."""
-        self.waits(connection)
-        if len(self) > self.most + 1:  # its own handshake is counted until `is_over`
-            self._close_idlest()
+        """Add a connection; if there are too many, close one."""
+        self._peer(connection.address).idle[connection] = connection.loop.time()
+        self._size += 1
+        self.shook(connection.address, connection.accepted)
+        if self._size > self.most:
+            self._close_one(connection)
+
+    def works(self, connection: "Connection") -> None:
+        """Note that a request has come on a connection."""
+        peer = self._peers.get(connection.address)
+        if peer is not None and peer.idle.pop(connection, None) is not None:
+            peer.busy[connection] = None
 
     def waits(self, connection: "Connection") -> None:
         """Note that a connection waits for its next request."""
-        self._open.pop(connection, None)
-        self._open[connection] = connection.loop.time()
+        peer = self._peers.get(connection.address)
+        if peer is not None and connection in peer:
+            peer.busy.pop(connection, None)
+            peer.idle.pop(connection, None)
+            peer.idle[connection] = connection.loop.time()
 
     def leave(self, connection: "Connection") -> None:
         """Remove a connection."""
-        self._open.pop(connection, None)
+        self.strangers.leave(connection.address, connection)
+        peer = self._peers.get(connection.address)
+        if peer is not None and connection in peer:
+            peer.busy.pop(connection, None)
+            peer.idle.pop(connection, None)
+            self._count_out(peer)
 
     def close(self) -> None:
         """From now on, close every connection once it is answered."""
@@ -104,93 +134,69 @@ class ConnectionLimit:
 
     def sweep(self, now: float) -> None:
         """Close connections that wait too long for a whole request, or for their peer to read."""
-        for connection, since in list(self._open.items()):
-            idle = not connection.is_busy and now - since > self.limits.idle_seconds
-            done = self._is_closing and connection.is_done and now - since > CLOSING_SECONDS
-            if idle or done or connection.reads_too_slowly(now):
-                self._close(connection)
+        patience = CLOSING_SECONDS if self._is_closing else self.limits.idle_seconds
+        for connection in self:
+            since = self._peers[connection.address].idle.get(connection)  # None while a request is answered
+            if connection.reads_too_slowly(now):
+                connection.give_up()
+            elif since is not None and not connection.is_done:
+                self.waits(connection)  # its last answer is still on its way
+            elif since is not None and now - since > patience:
+                connection.give_up()
 
-    def _close_idlest(self) -> None:
-        idle = next((other for other in self._open if not other.is_busy), None)
-        shaking = next(iter(self._handshakes), None)
-        if shaking is not None and (idle is None or self._handshakes[shaking] <= self._open[idle]):
-            self._shut(shaking)
-        elif idle is not None:
-            self._close(idle)
-        elif self._open:  # all are busy: the newest must go
-            self._close(next(reversed(self._open)))
+    def _close_one(self, newest: "Connection | socket.socket") -> None:
+        most = max(map(len, self._peers.values()))
+        peers = [peer for peer in self._peers.values() if len(peer) == most]
+        peer = min(peers, key=lambda peer: next(iter(peer.idle.values()), math.inf))
+        chosen = peer.least_needed(newest, asyncio.get_running_loop().time())
+        if isinstance(chosen, socket.socket):
+            self._give_up_handshake(peer, chosen)
+        else:
+            chosen.give_up()
 
-    def _close(self, connection: "Connection") -> None:
-        self.leave(connection)  # now, because the event loop reports it later
-        connection.transport.abort()
+    def _give_up_handshake(self, peer: "_Peer", accepted: socket.socket) -> None:
+        give_up = peer.shaking[accepted]
+        self.shook(peer.address, accepted)
+        give_up()
 
-    def _shut(self, accepted: socket.socket) -> None:
-        """End a handshake: its transport reads the end of the stream and closes the socket."""
-        self.is_over(accepted)
-        with contextlib.suppress(OSError):
-            accepted.shutdown(socket.SHUT_RDWR)
+    def _peer(self, address: str) -> "_Peer":
+        return self._peers.setdefault(address, _Peer(address))
 
-
-class ReplyLimit:
-    """The models that are being sent: at most one to a client, and so many bytes together.
-
-    A new one takes the place of the one whose peer has not read for the longest time.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.bytes = 0
-        self._open: dict[Connection, tuple[str, int]] = {}  # -> client, bytes; the one that was read last is last
-
-    def begin(self, connection: "Connection", client_id: str, size: int) -> None:
-        """Count a reply before it is sent."""
-        for other, (owner, _) in list(self._open.items()):
-            if owner == client_id and other is not connection:
-                self._abort(other)
-        self._open[connection] = (client_id, size)
-        self.bytes += size
-        while self.bytes > self.most_bytes and len(self._open) > 1:
-            self._abort(next(iter(self._open)))
-
-    def progress(self, connection: "Connection") -> bool:
-        """Note that the peer has read; return whether the reply has not been given up."""
-        if connection not in self._open:
-            return False
-        self._open[connection] = self._open.pop(connection)
-        return True
-
-    def end(self, connection: "Connection") -> None:
-        """Count a reply no more."""
-        _, size = self._open.pop(connection, ("", 0))
-        self.bytes -= size
-
-    def _abort(self, connection: "Connection") -> None:
-        self.end(connection)
-        connection.transport.abort()
+    def _count_out(self, peer: "_Peer") -> None:
+        self._size -= 1
+        if not len(peer):
+            self._peers.pop(peer.address, None)
 
 
-class Strangers:
-    """Starts the requests of connections on which nobody has authenticated, a few at a time and in turn."""
+class _Peer:
+    """The connections of one address, the oldest first."""
 
-    def __init__(self, rate: float) -> None:
-        self._pace = Pace(rate, burst=max(1.0, rate / 10))
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.shaking: OrderedDict[socket.socket, Callable[[], Any]] = OrderedDict()  # -> how to give up
+        self.idle: OrderedDict[Connection, float] = OrderedDict()  # -> since when
+        self.busy: OrderedDict[Connection, None] = OrderedDict()
 
-    def admit(self, start: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        """Start a request now, or when its turn comes."""
-        self._waiting.append(start)
-        if self._timer is None:
-            self._start(loop)
+    def __len__(self) -> int:
+        return len(self.shaking) + len(self.idle) + len(self.busy)
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        while self._waiting:
-            wait = self._pace.take(loop.time())
-            if wait > 0:
-                self._timer = loop.call_later(wait, self._start, loop)
-                return
-            self._waiting.popleft()()
+    def __contains__(self, connection: "Connection") -> bool:
+        return connection in self.idle or connection in self.busy
+
+    def least_needed(self, newest: "Connection | socket.socket", now: float) -> "Connection | socket.socket":
+        """Return the connection that is closed if there are too many."""
+        idle = next(iter(self.idle), None)
+        if idle is not None and idle is not newest and now - self.idle[idle] >= GRACE_SECONDS:
+            return idle
+        for other in self.busy:
+            if not other.is_known:
+                return other
+        shaking = next(iter(self.shaking), None)
+        others = [each for each in (idle, shaking) if each is not None and each is not newest]
+        if others:
+            return others[0]
+        is_here = newest in self.shaking or newest in self.idle
+        return newest if is_here else next(reversed(self.busy))
 
 
 class _Counted:
@@ -215,21 +221,35 @@ class Connection(HttpToolsProtocol):
     def __init__(self, limit: ConnectionLimit, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limit = limit
-        self.is_known = False  # a client has authenticated on it
+        self.address = ""  # of the peer, as `address_of` gives it
+        self.accepted: socket.socket | None = None
+        self.is_known = False  # its current request is a client's or the operator's, and within the client's rate
         self.certified: str | None = None  # the name in the peer's certificate, if one is asked for
         self._head = 0  # bytes since the last piece of a body or end of a request
         self._got_on = False
+        self._answered: Any = None  # the request that is being answered; `cycle` is the last that has come
         self._slow_since: tuple[float, int] | None = None  # when bytes began to wait for the peer, and what it had read
 
     @property
     def is_busy(self) -> bool:
         """Return whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
 
     @property
     def is_done(self) -> bool:
         """Return whether nothing is left to answer or send."""
         return not self.is_busy and self.transport.get_write_buffer_size() == 0
+
+    def give_up(self) -> None:
+        """Close at once."""
+        self.limit.leave(self)  # now, because the event loop reports it later
+        self.transport.abort()
+
+    @property
+    def held(self) -> int:
+        """Return the bytes that wait to be answered or sent."""
+        cycles = [*(cycle for cycle, _ in self.pipeline), *([self._answered] if self._answered else [])]
+        return sum(len(cycle.body) for cycle in cycles) + int(self.transport.get_write_buffer_size())
 
     def reads_too_slowly(self, now: float) -> bool:
         """Return whether the peer has not read for a while, or reads below the least rate. Called every second."""
@@ -247,17 +267,19 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = _Counted(transport)  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=PIECE)
-        with contextlib.suppress(AttributeError):  # asyncio reads up to 256 kB at once
+        with suppress(AttributeError):  # asyncio reads up to 256 kB at once
             transport.max_size = PIECE  # type: ignore[attr-defined]
         self.certified = _common_name(transport)
         self.limit.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Unregister."""
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # tells the last request only
+        if self.is_busy:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self.pipeline.clear()
         self.limit.leave(self)
-        self.limit.replies.end(self)
 
     def data_received(self, data: bytes) -> None:
         """Pass data on; refuse a header that is too long, which the parser does not."""
@@ -290,77 +312,18 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if is_last and self.expect_100_continue and self.cycle.more_body:
             self.transport.close()  # the client may or may not send the body, so the next request cannot be found
-        elif self in self.connections:
+        elif is_last:
             self.limit.waits(self)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Start to answer a request; strangers take turns."""
-        if self.is_known:
+        """Start to answer a request, at once if the one before was a client's; others take turns."""
+        self._answered, was_known, self.is_known = cycle, self.is_known, False
+        self.limit.works(self)
+        if was_known:
             super()._start_asgi_task(cycle, app)
-            return
-
-        def start() -> None:
-            if not self.transport.is_closing():
-                super(Connection, self)._start_asgi_task(cycle, app)
-
-        self.limit.strangers.admit(start, self.loop)
-
-
-class Listener:
-    """Accepts connections for uvicorn, in place of asyncio's server."""
-
-    def __init__(
-        self,
-        listening: socket.socket,
-        make: Callable[[], asyncio.Protocol],
-        limit: ConnectionLimit,
-        tls: Callable[[], ssl.SSLContext] | None,
-    ) -> None:
-        self.sockets = [listening]
-        self._make, self._limit, self._tls = make, limit, tls
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._log = Pace(1 / 60, burst=1.0)
-        listening.setblocking(False)
-        if tls is not None:  # otherwise asyncio's buffer takes 256 kB of memory for every handshake
-            sslproto.SSLProtocol.max_size = PIECE
-        self._loop = asyncio.get_running_loop()
-        self._accepting = self._loop.create_task(self._accept())
-
-    def close(self) -> None:
-        """Accept no more."""
-        self._accepting.cancel()
-
-    async def wait_closed(self) -> None:
-        """Wait for handshakes to end."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(self._accepting, *self._tasks, return_exceptions=True)
-
-    async def _accept(self) -> None:
-        while True:
-            try:
-                accepted, _ = await self._loop.sock_accept(self.sockets[0])
-            except OSError as error:
-                if error.errno in NO_FILES and self._log.take(self._loop.time()) == 0:
-                    logger.warning("no connection can be accepted: %s; raise ulimit -n", error.strerror)
-                await asyncio.sleep(PAUSE if error.errno in NO_FILES else 0)  # otherwise the peer is gone already
-                continue
-            self._limit.accepted(accepted, self._loop.time())
-            task = self._loop.create_task(self._connect(accepted))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, accepted: socket.socket) -> None:
-        """Shake hands, and hand the connection to its protocol. Failures are those of the peer."""
-        options: dict[str, Any] = {}
-        if self._tls is not None:
-            options = {"ssl": self._tls(), "ssl_handshake_timeout": self._limit.limits.handshake_seconds}
-        try:
-            await self._loop.connect_accepted_socket(self._make, accepted, **options)
-        except (OSError, asyncio.CancelledError):  # ssl.SSLError and TimeoutError are OSErrors
-            accepted.close()
-        finally:
-            self._limit.is_over(accepted)
+        else:
+            start = partial(super()._start_asgi_task, cycle, app)
+            self.limit.strangers.ask(self.address, self, start, self.loop)
 
 
 def raise_file_limit(wanted: int) -> int:

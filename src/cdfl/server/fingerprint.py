@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdfl.problems import Task
 
 
 def fingerprints_of(task: Task) -> dict[str, str]:
     """Return a digest of what losses depend on, to notice at a restart that it has changed."""
-    return {"proxy_sets": fingerprint(task.proxy_sets), "loss": fingerprint(task.loss)}
+    return {
+        "proxy_sets": fingerprint(task.proxy_sets),
+        "loss": fingerprint(task.loss),
+        "model": fingerprint(_description(task.model)),
+    }
+
+
+def _description(model: nn.Module) -> list[str]:
+    """Return how a network is built, and the source of what is not torch's: equal weights may compute other outputs."""
+    own = {type(part) for part in model.modules() if not type(part).__module__.startswith("torch.")}
+    return [repr(model), *sorted(map(_source, own))]
 
 
 def fingerprint(value: Any) -> str:

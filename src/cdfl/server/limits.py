@@ -28,9 +28,11 @@ class Limits:
     burst: int = 40  # one client may send this many requests at once
     clients: int = 100_000  # newcomers are refused once this many clients are known
     connections: int = 4096  # if more are open, the one that has been idle longest is closed
-    handshakes: int = 256  # TLS handshakes at once; beyond them, the oldest is given up
+    handshakes: int = 256  # at once; beyond them, the oldest of the address that has most is given up
+    handshakes_per_second: float = 100.0  # of TLS, of all peers; each costs the processor a millisecond or more
     handshake_seconds: float = 10.0
     strangers_per_second: float = 500.0  # requests of all connections on which no client has authenticated
+    arriving_bytes: int = 8192 * MEGABYTE  # uploads on their way to the disk; beyond it, the slowest is given up
     reply_bytes: int = 512 * MEGABYTE  # models that are being sent; beyond it, the one read least lately is given up
     streams: int = 64  # event streams of clients
     client_streams: int = 4  # of one client
@@ -110,9 +112,9 @@ class RateLimit:
 
 
 class LogLimit(logging.Filter):
-    """Lets so many records a second of each logger and level pass, and says how many it left out.
+    """Lets so many records a second of each line of code pass, and says how many it left out.
 
-    Errors have a budget of their own, so that a flood of warnings hides none.
+    Every line has a budget of its own, so that a flood of one message hides no other.
     """
 
     def __init__(self, rate: float, burst: float = 50.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -124,7 +126,7 @@ class LogLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged."""
-        kind = record.name, record.levelno
+        kind = record.pathname, record.lineno
         pace = self._paces.setdefault(kind, Pace(self.rate, self.burst))
         if pace.take(self._clock()) > 0:
             self._left_out[kind] += 1

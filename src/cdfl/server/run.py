@@ -21,12 +21,13 @@ from cdfl.core.router import train_one_by_one
 from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
-from cdfl.server.connections import ConnectionLimit, Listener
+from cdfl.server.connections import ConnectionLimit
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
 from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.hosts import HostCheck
 from cdfl.server.limits import Limits
+from cdfl.server.listener import Listener
 from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Recovered

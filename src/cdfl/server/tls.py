@@ -12,12 +12,12 @@ class Tls:
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
         self.cert, self.key, self.client_ca = cert, key, client_ca
-        self._seen = self._times()
+        self._seen = self._marks()
         self._context = self._load()
 
     def __call__(self) -> ssl.SSLContext:
         """Return the context; a new certificate serves new connections, a faulty one is logged and not used."""
-        seen = self._times()
+        seen = self._marks()
         if seen != self._seen:
             self._seen = seen
             try:
@@ -27,10 +27,16 @@ class Tls:
                 logger.error("the new TLS certificate cannot be used, the old one stays: %s", error)
         return self._context
 
-    def _times(self) -> list[int | None]:
-        """Return when each file was changed; None if it is missing."""
-        files = [file for file in (self.cert, self.key, self.client_ca) if file is not None]
-        return [file.stat().st_mtime_ns if file.exists() else None for file in files]
+    def _marks(self) -> list[tuple[int, int, int] | None]:
+        """Return what tells versions of each file apart; None if it cannot be seen."""
+        found = []
+        for file in (self.cert, self.key, self.client_ca):
+            try:
+                about = file.stat() if file is not None else None
+            except OSError:
+                about = None
+            found.append(about and (about.st_mtime_ns, about.st_size, about.st_ino))
+        return found
 
     def _load(self) -> ssl.SSLContext:
         for file in (self.cert, self.key, self.client_ca):

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from starlette.requests import Request
 
+from cdfl.server.budgets import ByteLimit
 from cdfl.server.connections import PIECE
 from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
 from cdfl.server.errors import StoreDamaged, StoreUnavailable
@@ -60,6 +61,7 @@ class Uploads:
         self.engine, self.store, self.limits = engine, engine.store, engine.limits
         self.body_limit = self.limits.body_bytes or body_size(engine.layout) + SLACK
         self._places: dict[str, _Place] = {}
+        self.arriving: ByteLimit[Body] = ByteLimit(self.limits.arriving_bytes)
         self._threads = ThreadPoolExecutor(
             NUM_THREADS, thread_name_prefix="cdfl-uploads", initializer=use_torch_threads, initargs=(1,)
         )
@@ -80,7 +82,7 @@ class Uploads:
             raise UnfitError(f"this server estimates mixtures itself; leave {MIXTURE} out")
         wants_one = wants_model(request.headers.get(REPLY))
         client_id = claim.client_id
-        body = Body(request, self.limits)
+        body = Body(request, self.limits, self.arriving)
         coding = coding.strip().lower()
         _check_head(request.headers, coding, self.body_limit)
         async with self._place(client_id, key, body) as place:
@@ -102,6 +104,7 @@ class Uploads:
             except OSError as error:  # the disk is full, or gone
                 raise StoreUnavailable(f"the upload cannot be written: {error}") from error
             finally:
+                self.arriving.end(body)
                 with suppress(OSError):
                     spool.unlink(missing_ok=True)
             try:
@@ -221,8 +224,9 @@ class Uploads:
 class Body:
     """The body of one request, streamed to a file. A body that stalls or trickles is refused."""
 
-    def __init__(self, request: Request, limits: Limits) -> None:
+    def __init__(self, request: Request, limits: Limits, arriving: "ByteLimit[Body]") -> None:
         self.received = 0
+        self._arriving = arriving
         self._request, self._limits = request, limits
         self._begun = time.monotonic()
         self._is_over = False
@@ -250,6 +254,9 @@ class Body:
         if self._timer is not None:
             self._timer.reschedule(asyncio.get_running_loop().time())
 
+    def _make_room(self) -> None:
+        self.give_up(UnavailableError("too many uploads are on their way; send it again", RETRY_SECONDS))
+
     async def _pieces(self) -> AsyncIterator[bytes]:
         while not self._is_over:
             try:
@@ -263,8 +270,10 @@ class Body:
             self._is_over = not message.get("more_body", False)
             if message["type"] == "http.disconnect":
                 raise MalformedError("the connection was closed in the middle of the body")
-            self.received += len(message.get("body", b""))
-            yield message.get("body", b"")
+            piece = message.get("body", b"")
+            self.received += len(piece)
+            self._arriving.add(self, len(piece), self._make_room)
+            yield piece
 
     def _seconds_left(self) -> float:
         """Return the seconds until the next byte must arrive."""
