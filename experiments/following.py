@@ -89,6 +89,7 @@ class Served:
     is_rival: bool = True  # serves one model or its own mixture, without our router
     changes: Mapping[str, Any] = field(default_factory=dict)
     tuned_for: str | None = None  # another column
+    network: str | None = None  # another network than the row's
 
 
 LINES = (
@@ -124,15 +125,49 @@ class Row:
     lines: Sequence[Served] = LINES
 
 
+FEW_AND_FEDASYNC = [
+    line
+    for line in LINES
+    if (line.algorithm, line.column) in [*IN_ALL_ROWS, ("fedasync", "after")] and not line.changes
+]
 FEW = [line for line in LINES if (line.algorithm, line.column) in IN_ALL_ROWS and not line.changes]
+
+
+def _larger(network: str) -> tuple[Served, ...]:
+    """Return the lines of one model that has as many parameters as four experts."""
+    changes = {"model": network}
+    return (
+        Served("fedbuff", "after", "one model of four times the size", False, changes, network=network),
+        Served("fedbuff", "before", "that model, trained further by the client", False, changes, network=network),
+        Served(
+            "fedbuff-int8", "after", "the same in int8: as many bytes as the experts", False, changes, "after", network
+        ),
+    )
+
+
+# ResNet-18 has the settings of the paper's CNN, and its own weight decay: it is not tuned.
+CIFAR = {"num_uploads": 360, "weight_decay": 5e-4}
 ROWS = (
     Row("8x8 digits (4)", "digits-4", "small-cnn"),
-    Row("FashionMNIST (4)", "fashion-mnist-4", "cnn"),
+    Row("FashionMNIST (4)", "fashion-mnist-4", "cnn", lines=(*LINES, *_larger("cnn-2m"))),
     Row("FashionMNIST (4), sudden changes", "fashion-mnist-4-sudden", "cnn", lines=FEW),
-    Row("FashionMNIST (4), 27,000 parameters", "fashion-mnist-4", "cnn-27k", {"model": "cnn-27k"}),
-    Row("FashionMNIST (4), 4,000 parameters", "fashion-mnist-4", "cnn-4k", {"model": "cnn-4k"}),
+    Row(
+        "FashionMNIST (4), 27,000 parameters",
+        "fashion-mnist-4",
+        "cnn-27k",
+        {"model": "cnn-27k"},
+        (*LINES, *_larger("cnn-108k")),
+    ),
+    Row(
+        "FashionMNIST (4), 4,000 parameters",
+        "fashion-mnist-4",
+        "cnn-4k",
+        {"model": "cnn-4k"},
+        (*LINES, *_larger("cnn-15k")),
+    ),
     Row("FashionMNIST (6)", "fashion-mnist-6", "cnn", lines=FEW),
     Row("Digit recognition", "digit-recognition", "cnn", lines=FEW),
+    Row("CIFAR-10 (4), ResNet-18", "cifar-10-4", "cnn", CIFAR, FEW_AND_FEDASYNC),
     Row("FashionMNIST (4), labels differ by cluster", "fashion-mnist-4-labels", "cnn", lines=FEW),
     Row("FashionMNIST (4), dark, bright and blurred", "fashion-mnist-4-shifts", "cnn", lines=FEW),
     Row("Text in four languages", "handbook-4", "gru", lines=FEW),
@@ -142,7 +177,9 @@ TRIALS = 5
 
 def key_of(row: Row, line: Served, seed: int) -> RunKey | None:
     """Return the run behind a line; None if its algorithm is not tuned for the row's network."""
-    tuned = TUNED.get(row.network, {}).get((line.algorithm, line.tuned_for or line.column))
+    tuned = TUNED.get(line.network or row.network, {}).get(
+        (line.algorithm.removesuffix("-int8"), line.tuned_for or line.column)
+    )
     if tuned is None:
         return None
     changes = changes_of(line.algorithm, {**row.changes, **tuned, **line.changes})

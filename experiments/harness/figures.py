@@ -22,6 +22,7 @@ LABELS = {
     "fedem": "FedEM-Async",
     "fedasync": "FedAsync",
     "fedbuff": "FedBuff",
+    "fedbuff-int8": "FedBuff, int8",
     "ifca": "IFCA",
     "local-keep": "Local (keeps)",
     "local": "Local",

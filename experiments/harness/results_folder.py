@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdfl.algorithms import ALGORITHMS
 from cdfl.core import Settings
 from cdfl.sim.runner import RunConfig
 from experiments.harness.result_files import locked, read_file, write_measured, write_runs
+from experiments.harness.rounded import algorithm_class
 from experiments.harness.run_keys import RunKey, resolve
 
 KINDS = {True: "smoke runs", False: "results of full runs"}
@@ -198,7 +198,7 @@ def stored(config: RunConfig) -> dict[str, Any]:
 
 def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Return the stored settings that an algorithm uses, by name."""
-    kind = ALGORITHMS[algorithm]
+    kind = algorithm_class(algorithm)
     settings = kind(Settings.from_dict(config["settings"])).settings  # some algorithms fix a setting themselves
     training = {**vars(settings.training), **vars(settings.pretraining)}
     if kind.models_down == "none":  # there is no server

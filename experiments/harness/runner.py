@@ -25,6 +25,7 @@ from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell
 from experiments.harness.machine import commit, machine
 from experiments.harness.results_folder import Results
+from experiments.harness.rounded import algorithm_class
 from experiments.harness.run_keys import RunKey, resolve
 from experiments.harness.run_summary import summarize_run
 from experiments.harness.tables import counted
@@ -214,6 +215,8 @@ def _run_group(group: Group, options: RunOptions, tell: Tell) -> Outcome:
     begun = time.monotonic()
     events: list[list[Event]] = [[] for _ in group]
     configs = [config for _, config in group]
+    for config in configs:
+        algorithm_class(config.algorithm)  # also in a process that has not resolved it
     with warnings.catch_warnings():
         # Runs with the printed bars are part of the study.
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)

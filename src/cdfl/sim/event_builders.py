@@ -138,9 +138,9 @@ def bytes_down(workload: Workload, algorithm: Algorithm, *, is_first: bool) -> i
     """Return the bytes of a reply's body. The router comes once, with the first reply to a client."""
     num_clusters = workload.federation.num_clusters
     if algorithm.models_down == "experts":
-        replies = algorithm.settings.replies
-        experts = experts_size(workload.layout, num_clusters, replies.expert_dtype)
-        return experts + (workload.routing.num_bytes if is_first else 0)
+        num_models = num_clusters if algorithm.estimates else 1  # one model for all needs no router
+        experts = experts_size(workload.layout, num_models, algorithm.settings.replies.expert_dtype)
+        return experts + (workload.routing.num_bytes if is_first and num_models > 1 else 0)
     return {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down] * workload.model_bytes
 
 
