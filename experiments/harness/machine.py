@@ -23,9 +23,9 @@ def machine() -> dict[str, object]:
     }
 
 
-def commit() -> str | None:
-    """Return the commit of this code, with "-dirty" if files differ from it; None outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Return the commit of a folder, by default this code's, with "-dirty" if files differ; None if there is none."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):

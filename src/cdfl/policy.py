@@ -6,10 +6,10 @@ user's policy returns.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from datetime import time as TimeOfDay
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -116,11 +116,54 @@ class Sometimes:
 
 
 @dataclass(frozen=True)
-class LossRises:
-    """Upload when the loss on fresh data exceeds its recent mean by a factor.
+class Rise:
+    """The time since the loss rose above its level. `take` says at which turns to upload, while it stays there.
 
-    It remembers the mean while the loss stays high, and uploads again, until `patience` uploads in a row have not
-    lowered the loss. Then the high loss is the new level.
+    The first `patience` uploads come at once. While uploads do not help, pauses of 2, 4, 8, ... turns follow. After
+    `turns` turns the rise is over: the loss is the new level.
+    """
+
+    age: float = 0.0  # turns since the rise; 0: there is none
+    failed: float = 0.0  # uploads in a row that have not helped
+    pause: float = 0.0  # turns to wait
+    highest: float = 0.0  # the loss at the last uploads
+
+    def take(self, loss: float, level: float, patience: int, turns: int) -> tuple["Rise", bool]:
+        """Return the rise above a level after another turn, and whether to upload; it is over if its age is 0."""
+        if self.age >= turns:
+            return Rise(), False
+        if not self.age or loss > self.highest + (self.highest - level) / 2:  # it has risen again
+            return Rise(age=1.0, pause=0.0 if patience > 1 else 2.0, highest=loss), True
+        if self.pause:
+            return replace(self, age=self.age + 1, pause=self.pause - 1), False
+        if loss < self.highest - (self.highest - level) / 4:  # the last upload has helped
+            return Rise(self.age + 1, highest=loss), True
+        failed = self.failed + 1
+        pause = 2.0 ** (failed + 2 - patience) if failed + 2 > patience else 0.0
+        return Rise(self.age + 1, failed, pause, max(loss, self.highest)), True
+
+    @property
+    def memory(self) -> Memory:
+        """As numbers."""
+        return self.age, self.failed, self.pause, self.highest
+
+
+def above(level: float, factor: float) -> float:
+    """Return `factor` times a loss; for a negative one, as much above or below it.
+
+    >>> above(2.0, 1.5), above(-2.0, 1.5)
+    (3.0, -1.0)
+    """
+    return level + (factor - 1) * abs(level)
+
+
+@dataclass(frozen=True)
+class LossRises:
+    """Upload when the loss on fresh data exceeds its level by a factor.
+
+    The level is the mean of the last `window` losses, or of the last `remember` ones if that is lower; so it notices a
+    slow rise, too. High losses do not change it. While the loss stays high, it uploads again: `patience` times at once,
+    then after pauses of 2, 4, 8, ... turns. After `remember` turns the high loss is the new level.
 
     >>> policy, memory = LossRises(factor=1.5), ()
     >>> for loss in (1.0, 1.0, 1.1, 2.0):
@@ -132,25 +175,22 @@ class LossRises:
     factor: float = 1.2
     window: int = 5
     patience: int = 2
+    remember: int = 50
 
     def __post_init__(self) -> None:
         check_number("factor", self.factor, 0)
         check_number("window", self.window, 1, whole=True)
         check_number("patience", self.patience, 1, whole=True)
+        check_number("remember", self.remember, 1, whole=True)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Compare with the mean of the last losses before the rise."""
-        (failed, highest), usual = memory[:2] or (0.0, 0.0), memory[2:]  # since the rise; losses before it
-        loss = observation.loss
-        if not usual or not loss > self.factor * fmean(usual):
-            return (0.0, 0.0, *(*usual, loss)[-self.window :]), False
-        if highest and loss > HELPED * highest:  # the last upload has not helped
-            failed += 1
-        else:
-            failed = 0.0
-        if failed >= self.patience:
-            return (0.0, 0.0, loss), False
-        return (failed, loss, *usual), True
+        """Compare with the level before the rise."""
+        rise, usual, loss = Rise(*memory[:4]), memory[4:], observation.loss
+        level = min(fmean(usual), fmean(usual[-self.window :])) if usual else loss
+        if usual and loss > above(level, self.factor):
+            rise, upload = rise.take(loss, level, self.patience, self.remember)
+            return (*rise.memory, *(usual if rise.age else (loss,))), upload
+        return (*Rise().memory, *(*usual, loss)[-self.remember :]), False
 
 
 @dataclass(frozen=True)
@@ -347,6 +387,10 @@ class DriftDetected:
     `detector` is a name in `river.drift` (ADWIN, KSWIN, PageHinkley) and `settings` are its arguments. It gets one loss
     at each observation. If the loss has fallen, the detector is reset without an upload.
 
+    A detector forgets what it has seen once it detects drift. So the policy remembers the level before the drift: while
+    the loss stays above the middle between that level and the loss at the drift, it uploads again, as `LossRises` does.
+    After that the detector starts anew.
+
     The memory is the last `window` losses since the detector was reset. After a restart, a new detector is fed with
     them. It is equal to the old one unless older losses were dropped. KSWIN needs a seed for that.
     """
@@ -354,35 +398,45 @@ class DriftDetected:
     detector: str = "ADWIN"
     settings: Mapping[str, Any] = field(default_factory=dict)
     window: int = 1000
+    patience: int = 2
+    remember: int = 50
 
     def __post_init__(self) -> None:
         check_number("window", self.window, 1, whole=True)
+        check_number("patience", self.patience, 1, whole=True)
+        check_number("remember", self.remember, 1, whole=True)
         if self.detector not in DETECTORS:  # importing river is slow, so known names wait for the first turn
             _river_detector(self.detector)
 
     def decide(self, memory: Memory, observation: Observation) -> tuple[Memory, bool]:
-        """Feed the loss to the detector; forget all losses after a drift."""
-        detector, loss = self._fed(memory), observation.loss
+        """Feed the loss to the detector; after a rise, compare the loss with the level before."""
+        rise, (level, high), losses, loss = Rise(*memory[:4]), memory[4:6] or (0.0, 0.0), memory[6:], observation.loss
+        if rise.age:
+            rise, upload = rise.take(loss, level, self.patience, self.remember) if loss > high else (Rise(), False)
+            return ((*rise.memory, level, high) if rise.age else ()), upload
+        detector = self._fed(losses)
         detector.update(loss)
         if detector.drift_detected:
-            return (), bool(memory) and loss > fmean(memory)
-        memory = (*memory, loss)[-self.window :]
-        _FED[self._key(memory)] = detector
+            level = median(losses) if losses else loss  # a few of them are from after the rise
+            rise, upload = Rise().take(loss, level, self.patience, self.remember) if loss > level else (rise, False)
+            return ((*rise.memory, level, (level + loss) / 2) if upload else ()), upload
+        losses = (*losses, loss)[-self.window :]
+        _FED[self._key(losses)] = detector
         if len(_FED) > MOST_FED:
             _FED.pop(next(iter(_FED)))
-        return memory, False
+        return (*Rise().memory, 0.0, 0.0, *losses), False
 
-    def _fed(self, memory: Memory) -> Any:
+    def _fed(self, losses: Memory) -> Any:
         """Return a detector that has seen these losses: a cached one, or a new one fed with them."""
-        detector = _FED.pop(self._key(memory), None)
+        detector = _FED.pop(self._key(losses), None)
         if detector is None:
             detector = _river_detector(self.detector)(**self.settings)
-            for loss in memory:
+            for loss in losses:
                 detector.update(loss)
         return detector
 
-    def _key(self, memory: Memory) -> tuple[str, Memory]:
-        return repr(self), memory
+    def _key(self, losses: Memory) -> tuple[str, Memory]:
+        return repr(self), losses
 
 
 DETECTORS = ("ADWIN", "KSWIN", "PageHinkley")
@@ -401,7 +455,6 @@ def _river_detector(name: str) -> Any:
     return getattr(drift, name)
 
 
-HELPED = 0.95  # an upload has helped if the loss is below this share of what it was
 ALWAYS = Always()
 POLICIES: dict[str, Policy] = {
     "always": ALWAYS,

@@ -133,6 +133,25 @@ def test_the_base_of_an_upload_is_the_mix_of_what_was_sent(server):
     assert torch.equal(server.store.read_model(entry.base, LAYOUT), personalize(sent, mixture))
 
 
+def test_a_client_that_returns_to_an_older_reply_is_mixed_as_it_was_then(server):
+    """Without a mixture of its own: by that of the reply at its base epoch, not by its last one."""
+    joined = int(server.model("car-9").headers[wire.EPOCH])
+    mixtures, epochs = {joined: (1 / 3,) * 3}, [joined]
+    for number, header in enumerate(("0.8,0.1,0.1", "0.1,0.8,0.1", "0.1,0.1,0.8")):
+        response = server.update(near(server, 0), "car-9", epochs[-1], f"a{number}", headers={wire.MIXTURE: header})
+        head = wire.ReplyHead.from_headers(response.headers)
+        epochs.append(head.epoch)
+        mixtures[head.epoch] = head.mixture
+    for base_epoch in epochs[:-1]:
+        weights = torch.tensor(mixtures[base_epoch], dtype=torch.float64)
+        expected = personalize(server.engine.state.cluster_models, weights)
+        server.update(near(server, 0), "car-9", base_epoch, f"b{base_epoch}")
+        entry = server.store.client("car-9").last
+        assert (entry.last_mixture or (1 / 3,) * 3) == pytest.approx(mixtures[base_epoch])
+        assert torch.allclose(server.store.read_model(entry.base, LAYOUT), expected, atol=1e-6)
+    assert verify(server.store).findings == []
+
+
 def test_servers_that_estimate_themselves(tmp_path):
     for settings in (EXPERTS.replace(send_mixture=False), EXPERTS.replace(reply="model")):
         with Live(tmp_path / settings.replies.reply, Task.of(problem(settings=settings))) as live:

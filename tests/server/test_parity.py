@@ -2,20 +2,27 @@
 
 import threading
 from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cdfl import wire
 from cdfl.algorithms.cdfl import CDFL
+from cdfl.client import Client
 from cdfl.core import Layout
-from cdfl.data import Sizes, Texts
+from cdfl.data import Rotations, Sizes, Texts
 from cdfl.problems import Problem, Task
+from cdfl.record import Uploaded, only
+from cdfl.scenarios import load_scenario
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
+from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
-from cdfl.sim.runner import configure
+from cdfl.sim.runner import configure, run_events
+from cdfl.sim.simulation import Simulation
 from cdfl.sim.workload import Workload
 
 from .live import LAYOUT, Live, decoded, near, tiny_setup
@@ -95,10 +102,68 @@ def test_other_kinds_of_data(tmp_path, name):
     assert "applied" in outcomes
 
 
+def test_one_cluster_has_nothing_to_route(tmp_path):
+    """Experts of one cluster are one model, in the simulator and in the service."""
+    one = replace(load_scenario("digits-4"), name="digits-1", clusters=Rotations("digits", 1))
+    quick = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1, "reply": "experts", "guard": True}
+    config = configure(one, num_uploads=4, num_clients=2, **quick)
+    recording, _ = replayed(tmp_path, config)
+    assert recording.models_down == "one"
+    uploads = only(list(run_events(config)), Uploaded)
+    whole = Workload(one, one.federation(0), config.settings).model_bytes
+    assert [(upload.bytes_down, upload.served) for upload in uploads] == [(whole, upload.after) for upload in uploads]
+
+
+def test_clients_of_a_service_train_the_models_of_the_reference(tmp_path):
+    """Pictures, real clients: the same weights, bit for bit. The simulator's stacks round otherwise; see below."""
+    config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
+    workload, recording = workload_of(config), Recording(config.settings)
+    list(simulate(workload, recording, config.time_model))
+    setup = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    passes = config.settings.replace(local_epochs=1)  # the plan holds both
+    with Live(tmp_path, setup, clock=lambda: 0.0, accept_all=True) as server, ExitStack() as opened:
+        clients = [
+            opened.enter_context(Client(server.url, setup.model, str(number), settings=passes)) for number in range(4)
+        ]
+        exchanges, turns = iter(recording.exchanges), [0] * 4
+        for tick in workload.ticks(config.time_model):
+            client = clients[tick.client]
+            if tick.kind == "join":
+                client.join()
+                continue
+            turn = workload.turn_data(tick.client, turns[tick.client])
+            turns[tick.client] += 1
+            inputs, targets = workload.inputs(turn.draw.train)
+            assert torch.equal(client.start_model(), next(exchanges)[0].base_model)
+            client.upload(client.train([(inputs[batch], targets[batch]) for batch in turn.plan]))
+            if sum(turns) == len(recording.exchanges):
+                break
+        assert same_state(server.engine.state, recording.end)
+
+
+def test_stacks_differ_from_the_reference_by_rounding_alone():
+    """In float64 the pictures' network ends at the same weights; in float32 training amplifies the rounding."""
+    config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
+
+    def differs(dtype):
+        workload, plain, stacked = workload_of(config, dtype), Recording(config.settings), Recording(config.settings)
+        list(simulate(workload, plain, config.time_model))
+        fast = Simulation(workload_of(config, dtype), stacked, config.time_model, make_engines(workload, stacked))
+        list(fast.events())
+        return float((plain.end.cluster_models - stacked.end.cluster_models).abs().max())
+
+    assert differs(torch.float64) < 1e-9
+    assert 1e-7 < differs(torch.float32) < 0.05
+
+
+def workload_of(config, dtype=torch.float32):
+    return Workload(config.scenario, config.scenario.federation(config.seed), config.settings, dtype)
+
+
 def replayed(folder, config):
     """Record a simulation, send its uploads to a server, and compare everything that comes back."""
-    workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
-    recording = Recording(config.settings)
+    workload = workload_of(config)
+    recording = Recording(workload.settings)
     list(simulate(workload, recording, config.time_model))
     setup = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
 

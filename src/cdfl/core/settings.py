@@ -304,6 +304,10 @@ class Settings:
         """
         return Settings.from_dict({field.name: getattr(self, field.name) for field in fields(self)} | dict(changes))
 
+    def for_clusters(self, num_clusters: int) -> "Settings":
+        """Return the settings for so many clusters: with one there is nothing to route, so replies are one model."""
+        return self.replace(reply="model") if num_clusters == 1 and self.replies.reply == "experts" else self
+
     def leaves(self) -> dict[str, Any]:
         """Return every value by its own name."""
         groups = [getattr(self, name) for name in GROUPS]

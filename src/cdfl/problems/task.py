@@ -49,7 +49,7 @@ class Task:
     ) -> None:
         self.problem = problem
         self.federation = federation
-        self.settings = settings or problem.all_settings
+        self.settings = (settings or problem.all_settings).for_clusters(federation.num_clusters)
         self.device = federation.device
         self.dtype = dtype
         self.seed = federation.seed
@@ -82,7 +82,7 @@ class Task:
     def with_settings(self, **changes: Any) -> Self:
         """Return the task with some settings changed."""
         other = copy.copy(self)
-        other.settings = self.settings.replace(**changes)
+        other.settings = self.settings.replace(**changes).for_clusters(self.num_clusters)
         return other
 
     def sets(self, split: str) -> list[tuple[Tensor, Tensor]]:

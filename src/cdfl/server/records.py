@@ -158,11 +158,17 @@ class ClientRecord:
     repeated: Entry | None = None  # its entry with the key; the reply may be deleted already
     was_sent: bool = False  # whether it was sent a model of the epoch
     sent: str | None = None  # blob of that model; None if not kept
+    sent_mixture: tuple[float, ...] | None = None  # the mixture in that reply; None if uniform
 
     @property
     def memory(self) -> ClientMemory:
         """What the core remembers of it."""
         return self.last.client_after if self.last else NEWCOMER
+
+    @property
+    def memory_then(self) -> ClientMemory:
+        """The same with the mixture of the reply at that epoch: a client may return to an older reply."""
+        return self.memory._replace(mixture=None if self.sent_mixture is None else tensor(self.sent_mixture))
 
 
 @dataclass(frozen=True)

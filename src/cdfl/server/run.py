@@ -91,7 +91,7 @@ def _router(
     trained: Callable[[int, int], Any],
 ) -> bytes | None:
     """Return the router as clients get it: the one in the store, or else a new one; None if replies are one model."""
-    if settings.replies.reply != "experts" or task.num_clusters == 1:
+    if settings.replies.reply != "experts":
         return None
     kept, module = store.router(), task.router_module()
     if kept is None:

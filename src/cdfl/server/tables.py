@@ -425,6 +425,9 @@ def client(
     columns = journal.c.keys()
     found = [Entry.from_row({name: row._mapping[name] for name in columns}) for row in rows if row.decision is not None]
     replies = [entry for entry in found if entry.epoch == epoch and entry.outcome != "rejected"]
+    mixture = replies[-1].mixture if replies else found[-1].mixture if found else None
+    if not replies and found and epoch is not None and found[-1].epoch > epoch:  # it returns to what it had before
+        mixture = _mixture_at(connection, client_id, epoch)
     return ClientRecord(
         client_id,
         rows[0].since,
@@ -433,7 +436,15 @@ def client(
         repeated=next((entry for entry in found if entry.key == key), None),
         was_sent=rows[0].sent_epoch is not None or bool(replies),
         sent=next((entry.reply for entry in reversed(replies) if entry.reply), None) or rows[0].model,
+        sent_mixture=mixture,
     )
+
+
+def _mixture_at(connection: sa.Connection, client_id: str, epoch: int) -> tuple[float, ...] | None:
+    """Return the mixture of a client's newest reply up to an epoch; None if there was none."""
+    own = sa.and_(journal.c.client_id == client_id, journal.c.epoch <= epoch)
+    row = connection.execute(select(journal).where(own).order_by(journal.c.number.desc()).limit(1)).first()
+    return None if row is None else Entry.from_row(dict(row._mapping)).mixture
 
 
 def withdrawn(connection: sa.Connection, claims: Iterable[Claim], now: float) -> set[str]:

@@ -193,7 +193,7 @@ class Uploads:
             local_model,
             upload,
             claim,
-            client=record.memory,
+            client=record.memory_then,
             was_rejected=record.last is not None and record.last.outcome == "rejected",
             sent=record.sent,
             received=self.engine.clock(),

@@ -258,7 +258,7 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
             if not built:
                 workloads[config.seed].check(SAMPLES_TRIED)
         workload = workloads[config.seed]
-        algorithm = make_algorithm(config.algorithm, config.settings)
+        algorithm = make_algorithm(config.algorithm, config.settings.for_clusters(workload.num_clusters))
         network = "" if client_workload(workload, algorithm) is workload else algorithm.name
         if network not in made:  # algorithms with the same network share engines
             made[network] = make_engines(workload, algorithm, precision=config.precision)

@@ -1,0 +1,151 @@
+"""Compare this checkout with an earlier one: the same events, and no more time.
+
+Claim: the scenarios of the paper, and digits-4, give the same events as at the other commit, and take no more time.
+
+Each scenario runs in processes of its own from both checkouts, with its own clients, data and network, 20 uploads, and
+one pass over the data wherever it has several; scenarios with ResNet-18 have fewer samples, too. What both events name
+is compared, number by number. Pairs are interleaved; CPU time of all threads counts.
+
+Each result is stored as it comes, in benchmarks/results/before.json. To make the other checkout:
+
+    git worktree add ../before b1d7ebe
+    python -m benchmarks.before ../before
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.result_files import ROOT, commit, machine, read, write
+
+DIGITS = ["digits-4"]
+CNN = [f"fashion-mnist-{clusters}" for clusters in (1, 2, 3, 4, 6)] + ["fashion-mnist-4-ablation", "digit-recognition"]
+RESNET = [f"cifar-10-{clusters}" for clusters in (1, 2, 3, 4, 6)]
+RESNET += [f"mini-imagenet-32px-{clusters}" for clusters in (2, 3, 4, 6)]
+ONE_PASS = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
+FEW = {"low": 20, "high": 40, "test": 20, "pretraining": 40, "proxy": 20}  # samples, for ResNet-18
+NEW_NAMES = {"accuracies": "scores"}  # of fields, since the earlier commit; `_common` has one more
+# What a process of either checkout runs: {name, sizes, uploads, settings} -> its events, and seconds of CPU time.
+RUN = """
+import json, sys, time
+from dataclasses import asdict, replace
+import torch, cdfl
+from cdfl.data import Sizes
+from cdfl.scenarios import load_scenario
+torch.set_num_threads(1)
+work = json.loads(sys.argv[1])
+scenario = load_scenario(work["name"])
+if work["sizes"]:
+    scenario = replace(scenario, sizes=Sizes(**work["sizes"]))
+events, begun = [], time.process_time()
+cdfl.run(scenario, seed=0, num_uploads=work["uploads"], device="cpu", on_event=events.append, **work["settings"])
+seconds = time.process_time() - begun
+print(json.dumps({"seconds": seconds, "events": [[type(event).__name__, asdict(event)] for event in events]}))
+"""
+
+
+def main() -> None:
+    """Compare every scenario, and store what is found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the other checkout")
+    parser.add_argument("--scenarios", default=",".join([*DIGITS, *CNN, *RESNET]), help="separated by commas")
+    parser.add_argument("--pairs", type=int, default=1, help="interleaved pairs of each scenario")
+    args = parser.parse_args()
+    found = read("before", {"scenarios": {}})
+    for name in args.scenarios.split(","):
+        found["scenarios"][name] = measure(name, args.other.resolve(), args.pairs)
+        found |= {"other": commit(args.other), "machine": machine()}
+        write("before", found)
+        print(line(name, found["scenarios"][name]), flush=True)
+
+
+def measure(name: str, other: Path, pairs: int) -> dict[str, Any]:
+    """Run one scenario from both checkouts several times; compare events of the first pair, and times of all."""
+    work = {"name": name, "uploads": 20, "settings": {}, "sizes": None}
+    if name not in DIGITS:
+        work["settings"] = ONE_PASS
+    if name in RESNET:
+        work["sizes"] = FEW
+    ratios, compared = [], dict[str, Any]()
+    for number in range(pairs):
+        order = [other, ROOT] if number % 2 == 0 else [ROOT, other]
+        results = {place: run(place, work) for place in order}
+        ratios.append(results[ROOT]["seconds"] / results[other]["seconds"])
+        compared = compared or differences(results[other]["events"], results[ROOT]["events"])
+    return {**compared, "cpu_ratios": ratios}
+
+
+def run(checkout: Path, work: dict[str, Any]) -> dict[str, Any]:
+    """Run a scenario from a checkout."""
+    sources = checkout / "src" if (checkout / "src").is_dir() else checkout
+    environment = os.environ | {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", RUN, json.dumps(work)]
+    done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def differences(before: list[Any], after: list[Any]) -> dict[str, Any]:
+    """Compare the kinds of events that both runs have: how many, how many numbers, and how many of them differ."""
+    kinds = {kind for kind, _ in before}
+    after = [event for event in after if event[0] in kinds]
+    if [kind for kind, _ in before] != [kind for kind, _ in after]:
+        raise SystemExit("the runs have different events")
+    numbers = differing = 0
+    largest = 0.0
+    for (_, old), (_, new) in zip(before, after, strict=True):
+        for one, other in zip(*_common(old, new), strict=True):
+            numbers += 1
+            differing += one != other
+            largest = max(largest, abs(one - other))
+    return {"events": len(before), "numbers": numbers, "differing": differing, "largest": largest}
+
+
+def _common(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Return the numbers of the fields that both events have, under today's names."""
+    old = {NEW_NAMES.get(name, name): value for name, value in old.items()}
+    if isinstance(old.get("deprecated"), bool):
+        old["outcome"] = "deprecated" if old["deprecated"] else "rejected" if old["rejected"] else "applied"
+    elif "deprecated" in old:
+        old["deprecated_share"] = old["deprecated"]
+    shared = [name for name in old if name in new]
+    for name in shared:
+        if isinstance(old[name], str) and old[name] != new[name]:
+            raise SystemExit(f"{name} was {old[name]!r} and is {new[name]!r}")
+    return list(_numbers([old[name] for name in shared])), list(_numbers([new[name] for name in shared]))
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield all numbers in a value, in order."""
+    if isinstance(value, int | float):
+        yield float(value)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _numbers(part)
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """Return the row of one scenario."""
+    ratios = found["cpu_ratios"]
+    time = f"{exp(fmean(map(log, ratios))):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"| {name} | {found['events']} | {found['numbers']:,} | {found['differing']} | {time} |"
+
+
+def table() -> str:
+    """Return what was compared."""
+    results = read("before")
+    if results is None:
+        return "Not measured yet.\n"
+    rows = ["| scenario | events | numbers | that differ | CPU time |", "|---|---|---|---|---|"]
+    rows += [line(name, found) for name, found in results["scenarios"].items()]
+    on = results["machine"]
+    return "\n".join(rows) + f"\n\nCPU time is this commit over {results['other'][:7]}, on {on['cpu']}.\n"
+
+
+if __name__ == "__main__":
+    main()
