@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -98,8 +100,24 @@ def write_program(path: Path, module: nn.Module, inputs: Tensor, kind: str) -> P
         try:
             import onnxscript  # noqa: F401
         except ModuleNotFoundError:
-            raise ValueError("the format onnx needs two more packages: pip install onnx onnxscript") from None
+            raise ValueError("the format onnx needs two more packages: pip install 'cdfl[onnx]'") from None
         target = path.with_suffix(".onnx")
-        with redirect_stdout(StringIO()):  # it reports every step
-            torch.onnx.export(module, (inputs,), target, dynamo=True, dynamic_shapes=(batch,))
+        with redirect_stdout(StringIO()), _quiet():  # it reports every step
+            torch.onnx.export(
+                module, (inputs,), target, dynamo=True, dynamic_shapes=(batch,), external_data=False, verbose=False
+            )
         return target
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what torch's exporter says of itself: packages that it could use, and its own deprecated calls."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

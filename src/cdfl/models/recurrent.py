@@ -49,7 +49,7 @@ def rowwise(function: Any, inputs: Tensor, *weights: Tensor | None) -> Tensor:
 def plain_recurrence(sums: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the states (n, T, H) from the sums of inputs (n, T, 3H), in plain operations, which can be exported."""
     size = weight.shape[1]
-    state, states = sums.new_zeros(len(sums), size), []
+    state, states = sums.new_zeros(sums.shape[0], size), []  # len() would fix the number of samples in an export
     for own in sums.unbind(1):
         inner = F.linear(state, weight, bias)
         reset, update = torch.sigmoid(own[:, : 2 * size] + inner[:, : 2 * size]).chunk(2, dim=1)
