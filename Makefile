@@ -4,18 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-flower test-trackers test-page test-long check docs pictures install clean
+.PHONY: demo test test-fast test-ray test-flower test-trackers test-page test-long check docs pictures install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4 --preset experts
 
 # Three processes: some tests wait for servers. The tests of a file share servers and databases, so they stay together.
 test: check
-	$(BIN)/pytest -n 3 --dist loadfile -m "not browser and not long"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not browser and not long and not ray"
 
 # What is quick: no servers in processes of their own, no whole runs, no PostgreSQL.
 test-fast: $(READY)
-	$(BIN)/pytest -n 3 --dist loadfile -m "not slow and not long"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not slow and not long and not ray"
 
 # The page in Chromium, from the system's packages (apt-get install chromium).
 test-page: $(READY)
@@ -24,6 +24,10 @@ test-page: $(READY)
 # Many attacks on the guard: a minute or two.
 test-long: $(READY)
 	$(BIN)/pytest -n 2 -m long
+
+# A Ray cluster of two nodes on this machine, where only loopback exists.
+test-ray: $(READY)
+	$(BIN)/python -m benchmarks.loopback $(BIN)/python -m pytest -m ray
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)

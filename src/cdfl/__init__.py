@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cdfl.metrics import Metric
     from cdfl.problems import Problem
     from cdfl.scenarios import Scenario
+    from cdfl.sim.on_ray import RayEngine
 
     __version__: str
 
@@ -22,6 +23,7 @@ _MODULES = {  # imported on first use: a client device has no simulator, and tor
     "cdfl.metrics": ("Metric",),
     "cdfl.problems": ("Problem",),
     "cdfl.scenarios": ("Scenario",),
+    "cdfl.sim.on_ray": ("RayEngine",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Comparison",
     "Metric",
     "Problem",
+    "RayEngine",
     "Run",
     "Scenario",
     "Server",

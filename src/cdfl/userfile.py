@@ -63,6 +63,13 @@ def _lies_in(folder: str, name: str, module: ModuleType) -> bool:
     return spec is not None and (spec.origin == f"{path}.py" or path in (spec.submodule_search_locations or ()))
 
 
+def own_modules() -> list[ModuleType]:
+    """Return the modules that came from a user's files and their folders."""
+    loaded = sys.modules.copy()
+    own = {name for folder in _BEFORE for name, module in loaded.items() if _lies_in(folder, name, module)}
+    return [loaded[name] for name in sorted(own | {FILE} & loaded.keys())]
+
+
 def _import(name: str) -> ModuleType | None:
     """Import a module by name; return None if there is none, or only a folder."""
     if not all(part.isidentifier() for part in name.split(".")):

@@ -16,6 +16,7 @@ from cdfl.problems import Problem
 from cdfl.record import RunFolder, metric_label
 from cdfl.report import comparison
 from cdfl.sim.engine_choice import Precision
+from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.runner import check_options, configure
 from cdfl.sim.time_models import TimeModel
 
@@ -186,6 +187,7 @@ def compare(
     device: str = "auto",
     precision: Precision | Literal["auto"] = "auto",
     validation: bool = False,
+    engine: str | RayEngine = "local",
     progress: bool | None = None,
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
@@ -205,6 +207,7 @@ def compare(
         device: As in `cdfl.run`.
         precision: As in `cdfl.run`.
         validation: As in `cdfl.run`.
+        engine: As in `cdfl.run`; on a cluster, each worker does whole runs.
         progress: As in `cdfl.run`.
         out: A new folder for the runs.
         data_dir: As in `cdfl.run`.
@@ -212,6 +215,7 @@ def compare(
 
     """
     check_options(settings, compare)
+    cluster = find_engine(engine)
     names = (
         list(ALGORITHMS) if algorithms == "all" else [algorithms] if isinstance(algorithms, str) else list(algorithms)
     )
@@ -239,4 +243,4 @@ def compare(
     folders = None
     if out is not None:
         folders = [RunFolder.create(Path(out) / f"{own.algorithm}-{own.seed}", own.to_json()) for own in configs]
-    return Comparison(simulate(configs, progress, folders, data_dir, personal=False))
+    return Comparison(simulate(configs, progress, folders, data_dir, personal=False, engine=cluster))

@@ -28,6 +28,7 @@ from cdfl.report import story
 from cdfl.report.progress import display, shown
 from cdfl.series import RunSeries
 from cdfl.sim.engine_choice import Precision
+from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.runner import MODELS, RunConfig, about_models, check_options, compare_events, configure
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TimeModel
@@ -239,6 +240,7 @@ def run(
     device: str = "auto",
     precision: Precision | Literal["auto"] = "auto",
     validation: bool = False,
+    engine: str | RayEngine = "local",
     progress: bool | None = None,
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
@@ -259,6 +261,7 @@ def run(
         device: "auto", "cpu", "cuda" or "cuda:1".
         precision: "auto", "float32", "tf32" or "bfloat16".
         validation: Score on samples that no other run is scored on, to make choices with.
+        engine: "local", "ray" or a `cdfl.RayEngine`: where clients are trained.
         progress: Show progress. Default: in terminals and notebooks, and a line every 20 seconds elsewhere.
         out: A new folder for the run.
         data_dir: The folder of the datasets.
@@ -271,6 +274,7 @@ def run(
 
     """
     check_options(settings, run)
+    cluster = find_engine(engine)
     config = configure(
         problem,
         algorithm=algorithm,
@@ -286,7 +290,9 @@ def run(
         **settings,
     )
     folder = None if out is None else RunFolder.create(Path(out), config.to_json())
-    (made,) = simulate([config], progress, [folder] if folder else None, data_dir, on_event, personal=True)
+    (made,) = simulate(
+        [config], progress, [folder] if folder else None, data_dir, on_event, personal=True, engine=cluster
+    )
     if folder and made._models:
         made._models.save_personal(folder.path)
     return made
@@ -300,6 +306,7 @@ def simulate(
     on_event: Callable[[Event], Any] = lambda event: None,
     *,
     personal: bool,
+    engine: RayEngine | None = None,
 ) -> list[Run]:
     """Run configs side by side, and show their progress."""
     events: list[list[Event]] = [[] for _ in configs]
@@ -312,7 +319,7 @@ def simulate(
     place = None if data_dir is None else Path(data_dir)
     with (
         shown(display(total, progress), _silent if progress is False else _note) as show,
-        closing(compare_events(configs, folders, place, on_end=keep)) as stream,
+        closing(compare_events(configs, folders, place, engine=engine, on_end=keep)) as stream,
     ):
         for which, event in stream:
             show(event)

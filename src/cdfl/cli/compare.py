@@ -15,11 +15,15 @@ from rich.table import Table
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
+    Address,
+    Cores,
     DataDir,
     DeviceName,
+    EngineName,
     Json,
     NumClients,
     NumUploads,
+    NumWorkers,
     Out,
     PolicyName,
     PrecisionName,
@@ -39,6 +43,7 @@ from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
 from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
 from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
+from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
 COLUMNS = ("held", "before", "after", "served", "cluster", "divergence")
@@ -64,6 +69,10 @@ def compare(
     tensorboard: ToTensorBoard = False,
     mlflow: ToMLflow = False,
     wandb: ToWandb = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: NumWorkers = None,
+    cores: Cores = None,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
@@ -76,6 +85,7 @@ def compare(
     names = list(ALGORITHMS) if algorithms == "all" else [name.strip() for name in algorithms.split(",")]
     names = list(dict.fromkeys(names))  # each once
     with exit_on(ValueError, OSError):
+        cluster = find_engine(engine, address=address, workers=workers, cores=cores)
         configs = [
             configure(
                 scenario,
@@ -116,7 +126,7 @@ def compare(
             pretraining_shown_by(pretrained) if console.is_terminal else nullcontext(),
             tracking(trackers, named) as track,
             Live(console=console, transient=True, refresh_per_second=4) as live,
-            closing(compare_events(configs, folders, data_dir, resume=resume)) as events,
+            closing(compare_events(configs, folders, data_dir, resume=resume, engine=cluster)) as events,
         ):
             live.update(bar)
             for which, event in events:

@@ -27,6 +27,19 @@ ScenarioName = Annotated[
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; default: a new folder in runs/.")]
+EngineName = Annotated[
+    str, typer.Option(help="local: this process trains; ray: the workers of a Ray cluster (cdfl[ray]).")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of Ray's head, or local: a new cluster here; default: $RAY_ADDRESS, one that runs here, local."
+    ),
+]
+NumWorkers = Annotated[
+    int | None, typer.Option("--workers", help="Workers of Ray; default: as the cluster has cores or GPUs for.")
+]
+Cores = Annotated[int | None, typer.Option(help="CPU cores of each worker of Ray; default: 1.")]
 PresetName = Annotated[
     str, typer.Option(help="; ".join(f"{preset.name}: {preset.summary}" for preset in PRESETS.values()) + ".")
 ]

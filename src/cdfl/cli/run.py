@@ -11,11 +11,15 @@ from rich.table import Table
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.interruption import interruptible
 from cdfl.cli.options import (
+    Address,
+    Cores,
     DataDir,
     DeviceName,
+    EngineName,
     Json,
     NumClients,
     NumUploads,
+    NumWorkers,
     Out,
     PolicyName,
     PrecisionName,
@@ -35,6 +39,7 @@ from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
 from cdfl.record import Clusters, Finished, Started, metric_label
 from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
+from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import configure, run_events
 
 
@@ -58,6 +63,10 @@ def run(
     tensorboard: ToTensorBoard = False,
     mlflow: ToMLflow = False,
     wandb: ToWandb = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: NumWorkers = None,
+    cores: Cores = None,
     data_dir: DataDir = None,
     json_: Json = False,
 ) -> None:
@@ -67,6 +76,7 @@ def run(
     """
     trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     with exit_on(ValueError, OSError):
+        cluster = find_engine(engine, address=address, workers=workers, cores=cores)
         config = configure(
             scenario,
             algorithm=algorithm,
@@ -88,7 +98,7 @@ def run(
             interruptible(folder, [folder], total),
             shown(display(total), note) as show_event,
             tracking(trackers, [(folder.path.name, config.to_json(), folder.path)]) as track,
-            closing(run_events(config, folder, data_dir, resume=resume)) as events,
+            closing(run_events(config, folder, data_dir, resume=resume, engine=cluster)) as events,
         ):
             for event in events:
                 show_event(event)

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,21 +35,32 @@ BIG_BATCH_FLOPS = 20e9
 EVALUATION_FLOPS = 2e12
 
 
+class MakeEngines(Protocol):
+    """Makes the engines for a network: here, or on a cluster."""
+
+    def __call__(self, workload: Workload, algorithm: Algorithm, *, precision: Precision) -> Engines:
+        """Return engines for the network that the clients of an algorithm train."""
+        ...
+
+
 def make_engines(
     workload: Workload,
     algorithm: Algorithm | None = None,
     *,
     precision: Precision = "float32",
     width: int | None = None,
+    cores: int | None = None,
 ) -> Engines:
     """Return the fastest known engines for a network and a device; `width` forces stacks of at most that many clients.
+
+    `cores` is the number of CPU cores to use; None for all.
 
     The network is that of the workload, or another one that the clients of `algorithm` train.
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
     if algorithm is not None and (clients := client_workload(workload, algorithm)) is not workload:
-        own, usual = (make_engines(each, precision=precision, width=width) for each in (clients, workload))
+        own, usual = (make_engines(each, precision=precision, width=width, cores=cores) for each in (clients, workload))
         return replace(own, pretrainer=usual.pretrainer, of_clusters=usual.evaluator)
     training = workload.settings.training
     free = replace(training, proximal_strength=0.0)  # pre-training has no received model to stay close to
@@ -59,7 +70,8 @@ def make_engines(
         return Stack(workload.model, workload.loss, settings, workload.dtype, width or 64, precision, images=images)
 
     def workers(settings: TrainingSettings) -> Workers:
-        return Workers(workload.model, workload.loss, settings, workload.dtype, precision, random=random, images=images)
+        kinds = {"random": random, "images": images}
+        return Workers(workload.model, workload.loss, settings, workload.dtype, precision, cores, **kinds)
 
     batch_flops = workload.flops.forward * training.batch_size
     random, images = draws_random(workload), takes_channels_last(workload)

@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -23,8 +23,10 @@ from cdfl.record import Event, Finished, RunFolder
 from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine import Engines
-from cdfl.sim.engine_choice import Precision, check_precision, make_engines, make_fast
+from cdfl.sim.engine_choice import MakeEngines, Precision, check_precision, make_engines, make_fast
 from cdfl.sim.named_settings import find_preset, preset_for
+from cdfl.sim.on_ray.connection import RayEngine
+from cdfl.sim.on_ray.engines import cluster_engines
 from cdfl.sim.simulation import Simulation, SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 from cdfl.sim.workload import Workload, client_workload
@@ -124,14 +126,21 @@ def check_options(settings: Mapping[str, Any], function: Callable[..., Any]) -> 
 
 
 def run_events(
-    config: RunConfig, folder: RunFolder | None = None, data_dir: Path | None = None, *, resume: bool = False
+    config: RunConfig,
+    folder: RunFolder | None = None,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+    engine: RayEngine | None = None,
 ) -> Generator[Event]:
     """Run, yield events as they happen, and write them to `folder`; `resume` continues the run in it.
+
+    Clients are trained here, or by an `engine` of several machines.
 
     To stop early, close the generator (`contextlib.closing`): that writes the checkpoint to resume from.
     """
     folders = None if folder is None else [folder]
-    with closing(compare_events([config], folders, data_dir, resume=resume)) as events:
+    with closing(compare_events([config], folders, data_dir, resume=resume, engine=engine)) as events:
         for _, event in events:
             yield event
 
@@ -142,6 +151,7 @@ def compare_events(
     data_dir: Path | None = None,
     *,
     resume: bool = False,
+    engine: RayEngine | None = None,
     on_end: Callable[[int, Simulation], None] = lambda which, simulation: None,
 ) -> Generator[tuple[int, Event]]:
     """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yield (which, event).
@@ -163,14 +173,15 @@ def compare_events(
                         f"{name} is {own[name]} in one of these runs and {others[name]} in another; "
                         "compare runs with the same training settings"
                     )
-    built = simulations(configs, data_dir)
-    for group in _groups(built, _memory_budget(first.device)):
-        folder_of = {which: folders[which] for which in group} if folders is not None else {}
-        yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
-        for which in group:
-            if built[which].state is not None:
-                on_end(which, built[which])
-            built[which].free_memory()
+    with nullcontext(make_engines) if engine is None else cluster_engines(engine) as make:
+        built = simulations(configs, data_dir, make)
+        for group in _groups(built, _memory_budget(first.device)):
+            folder_of = {which: folders[which] for which in group} if folders is not None else {}
+            yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
+            for which in group:
+                if built[which].state is not None:
+                    on_end(which, built[which])
+                built[which].free_memory()
 
 
 def _run_group(
@@ -244,7 +255,9 @@ def about_models(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> list[Simulation]:
+def simulations(
+    configs: Sequence[RunConfig], data_dir: Path | None = None, make: MakeEngines = make_engines
+) -> list[Simulation]:
     """Build the simulations of several configs; those of one seed share data and pre-training."""
     workloads: dict[int, Workload] = {}
     built: list[Simulation] = []
@@ -261,7 +274,7 @@ def simulations(configs: Sequence[RunConfig], data_dir: Path | None = None) -> l
         algorithm = make_algorithm(config.algorithm, config.settings.for_clusters(workload.num_clusters))
         network = "" if client_workload(workload, algorithm) is workload else algorithm.name
         if network not in made:  # algorithms with the same network share engines
-            made[network] = make_engines(workload, algorithm, precision=config.precision)
+            made[network] = make(workload, algorithm, precision=config.precision)
         engines = made[network]
         built.append(
             Simulation(workload, make_fast(algorithm, workload, engines), config.time_model, engines, config.policy)

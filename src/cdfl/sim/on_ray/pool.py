@@ -1,0 +1,179 @@
+"""Workers on a cluster that come and go: what a lost one had to do is given to another."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from cdfl.sim.engine import no_progress
+from cdfl.sim.on_ray.connection import RayEngine
+from cdfl.sim.on_ray.packing import Packed
+from cdfl.sim.on_ray.worker import Order, Worker
+
+MOST_TRIES = 5  # of an order: after that many lost workers the order itself is to blame
+SECONDS_BETWEEN_LOOKS = 10.0  # for cores that joined the cluster
+SECONDS_BETWEEN_NOTES = 30.0  # while no worker can start
+SECONDS_FOR_STORE = 600.0  # that a full object store is waited for
+POLL = 0.5  # seconds between reports of progress
+
+log = logging.getLogger("cdfl")
+
+
+class Pool:
+    """The workers of a run. Those that are lost are replaced, and as the cluster grows there are more."""
+
+    def __init__(self, ray: Any, engine: RayEngine, packed: Packed, *, gpus: bool) -> None:
+        self.ray = ray
+        self.engine = engine
+        self._resources = {"num_cpus": engine.cores} | ({"num_gpus": 1} if gpus else {})
+        self._make = ray.remote(Worker)
+        self._work = ray.put(packed)
+        self._starting: dict[Any, Any] = {}  # reference that is ready when it has started -> worker
+        self._idle: list[Any] = []
+        self._busy: dict[Any, tuple[Any, int]] = {}  # reference to its result -> worker, number of the order
+        self._seen: dict[Any, int] = {}  # steps that a worker has reported
+        self._tries: Counter[int | str] = Counter()  # workers lost, by what they did
+        self._looked = -SECONDS_BETWEEN_LOOKS
+        self.size = 1  # workers wanted
+        if self._room() == 0:
+            unit = f"{engine.cores} free CPU cores" + (" and a GPU" if gpus else "")
+            raise ValueError(f"no node of the Ray cluster has {unit} for a worker; add a node, or use fewer cores each")
+
+    @property
+    def workers(self) -> list[Any]:
+        """All workers, also those that are starting."""
+        return [*self._starting.values(), *self._idle, *(worker for worker, _ in self._busy.values())]
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            self.ray.kill(worker)
+        self._starting, self._idle, self._busy = {}, [], {}
+
+    def work(
+        self,
+        count: int,
+        order: Callable[[int], Order],
+        take: Callable[[int, np.ndarray], None],
+        on_step: Callable[[int], Any] = no_progress,
+    ) -> None:
+        """Let the workers do `count` orders, and pass on what each gave."""
+        waiting = deque(range(count))
+        self._tries.clear()
+        begun = told = time.monotonic()
+        try:
+            while waiting or self._busy:
+                self._look()
+                while waiting and self._idle:
+                    self._submit(waiting.popleft(), order)
+                ready = self._wait()
+                for reference in ready:
+                    if reference in self._starting:
+                        self._started(reference)
+                    else:
+                        self._done(reference, waiting, take)
+                if on_step is not no_progress:
+                    self._report(on_step)
+                if not ready and not self._busy and time.monotonic() - told > SECONDS_BETWEEN_NOTES:
+                    told = time.monotonic()
+                    log.warning("waiting for a worker since %.0f s: %s", told - begun, self._free())
+        except BaseException:
+            self.close()  # what they still do belongs to nobody
+            raise
+
+    def _look(self) -> None:
+        """Start workers until there are as many as wanted; the cluster may have grown."""
+        if time.monotonic() - self._looked > SECONDS_BETWEEN_LOOKS:
+            self._looked = time.monotonic()
+            self.size = self.engine.workers or max(1, self._room())
+        while len(self.workers) < self.size:
+            worker = self._make.options(**self._resources, max_concurrency=2).remote(self.engine.cores)
+            self._starting[worker.start.remote(self._work)] = worker
+
+    def _room(self) -> int:
+        """Return how many workers the nodes of the cluster have resources for, those in use included."""
+        shares = {name.removeprefix("num_").upper().rstrip("S"): share for name, share in self._resources.items()}
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        return sum(min(int(node.get(kind, 0) // share) for kind, share in shares.items()) for node in nodes)
+
+    def _free(self) -> str:
+        there, free = self.ray.cluster_resources(), self.ray.available_resources()
+        return f"{free.get('CPU', 0):.0f} of the cluster's {there.get('CPU', 0):.0f} CPU cores are free"
+
+    def _submit(self, number: int, order: Callable[[int], Order]) -> None:
+        worker, given = self._idle.pop(), order(number)
+        begun = time.monotonic()
+        while True:
+            try:
+                self._busy[worker.train.remote(given)] = worker, number
+                return
+            except (self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError) as error:
+                if time.monotonic() - begun > SECONDS_FOR_STORE:
+                    raise RuntimeError(f"the object store stays full: {first_line(error)}") from error
+                time.sleep(POLL)  # others may free some of it
+
+    def _wait(self) -> list[Any]:
+        """Return the references that are ready; wait a moment for the first."""
+        waiting = [*self._busy, *self._starting]
+        ready: list[Any] = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
+        return ready or self.ray.wait(waiting, num_returns=1, timeout=POLL)[0]
+
+    def _started(self, reference: Any) -> None:
+        """Let a worker take orders."""
+        worker = self._starting.pop(reference)
+        try:
+            there, here = self.ray.get(reference), version("cdfl")
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self.ray.exceptions.RayError as error:
+            self._lost(worker, "start", error)
+            return
+        if there != here:
+            raise ValueError(f"a node of the cluster has cdfl {there}, and this one {here}; install the same version")
+        self._idle.append(worker)
+
+    def _done(self, reference: Any, waiting: deque[int], take: Callable[[int, np.ndarray], None]) -> None:
+        """Take the result of an order; if its worker is lost, put the order back."""
+        worker, number = self._busy.pop(reference)
+        try:
+            take(number, self.ray.get(reference))
+        except self.ray.exceptions.RayTaskError as error:  # raised by the code that trains
+            raise error.cause from error
+        except self.ray.exceptions.RayError as error:
+            waiting.appendleft(number)
+            self._lost(worker, number, error)
+        else:
+            self._idle.append(worker)
+
+    def _lost(self, worker: Any, doing: "int | str", error: Exception) -> None:
+        """Forget a worker. `_look` starts another, on any node that has room."""
+        self._seen.pop(worker, None)
+        self.ray.kill(worker)
+        self._tries[doing] += 1
+        log.warning("a worker is lost: %s; its trainings go to another", first_line(error))
+        if self._tries[doing] == MOST_TRIES:
+            raise RuntimeError(
+                f"{MOST_TRIES} workers were lost over the same trainings, the last one with: {first_line(error)}; if "
+                "memory was short, use fewer workers"
+            ) from error
+
+    def _report(self, on_step: Callable[[int], Any]) -> None:
+        """Report the steps that busy workers have taken since they were asked last."""
+        asked = {worker: worker.steps.remote() for worker, _ in self._busy.values()}
+        for worker, reference in asked.items():
+            try:
+                steps = self.ray.get(reference, timeout=POLL)
+            except self.ray.exceptions.RayError:  # it is lost, or too busy
+                continue
+            on_step(steps - self._seen.get(worker, 0))
+            self._seen[worker] = steps
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of Ray says, without its log."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
