@@ -4,10 +4,11 @@ Claim: with the paper's CNN and four clusters, a reply of experts in int8 is at 
 float32; the router and EM take at most 5 % of a training's time; a prediction with one expert an input takes at most
 1.3 times that of one model.
 
-The networks have random weights, and inputs are noise: times do not depend on either. Rounds are interleaved, on one
-thread; times are medians.
+The same is measured for smaller networks, where the router is nearly as large as an expert. The networks have random
+weights, and inputs are noise: times do not depend on either. Rounds are interleaved, on one thread; times are medians
+of CPU time, and ratios are medians over rounds.
 
-Writes benchmarks/results/experts.json. Takes about a minute.
+Writes benchmarks/results/experts.json. Takes about two minutes.
 """
 
 import argparse
@@ -21,18 +22,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.result_files import machine, write
+from benchmarks.result_files import machine, read, write
 from cdfl.client.experts import ClientRouter, Experts
 from cdfl.core import Settings, client_update, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import loss_scale
 from cdfl.core.proxy import outputs
 from cdfl.core.router import train_router
-from cdfl.models import build
+from cdfl.models import MODELS, MakeModel
 from cdfl.models.routers import build_router, router_spec
 from cdfl.wire import RouterMessage, body_size, encode_router, experts_size
+from experiments.harness.networks import NETWORKS as SMALLER
 
 CLUSTERS, CLASSES, SHAPE = 4, 10, (1, 28, 28)
+NETWORKS: dict[str, MakeModel] = {
+    "paper's CNN": MODELS["cnn"],
+    **{name: SMALLER[name] for name in ("cnn-27k", "cnn-4k")},
+}
+RATIOS = [("router and EM", "training"), ("one expert", "one model"), ("all experts", "one model")]
 SAMPLES, PREDICTED, ROUNDS = 400, 256, 7  # samples a turn; inputs of a prediction
 
 
@@ -41,10 +48,25 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    network = build("cnn", SHAPE, CLASSES)
-    experts = Experts(
-        torch.stack([flatten(build("cnn", SHAPE, CLASSES)) for _ in range(CLUSTERS)]), network, cross_entropy
+    found = {name: measure(make) for name, make in NETWORKS.items()}
+    write(
+        "experts",
+        {
+            "machine": machine(),
+            "load": os.getloadavg()[0],
+            "samples": SAMPLES,
+            "predicted": PREDICTED,
+            "networks": found,
+        },
     )
+    print(table())
+
+
+def measure(make: MakeModel) -> dict[str, Any]:
+    """Return the bytes, times and ratios of one network."""
+    network = make(SHAPE, CLASSES)
+    models = torch.stack([flatten(make(SHAPE, CLASSES)) for _ in range(CLUSTERS)])
+    experts = Experts(models, network, cross_entropy)
     inputs, targets = torch.rand(SAMPLES, *SHAPE), torch.arange(SAMPLES) % CLASSES
     spec = router_spec(inputs, CLUSTERS, experts.layout.num_parameters)
     few = [torch.rand(8, *SHAPE) for _ in range(CLUSTERS)]
@@ -52,11 +74,17 @@ def main() -> None:
     scale = loss_scale(torch.rand(8, CLUSTERS), torch.arange(8) % CLUSTERS)
     message = RouterMessage(trained, spec, scale)
     router = ClientRouter(message, None, torch.device("cpu"))
-    found = {"bytes": sizes(experts, message), "ms": times(experts, router, inputs, targets)}
-    write(
-        "experts",
-        {"machine": machine(), "load": os.getloadavg()[0], "samples": SAMPLES, "predicted": PREDICTED} | found,
-    )
+    taken = times(experts, router, inputs, targets)
+    return {
+        "parameters": experts.layout.num_parameters,
+        "router_parameters": len(trained.model),
+        "bytes": sizes(experts, message),
+        "ms": {name: median(values) for name, values in taken.items()},
+        "ratios": {
+            f"{task} / {of}": median(one / other for one, other in zip(taken[task], taken[of], strict=True))
+            for task, of in RATIOS
+        },
+    }
 
 
 def sizes(experts: Experts, message: RouterMessage) -> dict[str, int]:
@@ -65,8 +93,8 @@ def sizes(experts: Experts, message: RouterMessage) -> dict[str, int]:
     return {"model": body_size(experts.layout), **rounded, "router": len(encode_router(message))}
 
 
-def times(experts: Experts, router: ClientRouter, inputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the median milliseconds of each task."""
+def times(experts: Experts, router: ClientRouter, inputs: Tensor, targets: Tensor) -> dict[str, list[float]]:
+    """Return the milliseconds of each task in each round."""
     settings, network = Settings().training, experts.network
     start, uniform, some = experts.models[0], [1 / CLUSTERS] * CLUSTERS, inputs[:PREDICTED]
     plan = batch_plan(SAMPLES, settings.batch_size, settings.local_epochs, torch.Generator().manual_seed(0))
@@ -84,10 +112,34 @@ def times(experts: Experts, router: ClientRouter, inputs: Tensor, targets: Tenso
     taken: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(ROUNDS + 1):
         for name, task in tasks.items():
-            begun = time.perf_counter()
+            begun = time.process_time()
             task()
-            taken[name].append(1000 * (time.perf_counter() - begun))
-    return {name: median(values[1:]) for name, values in taken.items()}  # the first round warms up
+            taken[name].append(1000 * (time.process_time() - begun))
+    return {name: values[1:] for name, values in taken.items()}  # the first round warms up
+
+
+def table() -> str:
+    """Return what experts cost, for each network."""
+    found = read("experts")
+    if found is None:
+        return "Not measured yet.\n"
+    rows = [
+        "| network | router | reply in int8, of one float32 model | router, once | router and EM, of a training | one "
+        "expert an input, of one model | all experts, of one model |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, own in found["networks"].items():
+        size, ratios = own["bytes"], own["ratios"]
+        rows.append(
+            f"| {name}, {own['parameters']:,} | {own['router_parameters']:,} | {size['int8'] / size['model']:.3f} "
+            f"| {size['router'] / size['model']:.2f} | {ratios['router and EM / training']:.1%} "
+            f"| {ratios['one expert / one model']:.2f} | {ratios['all experts / one model']:.2f} |"
+        )
+    on = found["machine"]
+    note = (
+        f"\nFour clusters, 28x28 pictures, {found['samples']} samples a turn, {on['cpu']}, one thread, {on['date']}.\n"
+    )
+    return "\n".join(rows) + "\n" + note
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def read(name: str, default: Any = None) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
 
 
-def write(name: str, content: Any) -> None:
-    """Write `benchmarks/results/NAME.json`."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def write(name: str, content: Any, folder: Path = RESULTS) -> None:
+    """Write NAME.json to benchmarks/results, or to another folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    before,
     digits,
     draw,
+    experts,
     kinds,
     load_table,
+    mixtures,
     page,
     peers_table,
     poison_table,
@@ -28,7 +31,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits-4": digits.table,
     "served": lambda: following.lead(Results(ROOT / "experiments" / "results")),
     "draw": draw.table,
+    "before": before.table,
+    "experts": experts.table,
     "kinds": kinds.table,
+    "mixtures": mixtures.table,
     "sequences": sequences.table,
     "speed-h200": partial(speed_table.speed, "speed-h200"),
     "speed-cpu": partial(speed_table.speed, "speed-cpu"),
