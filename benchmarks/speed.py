@@ -159,9 +159,9 @@ def stopwatch(simulation: Simulation) -> Iterator[dict[str, float]]:
         (simulation.engines.trainer, "train", "training of clients"),
         (simulation.engines.pretrainer, "train", "pre-training"),
         (simulation.algorithm, "server_update", "server steps, one by one"),
-        (simulation, "_proxy_losses", "proxy losses of whole stacks"),
-        (simulation, "_scores", "scores of clients"),
-        (simulation, "_cluster_scores", "scores of clusters"),
+        (simulation.losses, "on_proxy_sets", "proxy losses of whole stacks"),
+        (simulation.scoring, "_scores", "scores of clients"),
+        (simulation.scoring, "_cluster_scores", "scores of clusters"),
         (Rows, "load", "  loading stacks"),
         (simulation, "_prepare", "drawing data and receiving replies"),
     ]

@@ -14,7 +14,8 @@ from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.runner import compare_events, configure, run_events
-from cdfl.sim.simulation import Simulation, SimulationGroup
+from cdfl.sim.simulation import Simulation
+from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.stack import Stack
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
@@ -84,6 +85,14 @@ def test_every_algorithm(tmp_path, algorithm):
 def test_policies_newcomers_and_leavers(tmp_path, bustle, monkeypatch, algorithm, policy):
     monkeypatch.setitem(POLICIES, "page-hinkley", PageHinkley(0.05, 0.0))
     config = configure(SCENARIO, algorithm=algorithm, policy=policy, time_model=bustle)
+    assert interrupted(tmp_path, config, [9, 14]) == in_one_go(tmp_path, config)
+
+
+@pytest.mark.parametrize("algorithm", ["cdfl", "fedsoft"])
+def test_sleeping_clients_too(tmp_path, monkeypatch, algorithm):
+    monkeypatch.setattr(import_module("cdfl.sim.simulation"), "AWAKE_BYTES", 0)
+    monkeypatch.setattr(import_module("cdfl.sim.simulation"), "MOST_TRAINED", 3)
+    config = configure(SCENARIO, algorithm=algorithm)
     assert interrupted(tmp_path, config, [9, 14]) == in_one_go(tmp_path, config)
 
 
@@ -223,7 +232,7 @@ def test_a_group_interrupted_again_and_again(tmp_path, group_in_one_go):
 
 
 def test_a_group_in_which_scores_are_told_between_stacks(tmp_path, monkeypatch, group_in_one_go):
-    monkeypatch.setattr(import_module("cdfl.sim.simulation"), "MOST_WAITING", 2)
+    monkeypatch.setattr(import_module("cdfl.sim.scoring"), "MOST_WAITING", 2)
     _, expected = group_in_one_go
     for moment in (25, 55):
         configs = group_configs()
@@ -303,24 +312,20 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
     assert torch.equal(twin_problem.start, workload.start)
     assert (found.ticks, found.attempts, found.num_events) == (place.ticks, place.attempts, place.num_events)
     assert torch.equal(found.state.cluster_models, place.state.cluster_models)
-    assert list(found.clients) == list(place.clients)
-    for number, client in place.clients.items():
-        other = found.clients[number]
-        assert (client.turns, client.updates, client.memory, client.uploads) == (
-            other.turns,
-            other.updates,
-            other.memory,
-            other.uploads,
-        )
-        assert torch.equal(client.reply.personal_model, other.reply.personal_model)
-        assert torch.equal(client.assignment.mixture, other.assignment.mixture)
-        assert (client.state is None) == (other.state is None)
-        assert (client.trained is None) == (other.trained is None)
-        if client.state is not None or client.trained is not None:  # it will upload again
-            assert torch.equal(client.turn_data.plan, other.turn_data.plan)
-            assert (client.turn_data.draw.train.index == other.turn_data.draw.train.index).all()
-        if client.trained is not None:
-            assert torch.equal(client.trained.local_model, other.trained.local_model)
+    ours, theirs = place.moment.clients(), found.moment.clients()
+    assert list(ours) == list(theirs)
+    for number, client in ours.items():
+        other = theirs[number]
+        assert (client.turns, client.updates, client.memory) == (other.turns, other.updates, other.memory)
+        held, read = client.kept.load(), other.kept.load()
+        assert torch.equal(held.reply.personal_model, read.reply.personal_model)
+        assert torch.equal(held.state.cluster_models, read.state.cluster_models)
+        assert (client.prepared is None) == (other.prepared is None)
+        if client.prepared is not None:
+            assert torch.equal(client.prepared.assignment.mixture, other.prepared.assignment.mixture)
+            assert torch.equal(client.prepared.turn_data.plan, other.prepared.turn_data.plan)
+            assert torch.equal(client.prepared.trained.local_model, other.prepared.trained.local_model)
+    assert any(client.prepared is not None for client in ours.values())
     twin.resume(found, told)
     rest = list(events)
     assert list(twin.events()) == [*told, *rest][place.num_events :]
@@ -338,8 +343,10 @@ def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
     found = checkpoint.load(tmp_path, twin)
     assert bool(place.state.estimator_memory.all())
     assert torch.equal(found.state.estimator_memory, place.state.estimator_memory)
+    read = found.moment.clients()
     replies = [
-        (client.reply.measures, found.clients[number].reply.measures) for number, client in place.clients.items()
+        (client.kept.load().reply.measures, read[number].kept.load().reply.measures)
+        for number, client in place.moment.clients().items()
     ]
     assert any(ours is not None for ours, _ in replies)
     for ours, theirs in replies:

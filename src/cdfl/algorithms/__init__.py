@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from cdfl.algorithms.base import Algorithm, Assignment, ClientView, MixtureFromClient
+from cdfl.algorithms.base import Algorithm, Assignment, ClientView, MixtureFromClient, reads_reply_only, reads_state
 from cdfl.algorithms.cdfl import CDFL
 from cdfl.algorithms.conformance import A_NAME, check_algorithm, is_name
 from cdfl.algorithms.fedasync import FedAsync
@@ -86,5 +86,7 @@ __all__ = [
     "Oracle",
     "check_algorithm",
     "make_algorithm",
+    "reads_reply_only",
+    "reads_state",
     "register",
 ]

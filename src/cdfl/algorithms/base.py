@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,20 @@ class Assignment:
     mixture: Tensor | None = None  # the client's own estimate, if the algorithm lets it make one
 
 
+_Assign = TypeVar("_Assign", bound=Callable[..., Assignment])
+
+
+def reads_reply_only(assign: _Assign) -> _Assign:
+    """Mark an `assign` that does not read the server's state, so that a simulation need not keep it for each client."""
+    assign.reads_state = False  # type: ignore[attr-defined]
+    return assign
+
+
+def reads_state(algorithm: "Algorithm") -> bool:
+    """Return whether `assign` of an algorithm may read the server's state; one that is overridden may."""
+    return getattr(algorithm.assign, "reads_state", True)
+
+
 @runtime_checkable
 class Algorithm(Protocol):
     """A way to learn from uploads.
@@ -73,6 +87,7 @@ class Algorithm(Protocol):
         """Answer a new client."""
         ...
 
+    @reads_reply_only
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Return what a client with this reply and these new data trains from."""
         return Assignment(reply.personal_model, reply.epoch, reply.client)

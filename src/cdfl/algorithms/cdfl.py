@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from cdfl.algorithms.base import Algorithm, Assignment, ClientView, without_losses
+from cdfl.algorithms.base import Algorithm, Assignment, ClientView, reads_reply_only, without_losses
 from cdfl.core import (
     GIVEN,
     NO_DEFENCE,
@@ -49,6 +49,7 @@ class CDFL(Algorithm):
         """Answer a new client with the average of the clusters."""
         return join(state, self.settings)
 
+    @reads_reply_only
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Train from the reply; with experts, from their average weighted by the mixture that the router sees now."""
         if view.experts is None or view.mixture is None:

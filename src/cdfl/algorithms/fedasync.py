@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cdfl.algorithms.base import Assignment, ClientView, MixtureFromClient, without_losses
+from cdfl.algorithms.base import Assignment, ClientView, MixtureFromClient, reads_reply_only, without_losses
 from cdfl.core import Evaluate, Reply, ServerState, Settings
 
 
@@ -25,6 +25,7 @@ class FedAsync(MixtureFromClient):
         """Begin with the average."""
         return without_losses(cluster_models.mean(dim=0, keepdim=True), num_parameters)
 
+    @reads_reply_only
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Assign every client to the one cluster."""
         whole = torch.ones(1, dtype=torch.float64)

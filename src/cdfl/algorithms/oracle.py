@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from cdfl.algorithms.base import Assignment, ClientView, MixtureFromClient
+from cdfl.algorithms.base import Assignment, ClientView, MixtureFromClient, reads_reply_only
 from cdfl.core import Reply
 
 
@@ -11,6 +11,7 @@ class Oracle(MixtureFromClient):
 
     name: ClassVar[str] = "oracle"
 
+    @reads_reply_only
     def assign(self, state: Any, reply: Reply, view: ClientView) -> Assignment:
         """Send the true mixture with the upload."""
         return Assignment(reply.personal_model, reply.epoch, reply.client, mixture=view.true_mixture)

@@ -57,8 +57,8 @@ class RunModels:
     def of(cls, simulation: Simulation, *, personal: bool = True) -> RunModels:
         """Copy the models of a simulation that is over."""
         clusters = simulation.algorithm.cluster_models(simulation.state).detach().cpu().clone()
-        last = {number: client.reply.personal_model for number, client in simulation.clients.items()}
-        kept = {number: model.detach().cpu().clone() for number, model in last.items()} if personal else {}
+        last = simulation.personal_models() if personal else ()
+        kept = {number: model.detach().cpu().clone() for number, model in last}
         workload = simulation.workload
         return cls(workload.layout, about_models(simulation), list(clusters), kept, workload.model)
 

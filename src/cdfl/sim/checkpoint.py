@@ -1,43 +1,37 @@
-"""Save and load a bookmark as one safetensors file with numbers as JSON in its header; loading runs no code."""
+"""Save and load a bookmark as one safetensors file; loading runs no code.
+
+The file has the models that the run started from, packed records of the server's state and of what clients hold, and
+numbers as JSON. Records of sleeping clients are copied from file to file, so a large population needs little memory.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from cdfl.algorithms import Assignment
-from cdfl.core import ClientMemory, Measures, Reply, Verdict
-from cdfl.sim.simulation import Bookmark, Client, Simulation, Trained
+from cdfl.sim.client_store import Kept
+from cdfl.sim.population import Client, Population, Prepared
+from cdfl.sim.simulation import Bookmark, Simulation
 
 FILE = "checkpoint.safetensors"
+HEADER = 1024  # bytes of the file before its data
+TYPES = {torch.float32: "F32", torch.float64: "F64"}
+AHEAD = ("assignment", "uploads", "mixture", "trained")  # the fields of `Prepared` that cannot be computed again
 
 
 def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
     """Write a bookmark and the models that its run started from; the old file is replaced in one step."""
-    tensors = _Names({"start": start})
-    numbers = {
-        "ticks": bookmark.ticks,
-        "attempts": bookmark.attempts,
-        "num_events": bookmark.num_events,
-        "state": _split(bookmark.state, "state", tensors),
-        "clients": {
-            str(number): _split(client, f"clients.{number}", tensors, leave=("turn_data", "ahead"))
-            for number, client in bookmark.clients.items()
-        },
-    }
-    # safetensors rejects tensors that share memory, so clone each.
-    own = {name: tensor.contiguous().clone() for name, tensor in tensors.held.items()}
     new = folder / (FILE + ".new")
     try:
-        save_file(own, new, metadata={"numbers": json.dumps(numbers)})
-    except SafetensorError as error:  # an error of the disk, e.g. no space left
+        with new.open("wb") as file:
+            _write(file, bookmark, start.detach().cpu().contiguous())
+    except OSError as error:  # e.g. no space left
         new.unlink(missing_ok=True)
         raise OSError(f"the checkpoint cannot be written: {error}") from error
     new.replace(folder / FILE)
@@ -45,25 +39,30 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark for a new simulation of the same config."""
-    workload = simulation.workload
-    with _opened(folder, str(workload.device)) as (file, numbers):
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    workload.start = tensors["start"]
-    begun = simulation.algorithm.initial(workload.start, simulation.evaluate, workload.layout.num_parameters)
-    state = replace(begun, **_joined(numbers["state"], "state", tensors))
-    clients = {}
-    for text, values in numbers["clients"].items():
-        held = _joined(values, f"clients.{text}", tensors)
-        held["turn_data"] = workload.turn_data(int(text), held["turns"])
-        held["state"] = None if held["state"] is None else replace(begun, **held["state"])
-        held["memory"] = tuple(held["memory"])
-        reply, assignment = held["reply"], held["assignment"]
-        reply |= {"measures": Measures(**reply["measures"]), "verdict": Verdict(**_tuples(reply["verdict"]))}
-        assignment["client"] = ClientMemory(**_tuples(assignment["client"]))
-        held["reply"], held["assignment"] = Reply(**reply), Assignment(**assignment)
-        held["trained"] = None if held["trained"] is None else Trained(**held["trained"])
-        clients[int(text)] = Client(**held)
-    return Bookmark(state, clients, numbers["ticks"], numbers["attempts"], numbers["num_events"])
+    workload, store = simulation.workload, simulation.store
+    with _opened(folder) as (file, numbers):
+        records = file.get_slice("records")
+
+        def record(place: list[int]) -> bytes:
+            data: bytes = records[place[0] : place[1]].numpy().tobytes()
+            return data
+
+        workload.start = file.get_tensor("start").to(workload.device)
+        simulation.initial_state(workload.start)
+        state = store.packer.unpack(record(numbers["state"]))
+        kept = [store.keep_packed(record(place)) for place in numbers["kept"]]
+        found: dict[int, Client] = {}
+        for about in numbers["clients"]:
+            client = Client(kept[about["kept"]], about["turns"], about["updates"], tuple(about["memory"]))
+            found |= dict.fromkeys(about["numbers"], client)
+            if about["prepared"] is not None:
+                (number,) = about["numbers"]
+                ahead = store.packer.unpack(record(about["prepared"]))
+                turn_data = workload.turn_data(number, client.turns)
+                prepared = Prepared(client.kept.load(), turn_data, **ahead)
+                found[number] = Client(client.kept, client.turns, client.updates, client.memory, prepared)
+        moment = Population(found).mark()
+    return Bookmark(state, moment, store, numbers["ticks"], numbers["attempts"], numbers["num_events"])
 
 
 def exists(folder: Path) -> bool:
@@ -82,56 +81,55 @@ def remove(folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
+def _write(file: BinaryIO, bookmark: Bookmark, start: Tensor) -> None:
+    """Write the data, then the header, which says where they are."""
+    file.write(bytes(HEADER))
+    file.write(start.numpy().tobytes())
+    begin = file.tell()
+
+    def add(record: bytes) -> list[int]:
+        file.write(record)
+        return [file.tell() - begin - len(record), file.tell() - begin]
+
+    numbers: dict[str, Any] = {name: getattr(bookmark, name) for name in ("ticks", "attempts", "num_events")}
+    numbers |= {"state": add(bookmark.store.packer.pack(bookmark.state)), "kept": [], "clients": []}
+    kept: dict[Kept, int] = {}
+    known: dict[Client, list[int]] = {}
+    for number, client in bookmark.moment.clients().items():
+        if client in known:  # newcomers are one object
+            known[client].append(number)
+            continue
+        known[client] = [number]
+        if client.kept not in kept:
+            kept[client.kept] = len(kept)
+            numbers["kept"].append(add(bookmark.store.packed(client.kept)))
+        ahead = client.prepared and {name: getattr(client.prepared, name) for name in AHEAD}
+        about = {"numbers": known[client], "kept": kept[client.kept], "turns": client.turns, "updates": client.updates}
+        about |= {"memory": client.memory, "prepared": ahead and add(bookmark.store.packer.pack(ahead))}
+        numbers["clients"].append(about)
+    end = file.tell()
+    file.write(json.dumps(numbers).encode())
+    places = {"start": (HEADER, begin), "records": (begin, end), "numbers": (end, file.tell())}
+    types = {"start": (TYPES[start.dtype], list(start.shape))}
+    header = {
+        name: {
+            "dtype": types.get(name, ("U8",))[0],
+            "shape": types[name][1] if name in types else [last - first],
+            "data_offsets": [first - HEADER, last - HEADER],
+        }
+        for name, (first, last) in places.items()
+    }
+    file.seek(0)
+    file.write(struct.pack("<Q", HEADER - 8) + json.dumps(header).encode().ljust(HEADER - 8))
+
+
 @contextmanager
-def _opened(folder: Path, device: str = "cpu") -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Open the file; yield it and the numbers in its header."""
+def _opened(folder: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Open the file; yield it and its numbers."""
     try:
-        with safe_open(folder / FILE, framework="pt", device=device) as file:
-            yield file, json.loads(file.metadata()["numbers"])
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        with safe_open(folder / FILE, framework="pt") as file:
+            yield file, json.loads(file.get_tensor("numbers").numpy().tobytes())
+    except (SafetensorError, ValueError, TypeError, KeyError, IndexError) as error:
         raise ValueError(
             f"{folder / FILE} is damaged ({error}); restore it, or delete it to start a new run"
         ) from error
-
-
-class _Names:
-    """Tensors by name; a tensor that several clients share is stored once, under its first name."""
-
-    def __init__(self, held: dict[str, Tensor]) -> None:
-        self.held = held
-        self._known = {id(tensor): name for name, tensor in held.items()}
-
-    def add(self, name: str, tensor: Tensor) -> str:
-        known = self._known.setdefault(id(tensor), name)
-        self.held[known] = tensor
-        return known
-
-
-def _split(value: Any, name: str, tensors: _Names, leave: tuple[str, ...] = ()) -> Any:
-    """Return the numbers of a value; add its tensors to `tensors` under their path."""
-    if isinstance(value, Tensor):
-        return {"tensor": tensors.add(name, value)}
-    if isinstance(value, Measures | Verdict | ClientMemory):
-        return {own: _split(part, f"{name}.{own}", tensors) for own, part in value._asdict().items()}
-    if is_dataclass(value):
-        return {
-            field.name: _split(getattr(value, field.name), f"{name}.{field.name}", tensors)
-            for field in fields(value)
-            if field.name not in leave
-        }
-    return value
-
-
-def _joined(values: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the values with their tensors."""
-    found = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            value = tensors[value["tensor"]] if set(value) == {"tensor"} else _joined(value, f"{name}.{key}", tensors)
-        found[key] = value.cpu() if isinstance(value, Tensor) and value.dtype != torch.float32 else value
-    return found
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn JSON's lists back into tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -27,7 +27,8 @@ from cdfl.sim.engine_choice import MakeEngines, Precision, check_precision, make
 from cdfl.sim.named_settings import find_preset, preset_for
 from cdfl.sim.on_ray.connection import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
-from cdfl.sim.simulation import Simulation, SimulationGroup
+from cdfl.sim.simulation import Simulation
+from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 from cdfl.sim.workload import Workload, client_workload
 
@@ -291,9 +292,10 @@ def _groups(built: Sequence[Simulation], budget: int) -> Iterator[list[int]]:
 
 
 def _bytes_of(simulation: Simulation) -> int:
-    """Return the bytes of a simulation: a received, a trained and a scored model for every client, and the data."""
+    """Return the bytes of a simulation: a received, a trained and a scored model for clients awake, and the data."""
     workload = simulation.client_workload
-    return 3 * workload.scenario.num_clients * workload.model_bytes + workload.federation.num_bytes
+    awake = min(workload.scenario.num_clients, simulation.most_trained)
+    return 3 * awake * workload.model_bytes + workload.federation.num_bytes
 
 
 def _memory_budget(device: str) -> int:

@@ -98,10 +98,11 @@ class Exponential:
         """Yield the turns; exponential waiting times need no queue."""
         yield from all_join(num_clients)
         rates = rng.lognormal(-(self.unevenness**2) / 2, self.unevenness, num_clients)
-        shares = np.cumsum(rates) / rates.sum()
+        total = rates.sum()
+        shares = np.cumsum(rates) / total
         time = 0.0
         while True:
-            time += rng.exponential(1 / rates.sum())
+            time += rng.exponential(1 / total)
             yield Tick(time, min(int(np.searchsorted(shares, rng.random(), side="right")), num_clients - 1))
 
 
