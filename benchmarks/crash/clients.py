@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class Scribe:
     def is_answered(self, key: str | None, status: int, headers: httpx.Headers) -> None:
         """The head of an answer is here: from now on the upload must not be lost. No key: it was no upload."""
         epoch = int(headers[wire.EPOCH]) if status == 200 else None
-        self.note(answered=key, status=status, epoch=epoch, retry_after=headers.get("Retry-After"))
+        outcome, wait = headers.get(wire.OUTCOME), headers.get("Retry-After")
+        self.note(answered=key, status=status, epoch=epoch, outcome=outcome, retry_after=wait)
 
     def has_reply(self, key: str, head: httpx.Headers, body: bytes) -> None:
         """All of the answer is here."""
@@ -56,14 +57,26 @@ class Scribe:
 
 
 class Line(httpx.HTTPTransport):
-    """A real connection with a scribe on it. It loses some replies; at some it is the client that dies."""
+    """A real connection with a scribe on it. It loses some replies; at some it is the client that dies.
 
-    def __init__(self, scribe: Scribe, chance: random.Random, loses: float = 0.0, dies: float = 0.0) -> None:
+    With `ports`, each request goes to one of them, as a load balancer sends it.
+    """
+
+    def __init__(
+        self,
+        scribe: Scribe,
+        chance: random.Random,
+        loses: float = 0.0,
+        dies: float = 0.0,
+        ports: Sequence[int] = (),
+    ) -> None:
         super().__init__(verify=False)  # certificates take time to load
-        self.scribe, self.chance, self.loses, self.dies = scribe, chance, loses, dies
+        self.scribe, self.chance, self.loses, self.dies, self.ports = scribe, chance, loses, dies, ports
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and record it."""
+        if self.ports:
+            request.url = request.url.copy_with(port=self.chance.choice(self.ports))
         key = request.headers.get(wire.KEY)
         if key is not None:
             self.scribe.sends(key, request.headers[wire.BASE_EPOCH], request.read())
@@ -87,7 +100,7 @@ class Line(httpx.HTTPTransport):
             yield piece
 
 
-def live(url: str, client_id: str, folder: str, habits: dict[str, float]) -> None:
+def live(url: str, client_id: str, folder: str, habits: dict[str, Any]) -> None:
     """The life of a client: train, upload, again, until a file says stop; what is under way is finished."""
     import torch
 
@@ -128,7 +141,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.client_id = path.stem
         self.sent: list[dict[str, Any]] = []  # sent (the key), base_epoch, digest
-        self.answers: list[dict[str, Any]] = []  # answered (the key; None: no upload), status, epoch, retry_after
+        self.answers: list[dict[str, Any]] = []  # answered (the key; None: no upload), status, epoch, outcome, ...
         self.replies: list[dict[str, Any]] = []  # reply (the key), digest, head
         self.under_way: str | None = None  # the key of an upload without an answer
         self._path, self._position = path, 0
@@ -181,7 +194,7 @@ class Ledgers:
 class Load:
     """Some clients. Those that are killed, or kill themselves, are started again by `revive`."""
 
-    def __init__(self, site: Site, count: int, **habits: float) -> None:
+    def __init__(self, site: Site, count: int, **habits: Any) -> None:
         self.site, self.habits = site, {"loses": 0.05} | habits
         self.deaths = 0
         self._ledgers = Ledgers(site.folder)

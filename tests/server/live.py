@@ -77,9 +77,10 @@ class Live:
         operator_token: str | None = None,
         retention: Retention | None = None,
         tls: tuple[Path, Path] | None = None,  # certificate and key
+        shared: bool = False,  # one of several front ends
         **options: Any,
     ) -> None:
-        self.store = Store.open(place, blobs, retention)
+        self.store = Store.open(place, blobs, retention, shared=shared)
         self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
         self.access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
         self.server = make_server(limits, self.engine.metrics, Starting(), Tls(*tls) if tls else None)

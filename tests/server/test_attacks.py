@@ -42,7 +42,7 @@ def test_what_is_withdrawn_while_an_upload_waits_holds(tmp_path, how):
         token = tokens.create("car-7", seconds=3600.0)
         headers = {"Authorization": f"Bearer {token}"}
         server.model(headers=headers)
-        body, gate, evaluate = near(server, 0), threading.Event(), server.engine._evaluate_uploads
+        body, gate, evaluate = near(server, 0), threading.Event(), server.engine.evaluation.evaluate
         waits = threading.Event()
 
         class Slow:
@@ -51,7 +51,7 @@ def test_what_is_withdrawn_while_an_upload_waits_holds(tmp_path, how):
                 assert gate.wait(20)
                 return evaluate.of_each(vectors)
 
-        server.engine._evaluate_uploads = Slow()
+        server.engine.evaluation.evaluate = Slow()
         answers = []
         thread = threading.Thread(target=lambda: answers.append(server.update(body, headers=headers)))
         thread.start()

@@ -11,9 +11,10 @@ from cdfl import wire
 from cdfl.core import Settings
 from cdfl.data import Dataset, Datasets, Sizes
 from cdfl.problems import Problem, Task
-from cdfl.server.engine import Engine, Submission
+from cdfl.server.engine import Engine
 from cdfl.server.records import Claim, Retention
 from cdfl.server.store import Store
+from cdfl.server.submission import Submission
 from cdfl.server.verify import verify
 
 from .toy import keep, same_state

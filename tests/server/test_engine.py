@@ -9,12 +9,13 @@ import torch
 
 from cdfl import wire
 from cdfl.core import Upload, initial_state, join, server_update
-from cdfl.server.engine import Engine, Submission
+from cdfl.server.engine import Engine
 from cdfl.server.errors import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, MeanTime
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
 from cdfl.server.records import Claim
 from cdfl.server.store import Store
+from cdfl.server.submission import Submission
 from cdfl.server.uploads import Uploads
 
 from .live import wait_for
@@ -175,7 +176,7 @@ class TestRefusals:
 
     def test_an_upload_that_makes_a_cluster_diverge(self, make_engine, store):
         engine = make_engine()
-        engine._evaluate_clusters = lambda models, clusters: torch.full((len(clusters),), torch.nan)
+        engine.stepper.evaluate = lambda models, clusters: torch.full((len(clusters),), torch.nan)
         before = engine.state
         with pytest.raises(wire.UnfitError, match="expected finite numbers"):
             engine.submit(submission(store)).result(10)
@@ -235,7 +236,7 @@ class TestRefusals:
             return evaluate(models, clusters)
 
         engine = make_engine(SETTINGS.replace(base_rate=1.0))
-        engine._evaluate_clusters = careful
+        engine.stepper.evaluate = careful
         with pytest.raises(wire.UnfitError, match="expected finite numbers"):
             engine.submit(submission(store, vector=torch.full((LAYOUT.size,), 9.0), key="bad")).result(10)
         assert engine.submit(submission(store, "good")).result(10).head.outcome == "applied"
@@ -482,7 +483,7 @@ def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads,
         seen["server_update"].add(torch.get_num_threads())
         return server_update(*args, **options)
 
-    monkeypatch.setattr("cdfl.server.engine.server_update", update)
+    monkeypatch.setattr("cdfl.server.stepping.server_update", update)
     engine = Engine(first_state(), LAYOUT, SETTINGS, store, Watched(), evaluate_clusters)
     for number in range(2):
         engine.submit(submission(store, key=str(number))).result(10)

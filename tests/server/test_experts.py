@@ -85,7 +85,7 @@ def test_the_router_comes_once(server):
 def test_replies_carry_all_clusters_or_one_model_if_asked(server):
     response = server.model("car-1")
     head = wire.ReplyHead.from_headers(response.headers)
-    assert (head.experts, head.router) == ("int8", server.engine.router_digest)
+    assert (head.experts, head.router) == ("int8", server.engine.replies.router_digest)
     sent = wire.decode_experts(response.content, LAYOUT, NUM_CLUSTERS, "int8")
     assert torch.equal(sent, experts.rounded(server.engine.state.cluster_models, LAYOUT, "int8"))
     one = server.model("car-2", headers={wire.REPLY: "model"})
@@ -174,10 +174,10 @@ def test_servers_that_estimate_themselves(tmp_path):
 
 def test_a_restart_has_the_same_router_and_does_not_train_it(tmp_path, monkeypatch):
     with Live(tmp_path, Task.of(problem())) as live:
-        body, first = live.engine.router, live.model().content
+        body, first = live.engine.replies.router, live.model().content
     monkeypatch.setattr(Task, "train_router", None)
     with Live(tmp_path, Task.of(problem())) as live:
-        assert live.engine.router == body
+        assert live.engine.replies.router == body
         assert live.model().content == first
 
 
@@ -381,8 +381,8 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
     workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
     task = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
     with Live(tmp_path, task, clock=lambda: 0.0) as live:
-        live.engine._trial = None  # the simulation tries steps on whole proxy sets
-        message = wire.decode_router(live.engine.router)
+        live.engine.stepper.trial = None  # the simulation tries steps on whole proxy sets
+        message = wire.decode_router(live.engine.replies.router)
         workload.routing.router = message.router  # trained one by one, not in a stack: equal but for rounding
         workload.routing.__dict__["loss_scale"] = message.loss_scale
         recording = Recording(config.settings)

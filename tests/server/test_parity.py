@@ -173,7 +173,7 @@ def replayed(folder, config):
     outcomes = set()
     with Live(folder, setup, clock=lambda: 0.0) as server:
         assert same_state(server.engine.state, recording.start)  # it has pre-trained by itself
-        server.engine._trial = None  # the simulation tries steps on whole proxy sets
+        server.engine.stepper.trial = None  # the simulation tries steps on whole proxy sets
         for number, (upload, reply) in enumerate(recording.exchanges):
             epoch = server.engine.state.epoch
             for client_id in [name for name, arrival in arrivals.items() if arrival == epoch]:

@@ -51,7 +51,7 @@ def test_other_tables_are_refused(where, engine, own, change, words):
     with engine.begin() as connection:
         connection.execute(sa.text(change))
     before = columns_of(engine)
-    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 2': use the cdfl that made them"):
+    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 3': use the cdfl that made them"):
         Store.open(*where, own=own)
     assert columns_of(engine) == before
 

@@ -147,7 +147,7 @@ def serve(
                 task.check()
                 for note in task.federation.notes:
                     console.print(note, soft_wrap=True)
-                with Store.open(store, blobs, retention) as opened:
+                with Store.open(store, blobs, retention, shared=True) as opened:
                     with StartProgress(console, starting, server.url) as shown:
                         engine = open_engine(
                             task,

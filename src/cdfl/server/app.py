@@ -22,7 +22,7 @@ from cdfl.core import Layout
 from cdfl.server.auth import Access
 from cdfl.server.blobs import digest_of
 from cdfl.server.connections import PIECE, Connection
-from cdfl.server.engine import RETRY_SECONDS, Answer, Engine
+from cdfl.server.engine import Engine
 from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import RateLimit
@@ -40,6 +40,7 @@ from cdfl.server.openapi import (
     refusals,
 )
 from cdfl.server.records import Claim
+from cdfl.server.submission import RETRY_SECONDS, Answer
 from cdfl.server.uploads import Uploads
 from cdfl.server.watching import add_watching
 from cdfl.wire import (
@@ -241,15 +242,15 @@ def create_app(engine: Engine, access: Access, notifier: Notifier) -> FastAPI:
     )
     async def router(request: Request, client: Client) -> Response:
         """Send the router, which tells from which cluster an input comes; where replies are experts."""
-        if engine.router is None:
+        if engine.replies.router is None:
             raise NotFoundError("replies of this server are one model, so there is no router")
-        tag = f'"{engine.router_digest}"'
+        tag = f'"{engine.replies.router_digest}"'
         headers = {"ETag": tag, "Cache-Control": "no-cache"}
         asked = [each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")]
         if tag in asked or "*" in asked:
             return Response(status_code=304, headers=headers)
-        headers[DIGEST] = digest_header(engine.router_digest)
-        return ModelResponse((engine.router,), headers, _connection(request), client.client_id)
+        headers[DIGEST] = digest_header(engine.replies.router_digest)
+        return ModelResponse((engine.replies.router,), headers, _connection(request), client.client_id)
 
     @app.get("/v1/status", responses=refusals(400, 401, 403, 429, 503))
     async def status(client: ClientOrOperator) -> Status:
@@ -337,7 +338,7 @@ def _handle_errors(app: FastAPI, engine: Engine) -> None:
         if isinstance(error, StoreUnavailable):
             engine.outage.begin(error)
         elif isinstance(error, StoreLost):
-            engine.stop(error)
+            engine.lose(error)
         else:
             logger.error("a request could not be answered: %s", error)
         return refuse(

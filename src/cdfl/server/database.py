@@ -1,7 +1,11 @@
-"""A database with one writer: SQLite or PostgreSQL, through the same statements.
+"""A database with one owner: SQLite or PostgreSQL, through the same statements.
 
-Reads take connections from a pool. All writes of the owner go through one connection, which also holds the owner's
-lock. On PostgreSQL the lock ends with that connection, so no write can follow after the lock was lost.
+Reads take connections from a pool. All writes of a process go through one connection, and one transaction writes at a
+time, in all processes together. The owner's connection also holds the owner's lock. On PostgreSQL the lock ends with
+that connection, so no write can follow after the lock was lost.
+
+Several front ends may share a PostgreSQL database. One of them is the owner. The database ends the connection of an
+owner that is silent for `LEASE_SECONDS`; then another front end may take the lock.
 """
 
 import fcntl
@@ -12,7 +16,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,12 +41,17 @@ from cdfl.server.errors import StoreBusy, StoreDamaged, StoreError, StoreLost, S
 # sqlite3's own error is raised while a connection is set up.
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
 LOCK_CLASS = 0x6364666C  # "cdfl" in ASCII: other programs may use advisory locks in the same database
+PRESENCE_CLASS = LOCK_CLASS + 1  # shared by front ends; alone for one that starts first, and for any other owner
+WRITE_CLASS = LOCK_CLASS + 2  # held by the one transaction that writes
+LEASE_SECONDS = 10  # a silent owner among several front ends loses its connection, and with it the lock
+BEAT_SECONDS = 2.0  # such an owner says something this often
 WAIT_FOR_WRITERS = 5  # SQLite waits this many seconds for the transaction of another process (`cdfl token`)
 TURN_SECONDS = 10.0  # a thread waits this long for the transaction of another thread
 SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
 POOL = 16
 NOTICE = 1.0  # PostgreSQL may take this many seconds to notice that a former owner has disconnected
 LOCK_SECONDS = 5  # limit for locks of other programs on PostgreSQL; cdfl holds its own for moments
+COME_SECONDS = 5.0  # a front end that starts waits this long for another one that sweeps the blobs
 STATEMENT_SECONDS = 30  # limit for a statement on PostgreSQL, without COMMIT
 CHECK_SECONDS = 2  # limit for locks in `check_writable`, which is called often
 
@@ -55,21 +64,28 @@ class Database:
     """Connections to one database, and the lock of its owner.
 
     Only an owner creates the tables; with `own=False` they must exist. `Database.open` takes care of this.
+    With `shared=True` it is one of several front ends on PostgreSQL: it becomes the owner by `try_own`, if at all.
     """
 
-    def __init__(self, url: str, *, own: bool) -> None:
+    def __init__(self, url: str, *, own: bool, shared: bool = False) -> None:
         self.url = parse_url(url)
         self.own = own
+        self.shared = shared and not self.is_sqlite
+        self.is_alone = not self.shared  # no other front end was there when this one came
         if self.is_sqlite:
             _make_file(Path(str(self.url.database)))
         with _blame_url():
             self.engine = _engine(self.url)
-        self._begin_statement = "BEGIN IMMEDIATE" if self.is_sqlite else "BEGIN"
+        self._begin_statement = "BEGIN IMMEDIATE"  # of SQLite
+        self._schema = 0  # a number for the schema on PostgreSQL, in which several stores may share a database
         self._turn = threading.RLock()  # one writer at a time
         self._connection: sa.Connection | None = None
         self._lock_file: int | None = None
         self._closed = False
-        self._owner = ""  # the expected owner in `meta`; empty until this process has owned the store
+        self._owner = ""  # the expected owner in `meta`; empty unless this process owns the store
+        self._has_come = False  # whether this front end has been present before
+        self._beats: threading.Thread | None = None
+        self._over = threading.Event()
         with self._turn:
             try:
                 self._connected()
@@ -78,11 +94,11 @@ class Database:
                 raise
 
     @classmethod
-    def open(cls, url: str, *, own: bool) -> "Database":
+    def open(cls, url: str, *, own: bool, shared: bool = False) -> "Database":
         """Open a database. If it has no tables, own it briefly to create them, also with `own=False`."""
         if not own and not cls.exists(url):
             cls(url, own=True).close()
-        return cls(url, own=own)
+        return cls(url, own=own, shared=shared)
 
     @classmethod
     def exists(cls, url: str) -> bool:
@@ -120,15 +136,56 @@ class Database:
             finally:
                 connection.exec_driver_sql("ROLLBACK")
 
+    @property
+    def is_owner(self) -> bool:
+        """Return whether this process owns the database, as far as it knows."""
+        return bool(self._owner)
+
+    def try_own(self) -> bool:
+        """Become the owner among several front ends; return False if another one is."""
+        with turn_of(self._turn):
+            if not self._owner:
+                connection = self._connected()
+                try:
+                    with _translated():
+                        if not self._lock(connection, LOCK_CLASS):
+                            return False
+                        connection.exec_driver_sql(f"SET idle_session_timeout = '{LEASE_SECONDS}s'")
+                        self._enter(connection)
+                except BaseException:
+                    self._disconnect()
+                    raise
+                if self._beats is None:
+                    self._beats = threading.Thread(target=self._beat, name="cdfl-beat", daemon=True)
+                    self._beats.start()
+            return True
+
+    def disown(self) -> None:
+        """Give the database to another front end."""
+        with self._turn:
+            self._owner = ""
+            self._disconnect()
+
+    def admit_others(self) -> None:
+        """Let other front ends come: this one was alone until now."""
+        if self.shared and self.is_alone:
+            with turn_of(self._turn), _translated():
+                connection = self._connected()
+                self._lock(connection, PRESENCE_CLASS, how="_shared")
+                connection.exec_driver_sql(f"SELECT pg_advisory_unlock({PRESENCE_CLASS}, {self._schema})")
+
     @contextmanager
-    def write(self) -> Iterator[sa.Connection]:
+    def write(self, *, as_owner: bool = False) -> Iterator[sa.Connection]:
         """Run a transaction, committed and durable when the block ends without an error. One at a time.
 
-        Raises StoreUnavailable if nothing was changed, UncertainCommit if COMMIT failed.
+        Raises StoreUnavailable if nothing was changed, UncertainCommit if COMMIT failed; with `as_owner`, StoreLost if
+        another front end owns the database.
         """
         with turn_of(self._turn):
             connection = self._begun()
             try:
+                if as_owner and self.shared and not self._owner:
+                    raise StoreLost("another server applies the uploads now")
                 with _translated():
                     yield connection
             except BaseException as error:
@@ -163,6 +220,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections and release the lock."""
+        self._over.set()
         with self._turn:
             self._closed = True
             self._disconnect()
@@ -177,6 +235,9 @@ class Database:
         try:
             return self._begin()
         except StoreUnavailable as error:
+            if _is_awaited(error) and self._connection is not None:
+                self._roll_back(self._connection)  # another process writes for long; the connection is fine
+                raise
             self._disconnect()
             if fresh or _is_locked(error):
                 raise
@@ -207,6 +268,8 @@ class Database:
                 connection = self.engine.connect()
             try:
                 with _translated():
+                    if not self.is_sqlite:
+                        self._find_schema(connection)
                     if self.own:
                         self._take(connection)
             except BaseException:
@@ -220,35 +283,63 @@ class Database:
             _discard(self._connection)
             self._connection = None
 
+    def _find_schema(self, connection: sa.Connection) -> None:
+        found = connection.exec_driver_sql("SELECT hashtext(coalesce(current_schema(), ''))").scalar()
+        self._schema = int(found or 0)
+        self._begin_statement = f"BEGIN; SELECT pg_advisory_xact_lock({WRITE_CLASS}, {self._schema})"
+
     def _take(self, connection: sa.Connection) -> None:
-        """Become the owner, or check after a reconnection that no other server became it."""
+        """Come as a front end, become the owner, or check that no other server became it since the connection broke."""
         self._check_not_replaced(connection)  # before waiting for the lock, which a new owner would keep
-        locked = self._lock(connection)
+        if self.shared and not self._owner:
+            self._come(connection)
+            return
+        locked = self._lock_alone(connection)
         written = self._check_not_replaced(connection)
         if not locked and self._owner:
             raise StoreUnavailable("the database has not yet noticed that the old connection of this server is dead")
         if not locked:
-            raise StoreBusy(
-                f"the store is in use ({_describe(written)}); stop that server first, or give this one its own store"
-            )
+            raise _busy(written)
         if not self._owner:
-            about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-            owner = json.dumps({**about, "nonce": secrets.token_hex(8)})
-            self._enter(connection, owner)
+            self._enter(connection)
+        elif self.shared:
+            connection.exec_driver_sql(f"SET idle_session_timeout = '{LEASE_SECONDS}s'")
+
+    def _come(self, connection: sa.Connection) -> None:
+        """Take part as one of several front ends, which do not own the database."""
+        if not self._has_come and self._lock(connection, PRESENCE_CLASS):
+            self.is_alone = True
+        elif not _within(COME_SECONDS, lambda: self._lock(connection, PRESENCE_CLASS, how="_shared")):
+            raise _busy(_owner_of(connection))
+        if not tables.exist(connection):
+            self._in_transaction(connection, tables.create)
+        self._has_come = True
 
     def _check_not_replaced(self, connection: sa.Connection) -> str:
         """Return the last owner; raise StoreLost if another server took over the store from this one."""
         written = _owner_of(connection)
         if self._owner and written != self._owner:
+            if self.shared:
+                self._owner = ""
             raise StoreLost(f"the store was taken over by another server ({_describe(written)}); this one must stop")
         return written
 
-    def _enter(self, connection: sa.Connection, owner: str) -> None:
+    def _enter(self, connection: sa.Connection) -> None:
         """Create the tables if needed, and sign as the owner."""
-        connection.exec_driver_sql(self._begin_statement)
-        try:
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+        owner = json.dumps({**about, "nonce": secrets.token_hex(8)})
+
+        def sign(connection: sa.Connection) -> None:
             tables.create(connection)
             tables.put(connection, "owner", owner)
+
+        self._in_transaction(connection, sign)
+        self._owner = owner
+
+    def _in_transaction(self, connection: sa.Connection, work: Callable[[sa.Connection], None]) -> None:
+        connection.exec_driver_sql(self._begin_statement)
+        try:
+            work(connection)
             connection.exec_driver_sql("COMMIT")
         except ProgrammingError as error:
             raise StoreError(f"the tables of the store cannot be created: {_first_line(error)}") from error
@@ -256,18 +347,28 @@ class Database:
             with suppress(Exception):
                 connection.exec_driver_sql("ROLLBACK")
             raise
-        self._owner = owner
 
-    def _lock(self, connection: sa.Connection) -> bool:
-        """Try to take the owner's lock; both kinds end with the process that holds them."""
+    def _beat(self) -> None:
+        """Say something on the owner's connection from time to time: the database ends one that is silent."""
+        while not self._over.wait(BEAT_SECONDS):
+            if self._turn.acquire(blocking=False):  # otherwise it is in use
+                try:
+                    if self._owner and self._connection is not None:
+                        with _translated():
+                            self._connection.exec_driver_sql("SELECT 1")
+                except StoreUnavailable:
+                    self._disconnect()
+                finally:
+                    self._turn.release()
+
+    def _lock_alone(self, connection: sa.Connection) -> bool:
+        """Try to take the owner's lock, and to keep front ends away; all locks end with the process that holds them."""
         if not self.is_sqlite:
-            asked = sa.text("SELECT pg_try_advisory_lock(:area, hashtext(coalesce(current_schema(), '')))")
-            deadline = time.monotonic() + NOTICE
-            while not (locked := bool(connection.execute(asked, {"area": LOCK_CLASS}).scalar())):
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(NOTICE / 20)
-            return locked
+            presence = "_shared" if self.shared else ""
+            return _within(
+                NOTICE,
+                lambda: self._lock(connection, LOCK_CLASS) and self._lock(connection, PRESENCE_CLASS, how=presence),
+            )
         if self._lock_file is None:
             file = os.open(str(self.url.database), os.O_RDWR)  # of the database itself: nobody deletes that by mistake
             try:
@@ -278,8 +379,23 @@ class Database:
             self._lock_file = file
         return True
 
+    def _lock(self, connection: sa.Connection, kind: int, how: str = "") -> bool:
+        """Try to take a lock of PostgreSQL that ends with the connection."""
+        asked = f"SELECT pg_try_advisory_lock{how}({kind}, {self._schema})"
+        return bool(connection.exec_driver_sql(asked).scalar())
+
 
 _LEFT_OPEN: list[int] = []
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(NOTICE / 20)
+    return True
 
 
 @contextmanager
@@ -296,6 +412,11 @@ def turn_of(lock: threading.RLock) -> Iterator[None]:
 def _is_locked(error: StoreUnavailable) -> bool:
     """Return whether another program holds SQLite's lock: a new connection would wait for it just as long."""
     return "database is locked" in str(error)
+
+
+def _is_awaited(error: StoreUnavailable) -> bool:
+    """Return whether PostgreSQL gave up waiting for a lock."""
+    return "lock timeout" in str(error)
 
 
 def parse_url(text: str) -> URL:
@@ -336,6 +457,12 @@ def without_password(place: str | Path) -> str:
 def _owner_of(connection: sa.Connection) -> str:
     """Return what the last owner wrote; an empty string if there was none."""
     return tables.get(connection, "owner") or "" if tables.exist(connection) else ""
+
+
+def _busy(owner: str) -> StoreBusy:
+    return StoreBusy(
+        f"the store is in use ({_describe(owner)}); stop that server first, or give this one its own store"
+    )
 
 
 def _describe(owner: str) -> str:
@@ -380,7 +507,8 @@ _POSTGRES = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # milliseconds
     "options": "-c synchronous_commit=on -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 "
-    f"-c tcp_keepalives_count=3 -c lock_timeout={LOCK_SECONDS}s -c statement_timeout={STATEMENT_SECONDS}s",
+    f"-c tcp_keepalives_count=3 -c lock_timeout={LOCK_SECONDS}s -c statement_timeout={STATEMENT_SECONDS}s "
+    f"-c idle_in_transaction_session_timeout={LEASE_SECONDS}s",  # no paused process stops the others
 }
 
 

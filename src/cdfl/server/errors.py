@@ -3,8 +3,9 @@
 StoreError
 ├── StoreUnavailable   database or disk unreachable, full or read-only; nothing was changed, try again later
 ├── StoreBusy          another server owns this store
-├── StoreLost          another server has taken over this store; this one must stop
-├── Withdrawn          a client was forgotten, or its token revoked, before its data were written
+├── StoreLost          another server has taken over this store; this one must stop, or follow it
+├── Withdrawn          a client was forgotten, its token revoked, or another upload of it taken, before its data were
+│                      written
 ├── StoreVersion       another version of cdfl made the tables
 └── StoreDamaged       a stored value is not what was written
 """
@@ -23,7 +24,7 @@ class StoreBusy(StoreError):  # noqa: N818
 
 
 class StoreLost(StoreError):  # noqa: N818
-    """Another server took over the store while this one could not reach it. This one must stop."""
+    """Another server took over the store while this one could not reach it. This one must stop, or follow it."""
 
 
 class StoreVersion(StoreError):  # noqa: N818
@@ -39,8 +40,12 @@ class StoreDamaged(StoreError):  # noqa: N818
 
 
 class Withdrawn(StoreError):  # noqa: N818
-    """Clients were forgotten, or their tokens revoked, before their data were written. Nothing was written."""
+    """Clients may not write what they were about to write. Nothing was written."""
 
-    def __init__(self, client_ids: set[str]) -> None:
-        super().__init__(f"{len(client_ids)} clients were forgotten, or their tokens revoked, in the meantime")
-        self.client_ids = client_ids
+    def __init__(self, client_ids: set[str], overtaken: set[str]) -> None:
+        super().__init__(
+            f"{len(client_ids)} clients were forgotten, or their tokens revoked, in the meantime; of {len(overtaken)} "
+            "another upload was taken"
+        )
+        self.client_ids = client_ids  # forgotten, or with a token that was revoked
+        self.overtaken = overtaken  # of which another upload was taken

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-from cdfl.server.engine import RETRY_SECONDS
 from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
+from cdfl.server.submission import RETRY_SECONDS
 from cdfl.wire import UnavailableError
 
 PAGE = 100  # entries read at a time

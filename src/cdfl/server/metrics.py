@@ -46,6 +46,7 @@ class Metrics:
         self.clients = Gauge("cdfl_clients", "Clients that are known.", registry=here)
         self.streams = Gauge("cdfl_streams", "Open streams of events.", registry=here)
         self.queue = Gauge("cdfl_queue_depth", "Uploads that wait or are processed.", registry=here)
+        self.owner = Gauge("cdfl_owner", "1 if this server applies the uploads, of those on its store.", registry=here)
         self.connections = Gauge("cdfl_connections", "Open connections.", registry=here)
         self.epoch = Gauge("cdfl_epoch", "The server's epoch.", registry=here)
         self.losses = Gauge("cdfl_cluster_loss", "Loss of each cluster on its proxy set.", ["cluster"], registry=here)

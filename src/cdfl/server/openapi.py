@@ -82,9 +82,9 @@ class Status(BaseModel):
                 requests_per_second=limits.requests_per_second,
                 burst=limits.burst,
             ),
-            reply="model" if engine.router is None else "experts",
-            expert_dtype=None if engine.router is None else engine.settings.replies.expert_dtype,
-            router=engine.router_digest or None,
+            reply="model" if engine.replies.router is None else "experts",
+            expert_dtype=None if engine.replies.router is None else engine.settings.replies.expert_dtype,
+            router=engine.replies.router_digest or None,
         )
 
 

@@ -145,6 +145,7 @@ class Claim:
     client_id: str
     token: str | None = None  # hash of its token; None on an open server
     since: float | None = None  # `ClientRecord.since`; None if the client is new
+    uploads: int | None = None  # `ClientRecord.uploads`; None if they do not matter
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ class Recovered:
     layout: Layout  # of the stored model
     settings: Settings  # those in force
     replayed: int  # entries after the snapshot
+    number: int = 0  # of the last entry that was replayed, or of the last one before the snapshot
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,7 @@ EQUAL_CLUSTERS = (
     "%s sets separate_epochs to 0: all %d clusters begin with the same weights, so it takes many uploads until they "
     "differ, and some may never learn; pre-train them, and use a new --store"
 )
+WAIT_SECONDS = 0.5  # between two looks whether another server has begun
 LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
@@ -56,10 +58,16 @@ def open_engine(
     replayed: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Engine:
-    """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`."""
+    """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`.
+
+    If another server owns the store, follow it.
+    """
     settings = in_service(task.settings, accept_all=accept_all)
-    recovered = store.recover(replayed)
-    if recovered is None:
+    recovered = _own_or_wait(store, progress, replayed)
+    if recovered is not None and not store.is_owner:
+        _check_same(task, recovered, settings, store)
+        state = recovered.state
+    elif recovered is None:
         if task.settings.pretraining.separate_epochs == 0 and task.num_clusters > 1:
             logger.warning(EQUAL_CLUSTERS, task.place or "the problem", task.num_clusters)
         state = task.initial_state(progress, trained)
@@ -71,7 +79,8 @@ def open_engine(
         state = _with_these_losses(task, recovered.state, store)
         if settings != recovered.settings or state is not recovered.state:
             store.snapshot(state, settings)
-    store.put_fingerprints(fingerprints_of(task))
+    if store.is_owner:
+        store.put_fingerprints(fingerprints_of(task))
     evaluators = task.evaluator(), task.evaluator()
     compared: dict[str, Any] = {
         "trial": task.evaluator(TRIAL_SAMPLES),
@@ -80,6 +89,47 @@ def open_engine(
         "router": _router(task, state, store, settings, progress, trained),
     }
     return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
+
+
+def _own_or_wait(store: Store, progress: Progress, replayed: Callable[[int, int], None] | None) -> Recovered | None:
+    """Become the owner of the store, or wait until its owner has begun; return what there is to recover."""
+    while True:
+        is_owner = store.is_owner or store.try_own()
+        recovered = store.recover(replayed)
+        if is_owner:
+            store.read_on()
+            return recovered
+        has_router = recovered is None or recovered.settings.replies.reply != "experts" or store.router() is not None
+        if recovered is not None and store.fingerprints() is not None and has_router:
+            store.follow(recovered.state.epoch, recovered.number)
+            return recovered
+        progress("waiting for another server on this store, which trains the clusters")
+        time.sleep(WAIT_SECONDS)
+
+
+def _check_same(task: Task, recovered: Recovered, settings: Settings, store: Store) -> None:
+    """Refuse to serve beside a server with another problem or other settings."""
+    _check_fits(task, recovered)
+    stored = store.fingerprints() or {}
+    differ = _differences(settings.to_dict(), recovered.settings.to_dict())
+    differ += [name for name, digest in fingerprints_of(task).items() if stored.get(name) != digest]
+    if differ:
+        raise SetupError(
+            f"another server serves this store with other settings or data: {', '.join(differ[:3])} differ; serve the "
+            "same, or stop the other one first"
+        )
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the names of values that differ, in groups of settings, too."""
+    found = []
+    for name, value in ours.items():
+        other = theirs.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            found += _differences(value, other)
+        elif value != other:
+            found.append(name)
+    return found
 
 
 def _router(

@@ -1,6 +1,7 @@
 """The store: journal, snapshots, clients, sent models and blobs. Entries survive any crash once `commit` returns.
 
-One process owns a store and writes to it, from one thread at a time; reads (`Reader`) may come from any thread.
+One process owns a store and writes to it, from one thread at a time; reads (`Reader`) may come from any thread. On
+PostgreSQL other front ends may share it: they record what clients were sent, and offer uploads to the owner (`Offers`).
 Every method may raise StoreUnavailable; then nothing was changed, and the caller may repeat the call later.
 """
 
@@ -8,7 +9,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -49,6 +50,7 @@ class Store(Reader):
         self._turn = threading.RLock()  # held while `epoch` and the tables can differ
         self._snapshotting = threading.Lock()  # taken before `_turn`, never while it is held
         self._uncertain: _UncertainGroup | None = None
+        self._doubtful: list[str] = []  # blobs of writes that may be committed or not; `settle` finds out
         self._writers = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
         self._undeleted: list[str] = []  # unreferenced blobs; used by the cleaner only
@@ -61,27 +63,29 @@ class Store(Reader):
         retention: Retention | None = None,
         *,
         own: bool = True,
+        shared: bool = False,
     ) -> "Store":
         """Open a store, or create one.
 
         `database` is a folder (SQLite inside, blobs beside it), or a URL: sqlite:///FILE or postgresql://...
         `blobs` is a folder or any fsspec URL; a database URL needs it.
         `own=True` is for the one server: StoreBusy if there is another. `own=False` may read, create tokens and ask
-        for a client to be forgotten beside a running server.
+        for a client to be forgotten beside a running server. `shared=True` is for one of several servers, if the
+        database is PostgreSQL: it becomes the owner by `try_own`.
         """
         if blobs is None and "://" in str(database):
             raise StoreError("a database URL needs a place for the blobs, too (--blobs): a folder, or an fsspec URL")
         kept = open_blobs(Path(database) / "blobs" if blobs is None else blobs)
-        connected = Database.open(database_url(database), own=own)
+        connected = Database.open(database_url(database), own=own, shared=shared)
         try:
             store = cls(connected, kept, retention or Retention())
             store._check_blobs()
             if own:
                 store._claim_blobs()
-                store._sweep_blobs()
-            with connected.read() as connection:
-                store.epoch, store.number = tables.last_epoch(connection), tables.last_number(connection)
-                store.journal_start = tables.journal_start(connection)
+                if connected.is_alone:  # otherwise others may be about to refer to what nothing refers to
+                    store._sweep_blobs()
+                connected.admit_others()
+            store.read_on()
         except BaseException:
             connected.close()
             raise
@@ -98,6 +102,42 @@ class Store(Reader):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other front ends may use the store, too."""
+        return self.database.shared
+
+    @property
+    def is_owner(self) -> bool:
+        """Return whether this process applies the uploads, as far as it knows."""
+        return self.database.is_owner
+
+    def read_on(self) -> None:
+        """Read where the journal ends and begins."""
+        with self.database.read() as connection:
+            self.epoch, self.number = tables.last_epoch(connection), tables.last_number(connection)
+            self.journal_start = tables.journal_start(connection)
+
+    def try_own(self) -> bool:
+        """Become the owner, if no other front end is."""
+        return self.database.try_own()
+
+    def disown(self) -> None:
+        """Leave the store to another front end."""
+        self.database.disown()
+
+    def follow(self, epoch: int, number: int) -> None:
+        """Note the last entry that another front end has committed."""
+        self.epoch, self.number = epoch, number
+
+    def settle(self) -> None:
+        """Delete blobs of writes that were not committed after all."""
+        names, self._doubtful = self._doubtful, []
+        if names:
+            with self.reading() as connection:
+                known = tables.all_blobs(connection)
+            self._discard([name for name in names if name not in known])
 
     def check(self) -> None:
         """Check that everything can be written and is still owned by this process."""
@@ -129,14 +169,14 @@ class Store(Reader):
             if state.epoch > newest.epoch:
                 self._add_snapshot(state, layout, settings)
             elif state.epoch == newest.epoch:
-                with self.writing() as connection:
+                with self.writing(as_owner=True) as connection:
                     same = Snapshot.of(state, settings, newest.models, newest.created)
                     tables.change_snapshot(connection, same)
         self.prune()
 
     def put_fingerprints(self, fingerprints: dict[str, str]) -> None:
         """Record what the losses in the store depend on."""
-        with self.writing() as connection:
+        with self.writing(as_owner=True) as connection:
             tables.put(connection, "fingerprints", json.dumps(fingerprints))
 
     def put_router(self, body: bytes) -> None:
@@ -145,17 +185,18 @@ class Store(Reader):
         try:
             self.blobs.write(name, body)
             self.blobs.sync_folder()
-            with self.writing() as connection:
+            with self.writing(as_owner=True) as connection:
                 tables.put(connection, "router", name)
         except UncertainCommit:
-            raise  # the blob may be referenced; if not, the next start deletes it
+            self._doubtful.append(name)
+            raise
         except BaseException:
             self._discard([name])
             raise
 
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
-        with self.writing() as connection:
+        with self.writing(as_owner=True) as connection:
             names = tables.expire(connection, self.retention, time.time())
             start = tables.journal_needed(connection, self.retention, self.epoch or 0)
             if start - self.journal_start > self.retention.keep_entries // 10:  # not at every snapshot
@@ -179,7 +220,7 @@ class Store(Reader):
         with self._turn:
             self._check_snapshot(epoch)
             try:
-                with self.writing() as connection:
+                with self.writing(as_owner=True) as connection:
                     names = tables.delete_after(connection, epoch)
                     number, start = tables.last_number(connection), tables.journal_start(connection)
             except UncertainCommit:
@@ -218,14 +259,17 @@ class Store(Reader):
         """Delete blobs of an upload that was not committed."""
         self._discard([name for name in names if name is not None])
 
-    def commit(self, group: Sequence[tuple[Entry, Body]], claims: Iterable[Claim] = ()) -> list[Entry]:
+    def commit(
+        self, group: Sequence[tuple[Entry, Body]], claims: Iterable[Claim] = (), offered: Collection[str] = ()
+    ) -> list[Entry]:
         """Make a group of entries with their replies durable in one transaction: all or none. Return the entries.
 
         Epochs follow on `self.epoch`; an entry that moved nothing may have the epoch of the one before. This method
         sets `number` and `reply`. A rejected upload has no reply of its own: its client keeps the model it was sent.
         Uploads and bases of entries that moved nothing are deleted unless `keep_uploads` is set, and so are the models
         that clients with a reply were sent before. If it fails, nothing was changed, and the uploads are dropped;
-        not so if it raises Withdrawn because a claim no longer holds.
+        not so if it raises Withdrawn because a claim no longer holds. The uploads in `offered` came from other front
+        ends: they are no longer offered, or stay so if it fails.
         """
         if not group:
             return []
@@ -235,14 +279,14 @@ class Store(Reader):
         try:
             self._write_replies(entries, [body for _, body in group])
             self.blobs.sync_folder()
-            old = self._commit(entries, [*came, *replies], claims)
+            old = self._commit(entries, [*came, *replies], claims, offered)
         except UncertainCommit:
             raise
         except Withdrawn:
             self._discard(replies)
             raise
         except BaseException:
-            self._discard([*came, *replies])
+            self._discard([*came.difference(offered), *replies])
             raise
         kept = {name for entry in entries for name in (entry.upload, entry.base)}
         self._discard([*old, *(came - kept)])
@@ -271,7 +315,8 @@ class Store(Reader):
                     _check_claims(connection, [claim] if claim else [])
                     old = self._add_sent(connection, client_id, epoch, name)
             except UncertainCommit:
-                raise  # the blob may be referenced; if not, the next start deletes it
+                self._doubtful.append(name)
+                raise
             except BaseException:
                 self._discard([name])
                 raise
@@ -290,13 +335,13 @@ class Store(Reader):
                 came = "there is none" if state is None else f"it is at epoch {state.epoch}"
                 raise ValueError(f"the state must be the newest, of epoch {self.epoch}; {came}")
             self.snapshot(state)
-        with self._turn:  # no client may start to share a blob that is about to be deleted
-            with self.reading() as connection:
-                names = tables.blobs_of_client(connection, client_id)
-            self.blobs.delete(names)  # before their names are lost
-            self.blobs.sync_folder()
-            with self.writing() as connection:
-                found = tables.erase(connection, client_id)
+        with self.writing(as_owner=True) as connection:
+            names = tables.blobs_of_client(connection, client_id)
+            tables.unshare(connection, client_id)
+        self.blobs.delete(names)  # before their names are lost
+        self.blobs.sync_folder()
+        with self.writing(as_owner=True) as connection:
+            found = tables.erase(connection, client_id)
         self.database.clean()
         return found
 
@@ -306,11 +351,11 @@ class Store(Reader):
             tables.ask_to_forget(connection, client_id, time.time())
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """Run a transaction."""
+    def writing(self, *, as_owner: bool = False) -> Iterator[sa.Connection]:
+        """Run a transaction; with `as_owner`, raise StoreLost if another front end applies the uploads."""
         with turn_of(self._turn):
             self._resolve()
-            with self.database.write() as connection:
+            with self.database.write(as_owner=as_owner) as connection:
                 yield connection
 
     # -- snapshots and sent models
@@ -323,11 +368,12 @@ class Store(Reader):
                 names.append(new_name("snapshot", digest_of(body)))
                 self.blobs.write(names[-1], body)
             self.blobs.sync_folder()
-            with self.writing() as connection:
+            with self.writing(as_owner=True) as connection:
                 tables.add_snapshot(connection, Snapshot.of(state, settings, names, time.time()))
                 tables.put_layout(connection, layout)
         except UncertainCommit:
-            raise  # the blobs may be referenced; if not, the next start deletes them
+            self._doubtful += names
+            raise
         except BaseException:
             self._discard(names)
             raise
@@ -370,18 +416,26 @@ class Store(Reader):
         for future in written:
             future.result()
 
-    def _commit(self, entries: list[Entry], names: list[str], claims: Iterable[Claim]) -> list[str]:
+    def _commit(
+        self, entries: list[Entry], names: list[str], claims: Iterable[Claim], offered: Collection[str]
+    ) -> list[str]:
         """Append to the journal; return blobs that are no longer referenced."""
         with turn_of(self._turn):
             self._resolve()
             self._check_order(entries)
             superseded: list[tables.SentModel] = []
             try:
-                with self.database.write() as connection:
+                with self.database.write(as_owner=True) as connection:
                     _check_claims(connection, claims)
                     superseded = tables.add_entries(connection, entries)
+                    if offered:
+                        tables.delete_offers(connection, offered)
             except UncertainCommit:
-                self._uncertain = _UncertainGroup(names, superseded)
+                if self.is_shared:  # another front end may have seen it, so it stays if it is there
+                    self._doubtful += [*names, *(sent.blob for sent in superseded if not sent.is_shared)]
+                    self.disown()
+                else:
+                    self._uncertain = _UncertainGroup(names, superseded)
                 raise
             self.epoch, self.number = entries[-1].epoch, entries[-1].number
             return sorted({sent.blob for sent in superseded if not sent.is_shared})
@@ -457,6 +511,6 @@ class Store(Reader):
 def _check_claims(connection: sa.Connection, claims: Iterable[Claim]) -> None:
     """Raise Withdrawn if some clients may no longer write; inside the transaction in which they do."""
     if claims := list(claims):
-        names = tables.withdrawn(connection, claims, time.time())
-        if names:
-            raise Withdrawn(names)
+        names, overtaken = tables.withdrawn(connection, claims, time.time())
+        if names or overtaken:
+            raise Withdrawn(names, overtaken)

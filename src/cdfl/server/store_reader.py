@@ -62,11 +62,14 @@ class Reader:
         layout = self.layout()
         state = self.load_state(newest, layout)
         total = self.newest_epoch() - newest.epoch
+        with self.reading() as connection:
+            number = tables.last_number(connection, newest.epoch)
         for entry in self.all_entries(newest.epoch):
+            number = entry.number
             if entry.epoch > state.epoch:  # others changed nothing
                 state, _ = self.replay(state, entry, newest.settings, layout)
                 progress(state.epoch - newest.epoch, total)
-        return Recovered(state, layout, newest.settings, replayed=state.epoch - newest.epoch)
+        return Recovered(state, layout, newest.settings, replayed=state.epoch - newest.epoch, number=number)
 
     def replay(
         self, state: ServerState, entry: Entry, settings: Settings, layout: Layout, *, anew: bool = False

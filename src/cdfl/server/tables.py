@@ -20,8 +20,9 @@ from cdfl.core import Layout
 from cdfl.server.errors import StoreVersion
 from cdfl.server.records import Claim, ClientRecord, Entry, Retention, Snapshot
 
-SCHEMA = "cdfl 2"  # the version of the tables below, stored in `meta`
+SCHEMA = "cdfl 3"  # the version of the tables below, stored in `meta`
 MAX_NAMES = 1000  # names in one statement
+KEEP_REFUSALS = 600.0  # seconds; the front end that offered the upload reads its refusal at once, unless it died
 
 
 class Json(TypeDecorator[Any]):
@@ -90,6 +91,17 @@ tokens = Table(
     Column("revoked", Double),
 )
 forgets = Table("forgets", TABLES, Column("client_id", Text, primary_key=True), Column("asked", Double, nullable=False))
+
+offers = Table(  # uploads that one front end has taken and another one applies
+    "offers",
+    TABLES,
+    Column("number", BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("upload", Text, nullable=False, unique=True),
+    Column("client_id", Text, nullable=False),
+    Column("offered", Double, nullable=False),  # unix time
+    Column("submission", Json, nullable=False),
+    Column("refusal", Json),  # why it was not applied; NULL while it waits
+)
 
 
 def _partial_index(name: str, column: Column[Any], is_set: Column[Any], covering: tuple[Column[Any], ...] = ()) -> None:
@@ -175,9 +187,13 @@ def last_epoch(connection: sa.Connection) -> int | None:
 
 
 def last_number(connection: sa.Connection, epoch: int | None = None) -> int:
-    """Return the number of the newest entry, or of the last one up to an epoch; 0 if there is none."""
+    """Return the number of the newest entry, or of the last one up to an epoch; 0 if there is none.
+
+    A newest entry that was deleted when its client was forgotten counts, so that no number is used twice.
+    """
     upto = sa.true() if epoch is None else journal.c.epoch <= epoch
-    return connection.execute(select(func.max(journal.c.number)).where(upto)).scalar() or 0
+    found = connection.execute(select(func.max(journal.c.number)).where(upto)).scalar() or 0
+    return found if epoch is not None else max(found, int(get(connection, "number") or 0))
 
 
 def count_entries(connection: sa.Connection) -> int:
@@ -266,6 +282,9 @@ def delete_after(connection: sa.Connection, epoch: int, number: int | None = Non
     connection.execute(sa.delete(journal).where(later))
     for table in (snapshots, sent_models):
         connection.execute(sa.delete(table).where(table.c.epoch > epoch))
+    if number is None:  # what waits was trained from what is deleted now
+        names += connection.execute(select(offers.c.upload)).scalars()
+        connection.execute(sa.delete(offers))
     if journal_start(connection) > epoch + 1:  # the epochs that come now are new ones
         put(connection, "journal_start", str(epoch + 1))
     return names
@@ -296,7 +315,8 @@ def blobs_of_client(connection: sa.Connection, client_id: str) -> list[str]:
     sent = connection.execute(
         select(sent_models.c.model).where(own, sent_models.c.model.is_not(None), ~shared).distinct()
     )
-    return [*blobs_of(connection, journal.c.client_id == client_id), *sent.scalars()]
+    offered = connection.execute(select(offers.c.upload).where(offers.c.client_id == client_id))
+    return [*blobs_of(connection, journal.c.client_id == client_id), *sent.scalars(), *offered.scalars()]
 
 
 def all_blobs(connection: sa.Connection) -> set[str]:
@@ -304,7 +324,8 @@ def all_blobs(connection: sa.Connection) -> set[str]:
     models = connection.execute(select(snapshots.c.models)).scalars()
     sent = connection.execute(select(sent_models.c.model).where(sent_models.c.model.is_not(None)).distinct()).scalars()
     router = get(connection, "router")
-    found = {*blobs_of(connection, sa.true()), *sent, *(name for names in models for name in names)}
+    offered = connection.execute(select(offers.c.upload).where(offers.c.refusal.is_(None))).scalars()
+    found = {*blobs_of(connection, sa.true()), *sent, *offered, *(name for names in models for name in names)}
     return found if router is None else found | {router}
 
 
@@ -335,6 +356,8 @@ def expire(connection: sa.Connection, retention: Retention, now: float) -> list[
     names += _clear(connection, journal.c.base, recoverable)
     names += _clear(connection, journal.c.reply, journal.c.received < now - retention.keep_replies)
     names += _clear_sent(connection, sent_models.c.sent < now - retention.keep_replies)
+    unread = sa.and_(offers.c.refusal.is_not(None), offers.c.offered < now - KEEP_REFUSALS)
+    connection.execute(sa.delete(offers).where(unread))
     return names + _delete_rejected(connection)
 
 
@@ -447,25 +470,34 @@ def _mixture_at(connection: sa.Connection, client_id: str, epoch: int) -> tuple[
     return None if row is None else Entry.from_row(dict(row._mapping)).mixture
 
 
-def withdrawn(connection: sa.Connection, claims: Iterable[Claim], now: float) -> set[str]:
-    """Return the clients among `claims` that may no longer write: forgotten, or with a token that is not valid."""
+def withdrawn(connection: sa.Connection, claims: Iterable[Claim], now: float) -> tuple[set[str], set[str]]:
+    """Return the clients among `claims` that may no longer write, and those of which another upload was taken since.
+
+    The first were forgotten, or have a token that is not valid.
+    """
     claims = list(claims)
     names, hashes = [claim.client_id for claim in claims], [claim.token for claim in claims if claim.token]
     nothing: sa.ColumnElement[float] = sa.literal_column("0.0")
-    known = select(clients.c.client_id, clients.c.since, sa.literal_column("1")).where(clients.c.client_id.in_(names))
-    asked = select(forgets.c.client_id, nothing, sa.literal_column("2")).where(forgets.c.client_id.in_(names))
-    valid = select(tokens.c.hash, nothing, sa.literal_column("3")).where(tokens.c.hash.in_(hashes), valid_token(now))
-    found = [tuple(row) for row in connection.execute(sa.union_all(known, asked, valid))]
-    since = {name: value for name, value, kind in found if kind == 1}
-    gone = {name for name, _, kind in found if kind == 2}
-    tokens_left = {name for name, _, kind in found if kind == 3}
-    return {
+    none: sa.ColumnElement[int] = sa.literal_column("0")
+    known = select(clients.c.client_id, clients.c.since, clients.c.uploads, sa.literal_column("1"))
+    asked = select(forgets.c.client_id, nothing, none, sa.literal_column("2")).where(forgets.c.client_id.in_(names))
+    valid = select(tokens.c.hash, nothing, none, sa.literal_column("3"))
+    valid = valid.where(tokens.c.hash.in_(hashes), valid_token(now))
+    every = sa.union_all(known.where(clients.c.client_id.in_(names)), asked, valid)
+    found = [tuple(row) for row in connection.execute(every)]
+    since = {name: value for name, value, _, kind in found if kind == 1}
+    uploads = {name: count for name, _, count, kind in found if kind == 1}
+    gone = {name for name, _, _, kind in found if kind == 2}
+    tokens_left = {name for name, _, _, kind in found if kind == 3}
+    withdrawn = {
         claim.client_id
         for claim in claims
         if since.get(claim.client_id) != claim.since
         or claim.client_id in gone
         or (claim.token is not None and claim.token not in tokens_left)
     }
+    overtaken = {each.client_id for each in claims if each.uploads not in (None, uploads.get(each.client_id))}
+    return withdrawn, overtaken - withdrawn
 
 
 def valid_token(now: float) -> sa.ColumnElement[bool]:
@@ -532,6 +564,7 @@ def erase(connection: sa.Connection, client_id: str) -> bool:
     Its entries stay, without its data; rejected ones go.
     """
     own = journal.c.client_id == client_id
+    put(connection, "number", str(last_number(connection)))
     found = connection.execute(sa.delete(journal).where(own, journal.c.outcome == "rejected")).rowcount
     rows = connection.execute(select(journal).where(own)).all()
     if rows:
@@ -543,10 +576,26 @@ def erase(connection: sa.Connection, client_id: str) -> bool:
             [{"at": entry.number, "left": entry.forgotten().decision} for entry in left],
         )
     found += len(rows)
-    for table in (clients, sent_models, tokens):
+    for table in (clients, sent_models, tokens, offers):
         found += connection.execute(sa.delete(table).where(table.c.client_id == client_id)).rowcount
     connection.execute(sa.delete(forgets).where(forgets.c.client_id == client_id))
+    put(connection, "forgotten", str(num_forgotten(connection) + 1))
     return found > 0
+
+
+def num_forgotten(connection: sa.Connection) -> int:
+    """Return how often a client was forgotten: other front ends drop what they remember if it grows."""
+    return int(get(connection, "forgotten") or 0)
+
+
+def delete_offers(connection: sa.Connection, uploads: Iterable[str]) -> None:
+    """Delete offers that were applied, by the blobs of the uploads."""
+    connection.execute(sa.delete(offers).where(offers.c.upload.in_(list(uploads))))
+
+
+def unshare(connection: sa.Connection, client_id: str) -> None:
+    """Clear the models that a client was sent: no other client can be sent the same blob from now on."""
+    _clear(connection, sent_models.c.model, sent_models.c.client_id == client_id)
 
 
 def ask_to_forget(connection: sa.Connection, client_id: str, now: float) -> None:

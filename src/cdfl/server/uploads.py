@@ -16,10 +16,11 @@ from starlette.requests import Request
 
 from cdfl.server.budgets import ByteLimit
 from cdfl.server.connections import PIECE
-from cdfl.server.engine import RETRY_SECONDS, Answer, Engine, Submission, reply_head, use_torch_threads
-from cdfl.server.errors import StoreDamaged, StoreUnavailable
+from cdfl.server.engine import Engine, use_torch_threads
+from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.records import Claim, ClientRecord, Entry
+from cdfl.server.submission import RETRY_SECONDS, Answer, Submission
 from cdfl.wire import (
     BASE_EPOCH,
     CONTENT_TYPES,
@@ -28,7 +29,6 @@ from cdfl.wire import (
     MIXTURE,
     REPLY,
     ConflictError,
-    GoneError,
     LengthRequiredError,
     MalformedError,
     TooLargeError,
@@ -78,7 +78,7 @@ class Uploads:
         mixture: tuple[float, ...] | None = None,
     ) -> Answer:
         """Receive one upload; return the answer once the upload is durable."""
-        if mixture is not None and not (self.engine.router and self.engine.settings.replies.send_mixture):
+        if mixture is not None and not (self.engine.replies.router and self.engine.settings.replies.send_mixture):
             raise UnfitError(f"this server estimates mixtures itself; leave {MIXTURE} out")
         wants_one = wants_model(request.headers.get(REPLY))
         client_id = claim.client_id
@@ -97,7 +97,7 @@ class Uploads:
                 digest = await self.in_thread(self._unpack_and_hash, spool, coding, declared)
                 if record.repeated is not None:
                     return await self.in_thread(self._repeat, record.repeated, digest)
-                claim = replace(claim, since=record.since)
+                claim = replace(claim, since=record.since, uploads=record.uploads)
                 submission = await self.in_thread(self._keep, record, claim, key, base_epoch, spool, digest)
                 submission.report, submission.wants_model = report, wants_one
                 submission.mixture = None if mixture is None else torch.tensor(mixture, dtype=torch.float64)
@@ -203,22 +203,9 @@ class Uploads:
         """Return the stored reply to an upload that was taken before."""
         if known.digest != digest:
             raise UnfitError(f"{KEY} was used before with another body; use a new one for every upload")
-        try:
-            body = self._stored_reply(known)
-        except StoreDamaged as error:
-            logger.error("a reply cannot be sent again: %s", error)
-            body = None
-        if body is None:
-            raise GoneError("this upload was taken, but its reply is no longer kept; GET /v1/model")
+        answer = self.engine.replies.stored(known)
         self.engine.metrics.repeated.inc()
-        return self.engine.answer(reply_head(known), (body,), hashlib.sha256(body).hexdigest())
-
-    def _stored_reply(self, known: Entry) -> bytes | None:
-        """Return what an upload was answered with: a reply of its own or, if rejected, what its client was sent."""
-        if known.outcome != "rejected":
-            return self.store.read_reply(known)
-        record = self.store.client(known.client_id, known.base_epoch)
-        return None if record is None or record.sent is None else self.store.read_sent(record.sent)
+        return answer
 
 
 class Body:

@@ -1,0 +1,147 @@
+"""The steps of a server: uploads in order through `core.server_update`, ready to be committed."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cdfl.core import (
+    GIVEN,
+    Evaluate,
+    Layout,
+    NotFiniteError,
+    ServerState,
+    Settings,
+    Upload,
+    base_model_of,
+    defence_of,
+    personalize,
+    reply_weights,
+    server_update,
+)
+from cdfl.server.errors import StoreDamaged
+from cdfl.server.evaluation import drop, unavailable
+from cdfl.server.metrics import Metrics
+from cdfl.server.records import Entry
+from cdfl.server.replies import Replies
+from cdfl.server.store import Store
+from cdfl.server.submission import Parts, Submission
+from cdfl.server.tape import Recording
+from cdfl.wire import UnfitError, WireError, body_parts
+
+logger = logging.getLogger("cdfl.server")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One upload of a group that is not committed yet."""
+
+    submission: Submission
+    entry: Entry
+    body: Parts  # of the reply
+
+
+class Stepper:
+    """Decides about uploads. `evaluate` returns losses of clusters, `trial` those with which the guard tries steps."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        settings: Settings,
+        replies: Replies,
+        metrics: Metrics,
+        evaluate: Evaluate,
+        trial: Evaluate | None,
+    ) -> None:
+        self.store, self.layout, self.settings, self.replies, self.metrics = store, layout, settings, replies, metrics
+        self.evaluate, self.trial = evaluate, trial
+        self.cores: int | None = None  # for evaluation; None for those that torch uses
+
+    def fetch_base(self, submission: Submission) -> None:
+        """Fetch the model that the client was sent. If it was deleted, `core.base_model_of` replaces it."""
+        if submission.sent is None:
+            return
+        try:
+            experts = self.store.read_sent_experts(submission.sent, self.layout, self.replies.num_clusters)
+            if experts is not None:
+                submission.base_model, submission.sent_experts = self._mixed(experts[0], submission), experts[1]
+                return
+            submission.base = self.store.keep_sent(submission.sent)
+            if submission.base is not None:
+                submission.base_model = self.store.read_model(submission.base, self.layout)
+        except (StoreDamaged, WireError) as error:
+            logger.warning("the model %s was sent cannot be used: %s", submission.client_id, error)
+            self.store.drop(submission.base)
+            submission.base = None
+        except Exception as error:  # as in `steps`
+            drop(self.store, submission, unavailable(submission, error))
+
+    def _mixed(self, experts: Tensor, submission: Submission) -> Tensor:
+        """Return what an upload was trained from: the experts that its client was sent, mixed as the client does.
+
+        That is by the mixture that came with the upload, or by that of the reply.
+        """
+        mixture = submission.client.mixture if submission.mixture is None else submission.mixture
+        if mixture is None:
+            mixture = torch.full((len(experts),), 1 / len(experts), dtype=torch.float64)
+        return personalize(experts, reply_weights(mixture, self.settings.rates))
+
+    def steps(self, state: ServerState, group: Sequence[Submission]) -> tuple[ServerState, list[Step]]:
+        """Return the state after a group; an upload that cannot be applied is refused and changes nothing."""
+        steps: list[Step] = []
+        for submission in group:
+            try:
+                state, step = self._step(state, submission)
+                steps.append(step)
+            except NotFiniteError as error:
+                drop(self.store, submission, UnfitError(str(error)))
+            except Exception as error:
+                drop(self.store, submission, unavailable(submission, error))
+        return state, steps
+
+    def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:
+        begun, tape = time.perf_counter(), Recording(self.cores)
+        upload = Upload(
+            submission.local_model,
+            submission.base_epoch,
+            submission.client_id,
+            submission.losses,
+            submission.mixture,
+            base_model=submission.base_model,
+            time=submission.received,
+        )
+        # A base model that replaces a lost one is journalled, too, so it is computed here.
+        upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
+        defence = defence_of(self.settings, tape.of(self.trial) if self.trial else None)
+        estimator = None if submission.mixture is None else GIVEN
+        evaluate = tape.of(self.evaluate)
+        after, reply = server_update(
+            state, upload, self.settings, evaluate, submission.client, estimator=estimator, defence=defence
+        )
+        is_kept = reply.outcome == "applied" or self.store.retention.keep_uploads
+        if upload.base_model is not None and submission.base is None and is_kept:
+            submission.base = self.store.keep_base(body_parts(upload.base_model, self.layout))
+        entry = Entry.of(
+            after,
+            upload,
+            submission.client,
+            reply,
+            key=submission.key,
+            digest=submission.digest,
+            received=submission.received,
+            upload=submission.upload,
+            base=submission.base,
+            evaluated=tape.numbers,
+            report=submission.report,
+        )
+        if reply.outcome == "rejected" and submission.sent_experts and not submission.wants_model:
+            body: Parts = (submission.sent_experts,)  # the client keeps what it has
+        else:
+            body = self.replies.body(after, reply, wants_model=submission.wants_model)
+        self.metrics.seconds.labels("evaluate").observe(tape.seconds)
+        self.metrics.seconds.labels("apply").observe(time.perf_counter() - begun - tape.seconds)
+        return after, Step(submission, entry, body)
