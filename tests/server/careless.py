@@ -41,3 +41,9 @@ def recovering_other_models(*arguments: str) -> None:
 
     Store.recover = careless
     cdfl(*arguments)
+
+
+def with_a_short_lease(*arguments: str) -> None:
+    """Not careless: a front end that is paused is replaced soon."""
+    database.LEASE_SECONDS, database.BEAT_SECONDS = 1, 0.2
+    cdfl(*arguments)

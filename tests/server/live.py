@@ -81,7 +81,11 @@ class Live:
         **options: Any,
     ) -> None:
         self.store = Store.open(place, blobs, retention, shared=shared)
-        self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
+        try:
+            self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
+        except BaseException:
+            self.store.close()
+            raise
         self.access = Access(Tokens(self.store.database), is_open=is_open, operator_token=operator_token)
         self.server = make_server(limits, self.engine.metrics, Starting(), Tls(*tls) if tls else None)
         self.server.open(self.engine, self.access)

@@ -1,10 +1,14 @@
 """Several servers on one PostgreSQL: any of them takes uploads, one applies them, another one takes over."""
 
 import os
+import random
 from contextlib import ExitStack
 
 import pytest
 
+from benchmarks.crash.front_ends import kill_either
+from benchmarks.crash.nursery import Nursery
+from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.server import database
 from cdfl.server.auth import Tokens
@@ -14,7 +18,7 @@ from cdfl.server.verify import verify
 from cdfl.userfile import SetupError
 
 from .live import Live, near, tiny_setup, wait_for
-from .toy import same_state, stored_blobs
+from .toy import keep, same_state, spooled, stored_blobs
 
 pytestmark = pytest.mark.slow
 
@@ -187,6 +191,35 @@ def test_who_is_revoked_while_an_upload_waits_is_refused(serve):
     assert other.refused(response)[0] == 401
     assert owner.engine.state.epoch == 0
     assert stored_blobs(owner.store, "upload") == []
+
+
+def test_what_a_front_end_that_died_has_left_is_swept(pair):
+    owner, other = pair
+    base_epoch = join(other)
+    upload(other, base_epoch=base_epoch)
+    kept = stored_blobs(owner.store)
+    left = keep(other.store, b"never offered")
+    spooled(other.store, b"never complete")
+    owner.store.sweep()
+    assert stored_blobs(owner.store) == sorted([*kept, left])  # it may be about to be offered
+    owner.store.sweep()
+    assert stored_blobs(owner.store) == kept
+    assert len(list((owner.store.blobs.folder / "spool").iterdir())) == 1
+    owner.store.blobs.empty_spool(seconds=0)
+    assert not list((owner.store.blobs.folder / "spool").iterdir())
+
+
+def test_front_ends_that_are_killed_or_paused(postgres, tmp_path):
+    """The campaign of benchmarks/crash, in short."""
+    place = postgres.new_schema(), tmp_path / "blobs"
+    with Nursery() as nursery:
+        sites = [Site(nursery, tmp_path / name, *place) for name in ("one", "two")]
+        for site in sites:
+            site.cdfl = "tests.server.careless:with_a_short_lease"
+        report = kill_either(sites, kills=2, pauses=1, clients=3, chance=random.Random())  # noqa: S311
+    assert report.findings == []
+    assert report.counts["pauses of the owner"] == 1
+    assert report.counts["takeovers"] >= 1
 
 
 def test_a_front_end_with_another_problem_or_other_settings_is_refused(serve, place):

@@ -6,6 +6,7 @@ a crash leaves at most unreferenced blobs; the next start deletes them.
 
 import errno
 import hashlib
+import math
 import mmap
 import os
 import re
@@ -13,6 +14,7 @@ import secrets
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -80,8 +82,8 @@ class Blobs(Protocol):
         """Return the names of all blobs."""
         ...
 
-    def empty_spool(self) -> None:
-        """Delete spooled files that never became blobs."""
+    def empty_spool(self, seconds: float = -math.inf) -> None:
+        """Delete spooled files that never became blobs, and to which nothing was written for so many seconds."""
         ...
 
     def check(self) -> None:
@@ -209,11 +211,10 @@ class FolderBlobs:
         with _unavailable(self.folder):
             return [path.name for path in self.folder.iterdir() if path.name != SPOOL]
 
-    def empty_spool(self) -> None:
-        """Unlink all files of the spool."""
+    def empty_spool(self, seconds: float = -math.inf) -> None:
+        """Unlink files of the spool."""
         with _unavailable(self.folder):
-            for path in (self.folder / SPOOL).iterdir():
-                path.unlink(missing_ok=True)
+            _unlink_old(self.folder / SPOOL, seconds)
 
     def check(self) -> None:
         """Write and delete a file, to notice a full disk."""
@@ -307,11 +308,10 @@ class RemoteBlobs:
             start = len(self._path(""))
             return [path[start:] for path in self.fs.find(self.root, maxdepth=1)]
 
-    def empty_spool(self) -> None:
-        """Unlink all files of the spool."""
+    def empty_spool(self, seconds: float = -math.inf) -> None:
+        """Unlink files of the spool."""
         with self._unavailable():
-            for path in self._folder.iterdir():
-                path.unlink(missing_ok=True)
+            _unlink_old(self._folder, seconds)
 
     def check(self) -> None:
         """Check that the root can be reached and that the local spool can be written."""
@@ -375,6 +375,14 @@ def _make_private(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise StoreError(f"{folder} is not a private folder of this user; delete it, or set TMPDIR to another place")
+
+
+def _unlink_old(folder: Path, seconds: float) -> None:
+    """Unlink the files in a folder to which nothing was written for so many seconds."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= seconds:
+                path.unlink()
 
 
 def _probe(path: Path) -> None:

@@ -358,6 +358,8 @@ class Database:
                             self._connection.exec_driver_sql("SELECT 1")
                 except StoreUnavailable:
                     self._disconnect()
+                    with suppress(StoreError):  # a later write says why
+                        self._connected()  # so that an owner that was replaced knows it
                 finally:
                     self._turn.release()
 

@@ -17,6 +17,7 @@ logger = logging.getLogger("cdfl.server")
 SNAPSHOT_SECONDS = 600.0  # a server with few uploads takes snapshots this often, so that old uploads can be deleted
 RETRY_SNAPSHOT_SECONDS = 30.0  # pause after a failed snapshot
 PRUNE_SECONDS = 60.0  # old data are deleted this often
+SWEEP_SECONDS = 600.0  # blobs that nothing refers to are looked for this often, if several servers share a store
 FORGET_SECONDS = 1.0  # requests to forget a client are checked this often
 SCRUB_SECONDS = 1.0  # one blob is read this often, to find damage before it is needed
 
@@ -37,7 +38,7 @@ class Maintenance:
         self._scrub, self._scrub_time = Scrub(store, on_damage), clock()
         self._clock = clock
         self._snapshot_epoch = max((snapshot.epoch for snapshot in store.snapshots()), default=0)
-        self._snapshot_time = self._prune_time = self._forget_time = clock()
+        self._snapshot_time = self._prune_time = self._forget_time = self._sweep_time = clock()
         self._failed_time = -math.inf
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cdfl-snapshot")
         self._work: Future[None] | None = None
@@ -51,6 +52,9 @@ class Maintenance:
                 self._work = self._worker.submit(self._snapshot, state)
             elif self._clock() - self._prune_time >= PRUNE_SECONDS:
                 self._work = self._worker.submit(self._prune)
+            elif self.store.is_shared and self._clock() - self._sweep_time >= SWEEP_SECONDS:
+                self._sweep_time = self._clock()
+                self._work = self._worker.submit(self._sweep)
             elif self._clock() - self._scrub_time >= SCRUB_SECONDS:
                 self._scrub_time = self._clock()
                 self._work = self._worker.submit(self._scrub.step)
@@ -94,6 +98,10 @@ class Maintenance:
             raise
         except StoreError as error:
             logger.warning("old data were not deleted: %s", error)
+
+    def _sweep(self) -> None:
+        with suppress(StoreUnavailable):
+            self.store.sweep()
 
 
 class Scrub:

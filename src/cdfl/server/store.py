@@ -29,6 +29,7 @@ from cdfl.server.store_reader import Reader
 from cdfl.wire import body_parts
 
 NUM_WRITERS = 4  # threads that write the replies of a group
+SPOOL_SECONDS = 3600.0  # a body to which nothing was added for so long belongs to a server that died
 SIGN = "store-"  # the blob with this prefix names the store that owns the blobs beside it
 
 
@@ -53,6 +54,7 @@ class Store(Reader):
         self._doubtful: list[str] = []  # blobs of writes that may be committed or not; `settle` finds out
         self._writers = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="cdfl-replies")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="cdfl-cleaner")
+        self._unknown: set[str] = set()  # blobs to which nothing referred at the last `sweep`
         self._undeleted: list[str] = []  # unreferenced blobs; used by the cleaner only
 
     @classmethod
@@ -138,6 +140,18 @@ class Store(Reader):
             with self.reading() as connection:
                 known = tables.all_blobs(connection)
             self._discard([name for name in names if name not in known])
+
+    def sweep(self) -> None:
+        """Delete what front ends that died have left: blobs that nothing refers to, as at the last call.
+
+        Others may be about to refer to new ones, so calls are some minutes apart.
+        """
+        names = [name for name in self.blobs.names() if OURS.fullmatch(name)]
+        known = set(self.all_blobs())
+        unknown = {name for name in names if name not in known}
+        self._discard(sorted(unknown & self._unknown))
+        self._unknown = unknown - self._unknown
+        self.blobs.empty_spool(SPOOL_SECONDS)
 
     def check(self) -> None:
         """Check that everything can be written and is still owned by this process."""
