@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.crash import faults
 from benchmarks.crash.checks import Report
+from benchmarks.crash.front_ends import kill_either
 from benchmarks.crash.kills import kill_often
 from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
@@ -21,6 +22,7 @@ CAMPAIGNS = {  # name -> databases
     "database away": ("postgresql",),
     "connection cut": DATABASES,
     "client killed": DATABASES,
+    "one of two servers killed": ("postgresql",),
     "synced before acknowledged": DATABASES,
 }
 
@@ -33,6 +35,8 @@ class Size:
     faults: int = 10  # times that disk or database go away
     cuts: int = 200  # of connections
     client_kills: int = 50
+    server_kills: int = 50  # of either of two servers on one store
+    pauses: int = 5  # of the one that owns it
     traced: int = 40  # uploads whose system calls are traced
     clients: int = 5
 
@@ -59,6 +63,9 @@ class Campaigns:
         site, size = self._site(database, folder, folder / "store"), self.size
         if name == "server killed":
             return kill_often(site, size.kills, size.clients, self.chance)
+        if name == "one of two servers killed":
+            sites = [site, self._site(database, folder / "second", folder / "store", place=site.database)]
+            return kill_either(sites, size.server_kills, size.pauses, size.clients, self.chance)
         if name == "connection cut":
             return faults.cut_connections(site, size.cuts, size.clients, self.chance)
         if name == "client killed":
@@ -76,6 +83,8 @@ class Campaigns:
             site, fault = self._site(database, folder, folder / "store", blobs=disk / "blobs"), faults.read_only_disk
         return faults.live_through(site, fault, self.size.faults, self.size.clients, self.chance)
 
-    def _site(self, database: str, folder: Path, store: Path, blobs: Path | None = None) -> Site:
-        place = str(store) if database == "sqlite" else self.postgres.new_schema()
+    def _site(
+        self, database: str, folder: Path, store: Path, blobs: Path | None = None, place: str | None = None
+    ) -> Site:
+        place = place or (str(store) if database == "sqlite" else self.postgres.new_schema())
         return Site(self.nursery, folder, place, blobs or store / "blobs")

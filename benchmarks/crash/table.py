@@ -20,6 +20,7 @@ def table() -> str:
         rows.append(f"| {' | '.join(cells)} | {len(row['findings'])} |")
     on = stored["machine"]
     kills = [row for row in stored["campaigns"] if row["campaign"] == "server killed"]
+    shared = [row for row in stored["campaigns"] if row["campaign"] == "one of two servers killed"]
     versions = f"SQLite {on['sqlite']}, PostgreSQL {on['postgresql'].split()[0]}, Python {on['python']}"
     machine = f"{on['cpu']}, {on['cores']} cores; {versions}, {on['date']}."
     columns = [
@@ -30,7 +31,7 @@ def table() -> str:
     ]
     columns += [f"file left over: {kind}" for kind in LEFT_OVER]
     moments = [f"| database | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1), *map(_moments, kills)]
-    return "\n".join([*rows, "", *moments, "", machine, ""])
+    return "\n".join([*rows, "", *moments, "", *map(_takeovers, shared), machine, ""])
 
 
 def _moments(row: dict[str, Any]) -> str:
@@ -39,6 +40,15 @@ def _moments(row: dict[str, Any]) -> str:
     names = ["while starting", "at work", "with uploads on their way", "with an upload applied, its answer lost"]
     names += [f"with a file left over: {kind}" for kind in LEFT_OVER]
     return f"| {row['database']} | {' | '.join(str(counts.get(name, 0)) for name in names)} |"
+
+
+def _takeovers(row: dict[str, Any]) -> str:
+    """Return what happened to two servers on one store."""
+    counts = row["counts"]
+    killed = f"{counts.get('owner killed', 0)} kills hit the owner"
+    pauses = f"it was paused {counts.get('pauses of the owner', 0)} times"
+    lost = f"{counts.get('with an upload applied, its answer lost', 0)} times an upload was applied and not answered"
+    return f"Two servers: {killed}, {pauses}; the other one took over {counts['takeovers']} times; {lost}.\n"
 
 
 def _often(counts: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from .toy import some_entry
 
 pytestmark = pytest.mark.slow
 
-SHORT = Size(kills=2, faults=1, cuts=8, client_kills=2, traced=4, clients=3)
+SHORT = Size(kills=2, faults=1, cuts=8, client_kills=2, server_kills=2, pauses=0, traced=4, clients=3)
 EVERY = [(name, database) for name, databases in CAMPAIGNS.items() for database in databases]
 
 

@@ -209,17 +209,16 @@ def test_what_a_front_end_that_died_has_left_is_swept(pair):
     assert not list((owner.store.blobs.folder / "spool").iterdir())
 
 
-def test_front_ends_that_are_killed_or_paused(postgres, tmp_path):
-    """The campaign of benchmarks/crash, in short."""
+def test_an_owner_that_is_paused_is_replaced(postgres, tmp_path):
+    """The process is stopped; when it goes on, it cannot commit. The campaign of benchmarks/crash does it under load."""
     place = postgres.new_schema(), tmp_path / "blobs"
     with Nursery() as nursery:
         sites = [Site(nursery, tmp_path / name, *place) for name in ("one", "two")]
         for site in sites:
             site.cdfl = "tests.server.careless:with_a_short_lease"
-        report = kill_either(sites, kills=2, pauses=1, clients=3, chance=random.Random())  # noqa: S311
+        report = kill_either(sites, kills=0, pauses=1, clients=2, chance=random.Random())  # noqa: S311
     assert report.findings == []
-    assert report.counts["pauses of the owner"] == 1
-    assert report.counts["takeovers"] >= 1
+    assert report.counts["takeovers"] == 1
 
 
 def test_a_front_end_with_another_problem_or_other_settings_is_refused(serve, place):

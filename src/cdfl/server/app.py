@@ -319,7 +319,9 @@ def _handle_errors(app: FastAPI, engine: Engine) -> None:
 
     def refuse(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
         engine.metrics.refused.labels(str(status)).inc()
-        words = json.dumps({"detail": detail})  # in ASCII: what a peer sent may hold characters that UTF-8 has not
+        words = json.dumps(
+            {"detail": detail}, separators=(",", ":")
+        )  # in ASCII: what a peer sent may hold characters that UTF-8 has not
         return Response(words, status, headers, "application/json")
 
     @app.exception_handler(WireError)

@@ -25,7 +25,7 @@ class Follower:
         self.store, self.layout, self.settings, self.replies = store, layout, settings, replies
         self._offered: dict[str, Submission] = {}  # by the blob of the upload
         self._checked = 0.0
-        self._forgotten: int | None = None
+        self._forgotten = self._num_forgotten() if store.is_shared else 0
 
     @property
     def waits(self) -> bool:
@@ -72,11 +72,13 @@ class Follower:
 
     def has_forgotten(self) -> bool:
         """Return whether a client was forgotten since the last call; what waits of it is refused by the owner."""
-        before = self._forgotten
+        before, self._forgotten = self._forgotten, self._num_forgotten()
+        return before != self._forgotten
+
+    def _num_forgotten(self) -> int:
         with self.store.reading() as connection:
-            self._forgotten = tables.num_forgotten(connection)
             self.store.journal_start = tables.journal_start(connection)
-        return before not in (None, self._forgotten)
+            return tables.num_forgotten(connection)
 
     def _replayed(self, state: ServerState, entries: Sequence[Entry]) -> ServerState:
         try:
