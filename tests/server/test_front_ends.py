@@ -210,7 +210,7 @@ def test_what_a_front_end_that_died_has_left_is_swept(pair):
 
 
 def test_an_owner_that_is_paused_is_replaced(postgres, tmp_path):
-    """The process is stopped; when it goes on, it cannot commit. The campaign of benchmarks/crash does it under load."""
+    """Its process is stopped; when it goes on, it cannot commit. The campaign of benchmarks/crash has more load."""
     place = postgres.new_schema(), tmp_path / "blobs"
     with Nursery() as nursery:
         sites = [Site(nursery, tmp_path / name, *place) for name in ("one", "two")]
