@@ -153,6 +153,15 @@ class Idle(Attack):
 
 
 @dataclass(frozen=True)
+class Absent(Attack):
+    """Uploads NaN, which every server refuses: what is lost is what honest clients in their place would have given."""
+
+    def model(self, turn: Turn) -> Tensor:
+        """No model."""
+        return torch.full_like(turn.received, torch.nan)
+
+
+@dataclass(frozen=True)
 class OnAndOff(Attack):
     """Is honest for some uploads, so that it is trusted, then uploads the opposite change as long as is allowed."""
 
@@ -192,6 +201,7 @@ ATTACKS: dict[str, Attack] = {
     "on-and-off": OnAndOff(),
     "hidden": Hidden(),
     "idle": Idle(),
+    "absent": Absent(),
 }
 
 

@@ -21,6 +21,7 @@ MEANING = {
     "on-and-off": "`v` twice, then `u - 1.4 (v - u)`",
     "hidden": "`u + .6 (v - u)` and a step towards zero, 1.2 times the norm of the update",
     "idle": "`u`, what they received",
+    "absent": "nothing: the clients are missing",
 }
 Runs = list[dict[str, Any]]
 

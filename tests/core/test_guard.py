@@ -57,7 +57,7 @@ class TestLosses:
             state, reply = server_update(state, upload, ALONG, evaluate, memory)
             memories[name] = reply.client
             outcomes.append(reply.outcome)
-        assert outcomes.count("applied") >= 38
+        assert outcomes.count("applied") >= 34
         assert bool(state.cluster_losses.isfinite().all())
 
     def test_a_step_to_a_loss_that_is_not_finite_is_refused(self):
@@ -202,24 +202,32 @@ def check_plan(plan, how, seed):
 
 
 @pytest.mark.slow
-def test_one_plan_does_not_move_the_clusters_far():
-    check_plan([{"change": -3.0, "noise": 1.0, "copy": 1.0, "shrink": 1.0}], "fifth", seed=0)
+@given(plan=plans, how=st.sampled_from(["fifth", "fast"]), seed=st.integers(0, 1))
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_some_plans_do_not_move_the_clusters_far(plan, how, seed):
+    check_plan(plan, how, seed)
 
 
 @LONG
 @pytest.mark.slow
-@given(plan=plans, how=st.sampled_from(["fifth", "fast", "new"]), seed=st.integers(0, 1))
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(plan=plans, how=st.sampled_from(["fifth", "fast"]), seed=st.integers(0, 1))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_plan_moves_the_clusters_far(plan, how, seed):
-    """Every plan changes something: `test_uploads_that_change_nothing` is the exception."""
     check_plan(plan, how, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="uploads that change nothing make short changes usual, and learning slows down")
-def test_uploads_that_change_nothing():
-    world = run(0, lambda turn: turn.received, how="new")
+@pytest.mark.parametrize("how", ["fifth", pytest.param("fast", marks=LONG), "new"])
+@pytest.mark.parametrize("length", [0.0, 1e-6])
+def test_uploads_that_change_nothing(how, length):
+    """Neither do they age those of others, nor do short changes become usual."""
+
+    def attack(turn: Turn):
+        return turn.received + length * torch.randn(turn.received.shape, generator=turn.random)
+
+    world = run(0, attack, how=how)
     assert world.accuracy() >= clean(0) - 0.01
+    assert float(guard._Memory.of(world.state.defence_memory).column("norm").median()) > 0.1
 
 
 def test_settings():

@@ -2,14 +2,16 @@
 
 An upload v was trained from u, the model that its client was sent. Clusters move along v - u or towards v.
 
-*Bound.* The change v - u is shortened to `LONGEST` times the usual norm.
+*Bound.* The change v - u is shortened to `LONGEST` times the usual norm, which counts changes as they came.
 
-*Try.* A step of beta_0 (v - u) is tried on u, a model that a client holds, and on the cluster that the upload moves
-most. The effect is the mean change of the losses on *all* proxy sets. The losses of the clusters on their own sets say
-little: near the end of training they hardly change, whichever way a step goes, while mixtures of the clusters suffer.
+*Try.* A step of beta_0 (v - u) is tried on u and on the mixture of the clusters that it would be sent now. The effect
+is the change of the losses on the proxy sets of the clusters that move, weighted by their rates. The losses of the
+clusters themselves say little: near the end of training they hardly change, whichever way a step goes, while mixtures
+of the clusters suffer.
 
-*Blame.* Effects are compared with those of other clients, in units of their spread. A client's blame is the running
-mean of that. An upload of a blamed client is rejected if it does harm again.
+*Blame.* Effects are measured in units of the usual gain: the effect of the last upload of a client that improved the
+losses. Such uploads are never rejected, so the unit does not shrink by what is rejected. A client's blame is the
+running mean of that. An upload of a blamed client is rejected if it does harm again.
 
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
@@ -18,9 +20,12 @@ would do so is halved for that cluster, then not taken.
 with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each is rejected for its own effect:
 names that are new for every upload have no past to be judged by.
 
+*Idle.* An upload that hardly changes anything is rejected: otherwise it would age those of others, and make short
+changes usual.
+
 "Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
-others are known. A rejected upload changes nothing but its client's blame. Most numbers below were chosen on seeds 10
-to 12, those for newcomers and the spread later; `benchmarks/poison.py` says how.
+others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to
+14 of `benchmarks/poison.py` and on the small federation of `tests/core/adversary.py`.
 """
 
 import math
@@ -38,23 +43,24 @@ from cdfl.core.state import ClientMemory, Evaluate, ServerState, Upload, Verdict
 WINDOW = 100  # clients that are remembered: those that uploaded last
 ENOUGH = 5  # clients before anything is usual
 LONGEST = 1.5  # times the usual norm
+IDLE = 0.05  # times the usual norm: a shorter change is none
 FORGIVING = 0.7  # share of its blame that a client keeps at its next upload
-LEAST_EFFECT, MOST_EFFECT = -1.0, 6.0  # bounds of one effect in the blame, in units of the spread
-BLAMED = 1.5  # a client with more blame is rejected ...
+LEAST_EFFECT, MOST_EFFECT = -2.0, 3.0  # bounds of one effect in the blame, in units of the usual gain
+SENT_BLAMED, CURRENT_BLAMED = 0.7, 1.5  # a client with more blame is rejected ...
 HARMFUL = 0.5  # ... if this effect is above that, too
-PRIOR = 0.5  # blame of a new client, once others are known
+PRIOR = 0.3  # blame of a new client, once others are known
 FALL, CLIMB = 0.1, 0.01  # how fast a cluster's level follows its loss down and up
 RISE = 10.0  # times the usual change of a cluster's loss in a step
 FIRST_RISE = 0.1  # times the loss, before a change is usual
 SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and how many at once
 KNOWN = 3  # accepted uploads after which a client is no newcomer
-NEW_HARMFUL = 1.5  # the same for newcomers, of whom there are too many, whatever their blame
 NEW_SHARE, NEW_BURST = 0.2, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
 TRIAL_SAMPLES = 32  # of each proxy set: enough to try steps on
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
 OFTEN = "you upload more often than others; upload again when they have"
+NO_CHANGE = "it hardly differs from the model that you were sent; train longer, or upload when your data have changed"
 MANY_NEW = "many uploads of new clients have come, and this one makes models worse; upload again later"
 HARM = (
     "your uploads make models worse, compared with those of others; check data and labels, train with a smaller "
@@ -69,8 +75,8 @@ class _Client(NamedTuple):
     uploads: float = 0.0  # accepted ones
     epoch: float = 0.0  # of the last accepted one; names its row in the server's memory
     credit: float = BURST  # uploads that it may make at once
-    blame: float = 0.0  # for what its steps do to the model that it holds
-    cluster_blame: float = 0.0  # for what they do to the cluster that they move most
+    sent_blame: float = 0.0  # for what its steps do to the model that it was sent
+    current_blame: float = 0.0  # for what they do to the one that it would be sent now
 
     @property
     def is_new(self) -> bool:
@@ -83,14 +89,15 @@ class _Row(NamedTuple):
     epoch: float
     time: float
     is_known: float  # 1 if the client is no newcomer
-    norm: float  # of the change of the parameters
+    norm: float  # of the change of the parameters, before it was shortened
     statistics: float  # of the change of the statistics
-    effect: float
-    cluster_effect: float
+    sent_gain: float  # of its last upload that improved the model that it was sent; 0 if none did
+    current_gain: float  # the same for the model that it would be sent now
 
 
 COLUMNS = {name: place for place, name in enumerate(_Row._fields)}
 WIDTH = len(COLUMNS)
+GAINS = ("sent_gain", "current_gain")
 
 
 class _Memory(NamedTuple):
@@ -130,6 +137,11 @@ class _Memory(NamedTuple):
         """A column of `usual`."""
         return self.usual[:, COLUMNS[name]]
 
+    def gain(self, name: str, client: _Client) -> float:
+        """The gain in a client's row; 0 if it has none."""
+        row = self.rows[self.rows[:, 0] == client.epoch]
+        return float(row[0, COLUMNS[name]]) if len(row) else 0.0
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -145,6 +157,9 @@ class Guard:
         known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
         if _credit(state.epoch + 1, upload.time, known, memory) < 1:
             return Verdict(False, client=known, reason=f"{OFTEN}; {UNMOVED}")
+        norm, _ = _norms(upload, state.num_parameters)
+        if norm <= (IDLE * _median(memory.column("norm")) if len(memory.usual) >= ENOUGH else 0.0):
+            return Verdict(False, client=known, reason=f"{NO_CHANGE}; {UNMOVED}")
         return _bounded(state, upload, memory)
 
     def step(
@@ -159,33 +174,29 @@ class Guard:
         """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
         epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
         state = reevaluated(state, evaluate)
-        cluster = int(decision.rates.argmax())
-        effects = self._effects(state, upload, cluster, evaluate)
-        above = [
-            _above_usual(effect, memory.column(name))
-            for effect, name in zip(effects, ("effect", "cluster_effect"), strict=True)
-        ]
-        known = known._replace(
-            **{
-                name: _blame_after(getattr(known, name) if known.uploads or not memory.has_known else PRIOR, times)
-                for name, times in zip(("blame", "cluster_blame"), above, strict=True)
-            }
-        )
-        if any(
-            blame > BLAMED and times > HARMFUL
-            for blame, times in zip((known.blame, known.cluster_blame), above, strict=True)
-        ):
+        effects = self._effects(state, upload, decision.rates, evaluate)
+        above = [_in_gains(effect, memory.column(name)) for effect, name in zip(effects, GAINS, strict=True)]
+        before = known[-2:] if known.uploads or not memory.has_known else (PRIOR, PRIOR)
+        blames = [_blame_after(blame, times) for blame, times in zip(before, above, strict=True)]
+        known = known._replace(sent_blame=blames[0], current_blame=blames[1])
+        limits = (SENT_BLAMED, CURRENT_BLAMED)
+        if any(each[0] > each[1] and each[2] > HARMFUL for each in zip(blames, limits, above, strict=True)):
             return _no_step(state, decision.rates), Verdict(
                 False, tuple(map(_finite, above)), known, f"{HARM}; {UNMOVED}"
             )
-        if known.is_new and memory.has_many_new(epoch) and max(above) > NEW_HARMFUL:
+        if known.is_new and memory.has_many_new(epoch) and max(above) > HARMFUL:
             return _no_step(state, decision.rates), Verdict(False, (), known, f"{MANY_NEW}; {UNMOVED}")
         step, changes = _within_levels(state, upload, decision.rates, memory, settings, evaluate)
         if decision.rates.any() and not step.rates.any():
             return step, Verdict(False, tuple(map(_finite, above)), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
-        norms = _norms(upload, state.num_parameters)
-        is_known = float(known.uploads + 1 >= KNOWN)
-        row = _Row(epoch, upload.time, is_known, *norms, *map(_finite, effects))
+        norms = [
+            norm / factor if factor else norm
+            for norm, factor in zip(_norms(upload, state.num_parameters), upload.bounds, strict=True)
+        ]
+        gains = [
+            -effect if effect < 0 else memory.gain(name, known) for effect, name in zip(effects, GAINS, strict=True)
+        ]
+        row = _Row(epoch, upload.time, float(known.uploads + 1 >= KNOWN), *norms, *gains)
         seen = (known.epoch, *row, *changes.tolist(), *step.cluster_losses.tolist())
         credit = _credit(epoch, upload.time, known, memory) - 1
         after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
@@ -207,15 +218,19 @@ class Guard:
             rows = torch.cat([rows, torch.cat([numbers[1 : 1 + WIDTH], changes])[None]])[-WINDOW:]
         return _Memory(max(0.0, credit), row.epoch, levels, rows).packed()
 
-    def _effects(self, state: ServerState, upload: Upload, cluster: int, evaluate: Evaluate) -> list[float]:
-        """Return what the step does, on average over the proxy sets, to u and to the cluster that moves most."""
+    def _effects(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> list[float]:
+        """Return what the step does to u, and to the mixture of the clusters that it moves."""
         assert upload.base_model is not None  # noqa: S101  `needs_base`
-        number, models = state.num_clusters, state.cluster_models
-        places = torch.stack([upload.base_model.to(models), models[cluster]])  # (2, P)
+        moved = rates.nonzero().flatten()
+        if len(moved) == 0:
+            return [0.0, 0.0]
+        shares, models = rates[moved] / rates.sum(), state.cluster_models
+        mixture = shares.to(models) @ models[moved.to(models.device)]
+        places = torch.stack([upload.base_model.to(models), mixture])  # (2, P)
         change = self.base_rate * (upload.local_model.to(models) - places[0])
-        tried = torch.cat([places, places + change]).repeat_interleave(number, dim=0)  # (4 K, P)
-        losses = (self.trial or evaluate)(tried, torch.arange(number).repeat(4)).double().cpu()
-        before, after = losses.reshape(2, 2, number).mean(dim=2)
+        tried = torch.cat([places, places + change]).repeat_interleave(len(moved), dim=0)  # (4 n, P)
+        losses = (self.trial or evaluate)(tried, moved.repeat(4)).double().cpu()
+        before, after = losses.reshape(2, 2, len(moved)) @ shares.cpu()
         found: list[float] = (after - before).tolist()
         return found
 
@@ -274,16 +289,12 @@ def _norms(upload: Upload, num_parameters: int | None) -> tuple[float, float]:
 # -- blame
 
 
-def _above_usual(effect: float, effects: Tensor) -> float:
-    """Return by how many times their spread an effect is above the usual one; 0 if nothing is usual yet."""
+def _in_gains(effect: float, gains: Tensor) -> float:
+    """Return an effect in units of the usual gain; 0 if nothing is usual yet."""
     if not math.isfinite(effect):
         return MOST_EFFECT
-    if len(effects) < ENOUGH:
-        return 0.0
-    usual = _median(effects)
-    spread = max(1.4826 * _median((effects - usual).abs()), 1.0 * _median(effects.abs()))  # as in a normal distribution
-    usual = max(usual, 0.0)
-    return (effect - usual) / spread if spread > 0 else MOST_EFFECT * (effect > usual)
+    gains = gains[gains > 0]
+    return effect / _median(gains) if len(gains) >= ENOUGH else 0.0
 
 
 def _blame_after(blame: float, times: float) -> float:
