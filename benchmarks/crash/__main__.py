@@ -4,8 +4,8 @@ Claim: no acknowledged upload is lost, none is applied twice, and a replay of th
 bit.
 
 Runs `cdfl serve` on loopback, each client in its own process, and its own PostgreSQL. Full and read-only disks are
-mounted for it, which needs root. Writes benchmarks/results/crash.json; the exit code is 1 if anything is wrong.
-100 kills and all faults on SQLite and PostgreSQL take about ten minutes.
+mounted for it, which needs root. Writes each campaign into benchmarks/results/crash.json when it ends; the exit code
+is 1 if anything is wrong. 100 kills and all faults on SQLite and PostgreSQL take about ten minutes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 from benchmarks.crash.campaigns import CAMPAIGNS, Campaigns, Size
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.nursery import Nursery
-from benchmarks.result_files import commit, machine, write
+from benchmarks.result_files import commit, machine, read, write
 from tests.server.postgres import Postgres, find_binaries
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=Size.kills, help="kills on each database; default: 100")
     parser.add_argument("--seed", type=int, default=None, help="seed of the moments of kills and faults")
-    parser.add_argument("--only", choices=CAMPAIGNS, help="run one campaign; write nothing")
+    parser.add_argument("--only", choices=CAMPAIGNS, nargs="+", help="run these campaigns; keep the results of others")
     _run_all(parser.parse_args())
 
 
@@ -46,24 +46,32 @@ def _run_all(chosen: argparse.Namespace) -> None:
     rows = []
     try:
         postgres.start()
+        version = str(postgres.execute("SHOW server_version")[0][0])
+        versions = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
         with Nursery() as nursery, tempfile.TemporaryDirectory(prefix="cdfl-crash-") as folder:
             campaigns = Campaigns(nursery, postgres, Path(folder), Size(kills=chosen.kills), chance)
             for name, databases in CAMPAIGNS.items():
-                if chosen.only in (None, name):
-                    rows += [_row(campaigns, name, database) for database in databases]
-        version = str(postgres.execute("SHOW server_version")[0][0])
+                if chosen.only is None or name in chosen.only:
+                    for database in databases:
+                        rows.append(_row(campaigns, name, database))
+                        _store(rows[-1], machine() | versions)
     finally:
         postgres.delete()
-    if not chosen.only:
-        versions = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
-        write("crash", {"machine": machine() | versions, "commit": commit(), "campaigns": rows})
     if any(row["findings"] for row in rows):
         sys.exit(1)
 
 
+def _store(row: dict[str, Any], on: dict[str, Any]) -> None:
+    """Write a row in place of the one of the same campaign."""
+    found = {(each["campaign"], each["database"]): each for each in read("crash", {"campaigns": []})["campaigns"]}
+    found[row["campaign"], row["database"]] = row
+    order = [(name, database) for name, databases in CAMPAIGNS.items() for database in databases]
+    write("crash", {"machine": on, "campaigns": [found[place] for place in order if place in found]})
+
+
 def _row(campaigns: Campaigns, name: str, database: str) -> dict[str, Any]:
     begun = time.monotonic()
-    row: dict[str, Any] = {"campaign": name, "database": database}
+    row: dict[str, Any] = {"campaign": name, "database": database, "commit": commit()}
     try:
         report = campaigns.run(name, database)
         row |= {"counts": report.counts, "findings": report.findings}
