@@ -20,6 +20,7 @@ from benchmarks import (
     peers_table,
     poison_table,
     sequences,
+    servers,
     speed_table,
 )
 from benchmarks.crash import table as crash_table
@@ -47,6 +48,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "load, exchanges": load_table.exchanges,
     "page": page.table,
     "crash": crash_table.table,
+    "servers": servers.table,
     "poison": partial(poison_table.attack_table, "digits-4"),
     "poison-fast": partial(poison_table.attack_table, "digits-4-fast"),
     "false-alarms": poison_table.drift_table,

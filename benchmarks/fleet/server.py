@@ -1,4 +1,4 @@
-"""`cdfl serve` in its own process, on SQLite and a folder, with its metrics and its use of the machine."""
+"""`cdfl serve` in its own process, on SQLite and a folder by default, with its metrics and its use of the machine."""
 
 import os
 import re
@@ -35,15 +35,21 @@ class Sample:
 
 
 class Server:
-    """`with Server(...) as server:` serves until the block ends. Every client has a token."""
+    """`with Server(...) as server:` serves until the block ends. Every client has a token.
 
-    def __init__(self, setup: Path, folder: Path, clients: int, *options: str) -> None:
+    `database` is the URL of a PostgreSQL that servers share; their blobs are beside their folders.
+    """
+
+    def __init__(self, setup: Path, folder: Path, clients: int, *options: str, database: str | None = None) -> None:
         self.folder = folder
         self.log = folder / "server.log"
-        with open_tokens(str(folder / "store"), new=True) as tokens:
+        self.place = str(folder / "store") if database is None else database
+        self.blobs = None if database is None else str(folder.parent / "blobs")
+        with open_tokens(self.place, new=True) as tokens:
             self.tokens = [tokens.create(f"client-{number}") for number in range(clients)]
         command = [str(Path(sys.executable).with_name("cdfl")), "serve", str(setup), "--port", "0"]
-        self._command = [*command, "--store", str(folder / "store"), *options]
+        where = ["--store", self.place, *(["--blobs", self.blobs] if self.blobs else [])]
+        self._command = [*command, *where, *options]
 
     def __enter__(self) -> "Server":
         given = os.environ.get("CDFL_OPERATOR_TOKEN") or secrets.token_urlsafe()  # the metrics are for operators
@@ -80,7 +86,7 @@ class Server:
     @cached_property
     def clusters(self) -> np.ndarray:
         """The cluster models at the first access (K, P)."""
-        with Store.open(self.folder / "store", own=False) as store:
+        with Store.open(self.place, self.blobs, own=False) as store:
             recovered = store.recover()
         if recovered is None:
             raise RuntimeError("the store is empty; is this the server's?")
