@@ -7,18 +7,17 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import nn
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import Layout
 from cdfl.core.settings import SettingValues, with_settings
-from cdfl.model_files import module_of, read_clusters, write_clusters
+from cdfl.model_files import read_clusters
 from cdfl.models import MODELS as NETWORKS
 from cdfl.models import build
 from cdfl.policy import Policy
@@ -29,8 +28,8 @@ from cdfl.report.progress import display, shown
 from cdfl.series import RunSeries
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, find_engine
-from cdfl.sim.runner import MODELS, RunConfig, about_models, check_options, compare_events, configure
-from cdfl.sim.simulation import Simulation
+from cdfl.sim.run_models import CLIENTS, MODELS, RunModels
+from cdfl.sim.runner import RunConfig, check_options, compare_events, configure
 from cdfl.sim.time_models import TimeModel
 
 if TYPE_CHECKING:
@@ -39,42 +38,7 @@ if TYPE_CHECKING:
 
     from cdfl.api.comparison import Comparison
 
-CLIENTS = "clients.safetensors"  # personal models, beside those of the clusters
 COLUMNS = ("before", "after", "cluster")
-
-
-@dataclass(frozen=True, eq=False)
-class RunModels:
-    """The models at the end of a run, as vectors (P,)."""
-
-    layout: Layout
-    about: dict[str, Any]
-    clusters: list[Tensor]
-    personal: dict[int, Tensor]  # of each client that is there at the end: the last model it was sent
-    network: nn.Module | None  # None if it is not known here
-
-    @classmethod
-    def of(cls, simulation: Simulation, *, personal: bool = True) -> RunModels:
-        """Copy the models of a simulation that is over."""
-        clusters = simulation.algorithm.cluster_models(simulation.state).detach().cpu().clone()
-        last = simulation.personal_models() if personal else ()
-        kept = {number: model.detach().cpu().clone() for number, model in last}
-        workload = simulation.workload
-        return cls(workload.layout, about_models(simulation), list(clusters), kept, workload.model)
-
-    def save_personal(self, folder: Path) -> None:
-        """Write the personal models to a run's folder."""
-        if self.personal:
-            save_file({str(number): model for number, model in self.personal.items()}, folder / MODELS / CLIENTS)
-
-    def module(self, vector: Tensor) -> nn.Module:
-        """Return a network that holds a model."""
-        if self.network is None:
-            raise ValueError(
-                "the network of this run is not known here; load it with cdfl.load(folder, model=...): the "
-                "torch.nn.Module, or the problem"
-            )
-        return module_of(self.network, vector)
 
 
 class Run:
@@ -180,7 +144,7 @@ class Run:
                 write(event)
         if self._models is not None:
             held = self._models
-            write_clusters(made.path / MODELS, held.clusters, held.layout, held.about)
+            held.save(made.path)
             held.save_personal(made.path)
         return made.path
 
@@ -312,14 +276,13 @@ def simulate(
     events: list[list[Event]] = [[] for _ in configs]
     models: dict[int, RunModels] = {}
 
-    def keep(which: int, simulation: Simulation) -> None:
-        models[which] = RunModels.of(simulation, personal=personal)
-
     total = sum(config.scenario.num_uploads for config in configs)
     place = None if data_dir is None else Path(data_dir)
     with (
         shown(display(total, progress), _silent if progress is False else _note) as show,
-        closing(compare_events(configs, folders, place, engine=engine, on_end=keep)) as stream,
+        closing(
+            compare_events(configs, folders, place, engine=engine, on_end=models.__setitem__, personal=personal)
+        ) as stream,
     ):
         for which, event in stream:
             show(event)

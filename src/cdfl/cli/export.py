@@ -50,7 +50,7 @@ def export(
 
 
 def _of_run(run: Path) -> tuple[Layout, list[Tensor], dict[str, Any]]:
-    from cdfl.sim.runner import MODELS
+    from cdfl.sim.run_models import MODELS
 
     if not (run / "events.jsonl").exists():
         raise ValueError(f"{run} holds no run; expected a folder with events.jsonl")

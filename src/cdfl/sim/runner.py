@@ -14,9 +14,9 @@ from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.checks import check_number, did_you_mean
 from cdfl.core import Settings
 from cdfl.core.settings import LEAVES, SettingValues, with_settings
+from cdfl.data import Federation
 from cdfl.device import find_device
 from cdfl.jsonable import jsonable
-from cdfl.model_files import write_clusters
 from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload, find_policy
 from cdfl.problems import Problem
 from cdfl.record import Event, Finished, RunFolder
@@ -27,14 +27,16 @@ from cdfl.sim.engine_choice import MakeEngines, Precision, check_precision, make
 from cdfl.sim.named_settings import find_preset, preset_for
 from cdfl.sim.on_ray.connection import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
+from cdfl.sim.run_models import RunModels
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
 from cdfl.sim.workload import Workload, client_workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
-MODELS = "models"  # the folder of a run's models, in its folder
 SAMPLES_TRIED = 32  # of each cluster, before anything is trained
+
+OnEnd = Callable[[int, RunModels], Any]
 
 
 @dataclass(frozen=True)
@@ -153,13 +155,15 @@ def compare_events(
     *,
     resume: bool = False,
     engine: RayEngine | None = None,
-    on_end: Callable[[int, Simulation], None] = lambda which, simulation: None,
+    on_end: OnEnd | None = None,
+    personal: bool = False,
 ) -> Generator[tuple[int, Event]]:
     """Run configs that differ in algorithm, server-side settings, time model, policy or seed; yield (which, event).
 
     Runs whose models fit in memory together train their clients in common stacks; otherwise groups run one after the
     other. Interrupted runs leave checkpoints in their folders. Resumed on a CPU, they write the same bytes as
-    uninterrupted ones. `on_end` is called with each simulation when it is over, before its memory is freed.
+    uninterrupted ones. `on_end` gets the models of each run when it is over; with `personal`, also
+    those of its clients. With an `engine`, each of its workers does one run at a time.
     """
     first = configs[0]
     for config in configs:
@@ -174,15 +178,32 @@ def compare_events(
                         f"{name} is {own[name]} in one of these runs and {others[name]} in another; "
                         "compare runs with the same training settings"
                     )
+    if engine is not None and len(configs) > 1:
+        from cdfl.sim.on_ray.runs import spread_runs  # that module needs this one
+
+        yield from spread_runs(engine, configs, folders, data_dir, resume=resume, on_end=on_end, personal=personal)
+        return
     with nullcontext(make_engines) if engine is None else cluster_engines(engine) as make:
         built = simulations(configs, data_dir, make)
-        for group in _groups(built, _memory_budget(first.device)):
-            folder_of = {which: folders[which] for which in group} if folders is not None else {}
-            yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
-            for which in group:
-                if built[which].state is not None:
-                    on_end(which, built[which])
-                built[which].free_memory()
+        yield from run_simulations(built, folders, resume=resume, on_end=on_end, personal=personal)
+
+
+def run_simulations(
+    built: Sequence[Simulation],
+    folders: Sequence[RunFolder] | None = None,
+    *,
+    resume: bool = False,
+    on_end: OnEnd | None = None,
+    personal: bool = False,
+) -> Generator[tuple[int, Event]]:
+    """Run simulations, as many side by side as fit in memory; the arguments are those of `compare_events`."""
+    for group in _groups(built, _memory_budget(str(built[0].workload.device))):
+        folder_of = {which: folders[which] for which in group} if folders is not None else {}
+        yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
+        for which in group:
+            if built[which].state is not None and on_end is not None:
+                on_end(which, RunModels.of(built[which], personal=personal))
+            built[which].free_memory()
 
 
 def _run_group(
@@ -222,7 +243,7 @@ def _run_group(
                 which = numbers[place]
                 if which in writers:
                     if isinstance(event, Finished):  # a finished run has its models, also if the others are stopped
-                        save_models(folders[which].path, group[which])
+                        RunModels.of(group[which], personal=False).save(folders[which].path)
                     writers[which](event)
                 yield which, event
                 if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
@@ -235,37 +256,21 @@ def _run_group(
             checkpoint.remove(folder.path)
 
 
-def save_models(folder: Path, simulation: Simulation) -> None:
-    """Write the cluster models at the end of a run to its folder."""
-    models = simulation.algorithm.cluster_models(simulation.state)
-    write_clusters(folder / MODELS, list(models), simulation.workload.layout, about_models(simulation))
-
-
-def about_models(simulation: Simulation) -> dict[str, Any]:
-    """Return what is stored beside the models of a run."""
-    workload = simulation.workload
-    count = len(simulation.algorithm.cluster_models(simulation.state))
-    names = workload.federation.names
-    names = names if len(names) == count else ["all"]  # one model serves all
-    return {
-        "names": names,
-        "epoch": simulation.state.epoch,
-        "scenario": workload.scenario.name,
-        "input_shape": list(workload.federation.input_shape),
-        "num_outputs": workload.federation.num_outputs,
-    }
-
-
 def simulations(
-    configs: Sequence[RunConfig], data_dir: Path | None = None, make: MakeEngines = make_engines
+    configs: Sequence[RunConfig],
+    data_dir: Path | None = None,
+    make: MakeEngines = make_engines,
+    federation: Federation | None = None,
 ) -> list[Simulation]:
-    """Build the simulations of several configs; those of one seed share data and pre-training."""
+    """Build the simulations of several configs; those of one seed share data and pre-training.
+
+    The data are read, unless a `federation` holds them.
+    """
     workloads: dict[int, Workload] = {}
     built: list[Simulation] = []
     made: dict[str, Engines] = {}
     first = configs[0]
-    federation = first.scenario.federation(first.seed, data_dir, validation=first.validation)  # reads the data once
-    federation = federation.to(first.device)
+    federation = (federation or read_data(first, data_dir)).to(first.device)
     for config in configs:
         if config.seed not in workloads:
             workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
@@ -281,6 +286,11 @@ def simulations(
             Simulation(workload, make_fast(algorithm, workload, engines), config.time_model, engines, config.policy)
         )
     return built
+
+
+def read_data(config: RunConfig, data_dir: Path | None = None) -> Federation:
+    """Read the data of a run."""
+    return config.scenario.federation(config.seed, data_dir, validation=config.validation)
 
 
 def _groups(built: Sequence[Simulation], budget: int) -> Iterator[list[int]]:

@@ -29,7 +29,7 @@ class Pool:
     def __init__(self, ray: Any, engine: RayEngine, packed: Packed, *, gpus: bool) -> None:
         self.ray = ray
         self.engine = engine
-        self._resources = {"num_cpus": engine.cores} | ({"num_gpus": 1} if gpus else {})
+        self._resources = resources(engine, gpus=gpus)
         self._make = ray.remote(Worker)
         self._work = ray.put(packed)
         self._starting: dict[Any, Any] = {}  # reference that is ready when it has started -> worker
@@ -39,9 +39,7 @@ class Pool:
         self._tries: Counter[int | str] = Counter()  # workers lost, by what they did
         self._looked = -SECONDS_BETWEEN_LOOKS
         self.size = 1  # workers wanted
-        if self._room() == 0:
-            unit = f"{engine.cores} free CPU cores" + (" and a GPU" if gpus else "")
-            raise ValueError(f"no node of the Ray cluster has {unit} for a worker; add a node, or use fewer cores each")
+        check_room(ray, self._resources)
 
     @property
     def workers(self) -> list[Any]:
@@ -80,7 +78,7 @@ class Pool:
                     self._report(on_step)
                 if not ready and not self._busy and time.monotonic() - told > SECONDS_BETWEEN_NOTES:
                     told = time.monotonic()
-                    log.warning("waiting for a worker since %.0f s: %s", told - begun, self._free())
+                    log.warning("waiting for a worker since %.0f s: %s", told - begun, free_cores(self.ray))
         except BaseException:
             self.close()  # what they still do belongs to nobody
             raise
@@ -89,20 +87,10 @@ class Pool:
         """Start workers until there are as many as wanted; the cluster may have grown."""
         if time.monotonic() - self._looked > SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            self.size = self.engine.workers or max(1, self._room())
+            self.size = self.engine.workers or max(1, room(self.ray, self._resources))
         while len(self.workers) < self.size:
             worker = self._make.options(**self._resources, max_concurrency=2).remote(self.engine.cores)
             self._starting[worker.start.remote(self._work)] = worker
-
-    def _room(self) -> int:
-        """Return how many workers the nodes of the cluster have resources for, those in use included."""
-        shares = {name.removeprefix("num_").upper().rstrip("S"): share for name, share in self._resources.items()}
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        return sum(min(int(node.get(kind, 0) // share) for kind, share in shares.items()) for node in nodes)
-
-    def _free(self) -> str:
-        there, free = self.ray.cluster_resources(), self.ray.available_resources()
-        return f"{free.get('CPU', 0):.0f} of the cluster's {there.get('CPU', 0):.0f} CPU cores are free"
 
     def _submit(self, number: int, order: Callable[[int], Order]) -> None:
         worker, given = self._idle.pop(), order(number)
@@ -177,3 +165,28 @@ def first_line(error: Exception) -> str:
     """Return what an error of Ray says, without its log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def resources(engine: RayEngine, *, gpus: bool) -> dict[str, int]:
+    """Return what a worker takes, as an actor's options."""
+    return {"num_cpus": engine.cores} | ({"num_gpus": 1} if gpus else {})
+
+
+def room(ray: Any, wanted: dict[str, int]) -> int:
+    """Return how many workers the nodes of the cluster have resources for, those in use included."""
+    shares = {name.removeprefix("num_").upper().rstrip("S"): share for name, share in wanted.items()}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(kind, 0) // share) for kind, share in shares.items()) for node in nodes)
+
+
+def check_room(ray: Any, wanted: dict[str, int]) -> None:
+    """Raise ValueError if no node of the cluster has what a worker takes."""
+    if room(ray, wanted) == 0:
+        unit = f"{wanted['num_cpus']} CPU cores" + (" and a GPU" if "num_gpus" in wanted else "")
+        raise ValueError(f"no node of the Ray cluster has {unit} for a worker; add a node, or use fewer cores each")
+
+
+def free_cores(ray: Any) -> str:
+    """Return in words how many cores are free."""
+    there, free = ray.cluster_resources(), ray.available_resources()
+    return f"{free.get('CPU', 0):.0f} of the cluster's {there.get('CPU', 0):.0f} CPU cores are free"
