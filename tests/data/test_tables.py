@@ -145,6 +145,24 @@ def test_tables_that_are_refused(changes, words):
         table(**changes).build(never)
 
 
+def test_words_among_numbers(tmp_path):
+    """Missing values have many names; other words are a mistake if they are few, and categories if they are many."""
+    lines = ["a,b,c", *(f"{number % 7},{number % 2},{number % 3}" for number in range(40))]
+
+    def read(value):
+        (tmp_path / "t.csv").write_text("\n".join([*lines, *[f"{value},1,1"]]), encoding="utf-8")
+        return read_csv(tmp_path / "t.csv")["a"]
+
+    for name in ("NA", "nan", "null", "?", ""):
+        assert np.isnan(read(name)[-1])
+    with pytest.raises(
+        DataError, match=r"t.csv, line 42: '3O' is no number, but 40 of 41 values in column 'a' are; cor"
+    ):
+        read("3O")
+    lines[1:] = [line.replace("6,", "six,") for line in lines[1:]]
+    assert set(read("5")) == {"0", "1", "2", "3", "4", "5", "six"}
+
+
 def test_a_column_with_too_many_values_is_no_cluster():
     many = {name: np.tile(values, 2) for name, values in COLUMNS.items()} | {"age": np.arange(80)}
     with pytest.raises(DataError, match=r"column 'age' has 80 different values; expected at most 50 clusters"):

@@ -57,6 +57,8 @@ def test_a_stride():
         (np.array([1.0, np.nan] * 100), r"series 'a': value \[1\] is nan, as are 100 of 200 values; fill or drop them"),
         (np.zeros(40), r"series 'a' has parts of 2 steps; expected at least length \+ horizon = 5"),
         (np.zeros((9, 3)), r"series 'a' has rows of 3 steps; expected at least"),
+        (["x"] * 40, "series 'a' does not hold numbers alone, or its rows have different lengths; expected numbers"),
+        ([[1.0, 2.0], [1.0]], "series 'a' does not hold numbers alone"),
         (np.zeros((2, 30)), "cluster 'a' has 2 groups of samples; expected at least 4 to divide"),
     ],
 )

@@ -121,11 +121,11 @@ class TestClusters:
             ({"a": (INPUTS, TARGETS - 1)}, r"a (train|test): label -1 of sample \d is out of range"),
             (
                 {"a": (INPUTS, TARGETS), "b": (INPUTS[:, :1], TARGETS)},
-                r"cluster b has inputs \[1\] \(torch.float32\) and cluster a \[2\] .* expected one shape and type",
+                r"cluster 'b' has inputs \[1\] \(torch.float32\) and cluster 'a' \[2\] .* expected one shape and type",
             ),
             (
                 {"a": (INPUTS, TARGETS), "b": (INPUTS, TARGETS.float())},
-                r"cluster b has targets \[\] \(torch.float32\) and cluster a \[\] \(torch.int64\)",
+                r"cluster 'b' has targets \[\] \(torch.float32\) and cluster 'a' \[\] \(torch.int64\)",
             ),
         ],
     )

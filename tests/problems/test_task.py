@@ -89,6 +89,10 @@ class TestCheck:
                 "`model(inputs)` on cluster 'up' with a tensor of shape [2, 2] (float32) failed with RuntimeError",
             ),
             (
+                {"loss": nn.functional.cross_entropy, "metrics": ["mae"]},
+                "cross_entropy, the default, takes classes; expected another loss for numbers, such as",
+            ),
+            (
                 {"loss": lambda outputs, targets: (outputs - targets) ** 2, "metrics": ["mae"]},
                 "with a tensor of shape [2, 1] (float32) and a tensor of shape [2, 1] (float32) is a tensor of shape",
             ),

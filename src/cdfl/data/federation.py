@@ -214,6 +214,6 @@ def _check_alike(clusters: Sequence[Cluster]) -> None:
         ):
             if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
                 raise DataError(
-                    f"cluster {cluster.name} has {what} {list(other.shape[1:])} ({other.dtype}) and cluster "
-                    f"{first.name} {list(one.shape[1:])} ({one.dtype}); expected one shape and type in all clusters"
+                    f"cluster {cluster.name!r} has {what} {list(other.shape[1:])} ({other.dtype}) and cluster "
+                    f"{first.name!r} {list(one.shape[1:])} ({one.dtype}); expected one shape and type in all clusters"
                 )

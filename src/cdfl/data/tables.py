@@ -21,6 +21,8 @@ from cdfl.jsonable import jsonable
 Columns = dict[str, np.ndarray]  # name -> values (N,)
 MOST_WORDS = 20  # a column of words with more different ones is no category
 MOST_CLUSTERS = 50
+FEW_WORDS = 0.1  # a column of numbers with a smaller share of words has mistakes
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # how .csv files say that a number is missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,16 +193,31 @@ def read_csv(path: Path) -> Columns:
     for number, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; expected as many")
-    return {name.strip(): _parsed([row[place] for row in body]) for place, name in enumerate(header)}
+    return {
+        name.strip(): _parsed(path, name, [row[place].strip() for row in body]) for place, name in enumerate(header)
+    }
 
 
-def _parsed(words: Sequence[str]) -> np.ndarray:
-    try:
-        numbers = np.array([float(word) if word.strip() else np.nan for word in words])
-    except ValueError:
-        return np.array([word.strip() for word in words])
+def _parsed(path: Path, name: str, words: Sequence[str]) -> np.ndarray:
+    numbers = np.array([_number(word) for word in words])
+    others = [place for place, word in enumerate(words) if np.isnan(numbers[place]) and word.lower() not in MISSING]
+    if others:
+        if len(others) < FEW_WORDS * len(words):  # probably a mistake; as words, each number would be a column
+            word, line = words[others[0]], others[0] + 2
+            raise DataError(
+                f"{path}, line {line}: {word!r} is no number, but {len(words) - len(others)} of {len(words)} values in "
+                f"column {name.strip()!r} are; correct it, or leave it empty if it is missing"
+            )
+        return np.array(words)
     whole = np.isfinite(numbers).all() and np.array_equal(numbers, np.rint(numbers))
     return numbers.astype(np.int64) if whole else numbers
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return np.nan
 
 
 def _column(name: str, values: Any) -> np.ndarray:

@@ -68,7 +68,13 @@ class Windows:
         return {"kind": "Windows", "series": own, "length": self.length, "horizon": self.horizon, "stride": self.stride}
 
     def _cluster(self, name: str, values: Any) -> Cluster:
-        table = np.asarray(values, np.float32)
+        try:
+            table = np.asarray(values, np.float32)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"series {name!r} does not hold numbers alone, or its rows have different lengths; expected numbers "
+                "(T,), or (N, T) for several"
+            ) from None
         if table.ndim not in (1, 2):
             raise DataError(f"series {name!r} has shape {list(table.shape)}; expected (T,), or (N, T) for several")
         bad = np.argwhere(~np.isfinite(table))

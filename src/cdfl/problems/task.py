@@ -230,6 +230,11 @@ class Task:
             )
 
     def _check_loss(self, given: str, guesses: Any, targets: Tensor) -> None:
+        if self.loss is cross_entropy and targets.is_floating_point() and not _are_shares(targets):
+            raise self.problem.mistake(
+                f"{given}: cross_entropy, the default, takes classes; expected another loss for numbers, such as "
+                "loss=torch.nn.functional.mse_loss"
+            )
         with report_errors(self.place, given, ONE_NUMBER), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("error", message=BROADCAST)
             try:
@@ -254,6 +259,14 @@ class Task:
         if score.shape != () or not score.isfinite():
             came = described(score) if score.shape else str(score.item())
             raise self.problem.mistake(f"{place} is {came}; expected one finite number")
+
+
+def _are_shares(targets: Tensor) -> bool:
+    """Return whether targets are the probabilities of two or more classes, which cross_entropy takes, too."""
+    if targets.ndim < 2 or targets.shape[1] < 2:
+        return False
+    sums = targets.sum(dim=1)
+    return bool((targets >= 0).all()) and bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3))
 
 
 def make_network(problem: Problem, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

@@ -182,7 +182,7 @@ def test_different_sizes_are_found_before_any_image_is_decoded(tmp_path):
 
 
 def test_bad_folders_get_one_sentence(tmp_path):
-    with pytest.raises(DataError, match=r"has no images; expected CLASS/\*.jpg"):
+    with pytest.raises(DataError, match=r"has no images and no texts; expected CLASS/\*.jpg"):
         read_folder("x", tmp_path)
     place(tmp_path, {"loose.png": picture(1)})
     with pytest.raises(DataError, match=r"loose.png is not in a class folder; expected CLASS/loose.png"):

@@ -38,6 +38,8 @@ def test_what_is_missing_says_what_to_do(tmp_path):
     (tmp_path / "svhn").mkdir()
     with pytest.raises(DataError, match=r"svhn is not in .*; run `cdfl data fetch svhn --data-dir .*`, or fill"):
         load_source("svhn", tmp_path)
+    with pytest.raises(DataError, match=r"there is no file or folder my/table\.csv; this process runs in /"):
+        load_source("my/table.csv")
     with pytest.raises(DataError, match="there is no dataset 'x'"):
         fetch("x", tmp_path)
     with pytest.raises(DataError, match="mini-imagenet has no address to download from; put the 100 class folders"):

@@ -86,7 +86,10 @@ def _read_files(path: Path) -> Files:
                 if _wanted(found.name) and found.is_file():
                     files[PurePosixPath(found.relative_to(path).as_posix())] = found.read_bytes()
     if not any(file.name.lower().endswith(ENDINGS) for file in files):
-        raise DataError(f"{path} has no images; expected CLASS/*.jpg, or train/CLASS/*.jpg and test/CLASS/*.jpg")
+        raise DataError(
+            f"{path} has no images and no texts; expected CLASS/*.jpg, train/CLASS/*.jpg and test/CLASS/*.jpg, or "
+            "NAME.txt"
+        )
     return files
 
 

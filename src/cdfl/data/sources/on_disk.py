@@ -49,6 +49,8 @@ def load_source(source: str, data_dir: Path | str | None = None) -> Any:
     if source in SOURCES:
         return _read(SOURCES[source], data_folder(data_dir))
     path = Path(source).expanduser()
+    if not path.exists() and (path.suffix or len(path.parts) > 1):
+        raise DataError(f"there is no file or folder {source}; this process runs in {Path.cwd()}")
     if not path.exists():
         raise DataError(
             f"there is no dataset {source!r}; expected one of {', '.join(SOURCES)}, "
