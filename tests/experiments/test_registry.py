@@ -12,6 +12,7 @@ from tests.experiments.small import empty
 pytestmark = pytest.mark.slow
 
 SMOKE = RunOptions(device="cpu", smoke=True, commit="abc")
+QUICK = ("table1", "following")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("smoke")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in EXPERIMENTS]
+)
 def test_smoke(name, folder):
     told: list[str] = []
     assert run_experiment(name, SMOKE, folder, tell=told.append) == folder

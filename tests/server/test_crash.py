@@ -20,7 +20,12 @@ from .toy import some_entry
 pytestmark = pytest.mark.slow
 
 SHORT = Size(kills=2, faults=1, cuts=8, client_kills=2, server_kills=2, pauses=0, traced=4, clients=3)
-EVERY = [(name, database) for name, databases in CAMPAIGNS.items() for database in databases]
+QUICK = ("server killed", "client killed", "one of two servers killed")
+EVERY = [
+    pytest.param(name, database, marks=() if name in QUICK else pytest.mark.long)
+    for name, databases in CAMPAIGNS.items()
+    for database in databases
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +66,21 @@ def careless(site, how, postgres=None):
         pytest.skip(str(reason))
 
 
+@pytest.mark.long
 def test_files_that_are_not_synced_are_noticed(nursery, tmp_path):
     findings = careless(Site(nursery, tmp_path), "without_syncing_files")
     for what in ("the content of upload-", "the content of reply-", "the folder was not synced after upload-"):
         assert sum(what in finding for finding in findings) == SHORT.traced
 
 
+@pytest.mark.long
 def test_an_sqlite_that_does_not_sync_is_noticed(nursery, tmp_path):
     findings = careless(Site(nursery, tmp_path), "without_syncing_sqlite")
     what = "the log of the database was not synced before it was answered"
     assert sorted(findings) == sorted(f"entry {epoch}: {what}" for epoch in range(1, SHORT.traced + 1))
 
 
+@pytest.mark.long
 def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, postgres):
     site = Site(nursery, tmp_path, postgres.new_schema(), tmp_path / "blobs")
     findings = careless(site, "without_syncing_postgresql", postgres)
@@ -80,6 +88,7 @@ def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, postgres)
     assert all("the log of the database was not synced before it was answered" in finding for finding in findings)
 
 
+@pytest.mark.long
 def test_models_that_change_with_a_start_are_noticed(nursery, tmp_path):
     site = Site(nursery, tmp_path)
     site.cdfl = "tests.server.careless:recovering_other_models"

@@ -185,9 +185,11 @@ def run(new_url: Callable[[Path], str], examples: int) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_on_sqlite():
-    run(lambda folder: f"sqlite:///{folder}/store.db", examples=25)
+@pytest.mark.parametrize("examples", [6, pytest.param(25, marks=pytest.mark.long)])
+def test_on_sqlite(examples):
+    run(lambda folder: f"sqlite:///{folder}/store.db", examples)
 
 
-def test_on_postgresql(postgres):
-    run(lambda folder: postgres.new_schema(), examples=8)
+@pytest.mark.parametrize("examples", [3, pytest.param(8, marks=pytest.mark.long)])
+def test_on_postgresql(postgres, examples):
+    run(lambda folder: postgres.new_schema(), examples)

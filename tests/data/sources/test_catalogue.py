@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
         ("mnist", (1, 28, 28), 60_000, 10_000, [5, 0, 4, 1, 9]),
         ("fashion-mnist", (1, 28, 28), 60_000, 10_000, [9, 0, 0, 3, 0]),
         ("usps", (1, 16, 16), 7_291, 2_007, [6, 5, 4, 7, 3]),
-        ("svhn", (3, 32, 32), 73_257, 26_032, [1, 9, 2, 3, 2]),
+        pytest.param("svhn", (3, 32, 32), 73_257, 26_032, [1, 9, 2, 3, 2], marks=pytest.mark.long),
         ("cifar-10", (3, 32, 32), 50_000, 10_000, [6, 9, 9, 4, 1]),
         ("ccpd", (3, 32, 32), 2_751, 670, None),
-        ("mini-imagenet", (3, 84, 84), 20_000, 5_000, [0, 0, 0, 0, 0]),
+        pytest.param("mini-imagenet", (3, 84, 84), 20_000, 5_000, [0, 0, 0, 0, 0], marks=pytest.mark.long),
     ],
 )
 def test_shapes_and_classes(real_data, name, shape, train, test, first):
