@@ -14,14 +14,18 @@ from cdfl.record import Finished
 from cdfl.sim.runner import compare_events, configure
 
 SEEDS = 5
+SHOWN = ("held", "before", "after", "cluster", "divergence")
+COLUMNS = (*SHOWN, "bytes_down", "client_flops", "server_flops")
 MEANING = {
     "cdfl": "soft clusters, one model down, estimated by the server",
     "fedsoft": "soft clusters, K models down, estimated by the client",
     "fedasync": "one model for all",
+    "fedem": "a mixture of K models, K models up and down",
     "fedbuff": "one model for all, moved by changes, ten at a time",
     "ifca": "hard clusters, K models down",
     "local": "no server; every client starts anew (the paper's Local)",
     "local-keep": "no server; every client keeps its model",
+    "frozen": "the common start, never trained again",
     "oracle": "CDFL with the true mixture",
 }
 
@@ -34,7 +38,7 @@ def main() -> None:
     for which, event in compare_events(configs):
         name = configs[which].algorithm
         if isinstance(event, Finished):
-            for column in ("before", "after", "cluster", "divergence", "bytes_down", "client_flops", "server_flops"):
+            for column in COLUMNS:
                 scores[name].setdefault(column, []).append(getattr(event, column))
             print(name, configs[which].seed, f"after {event.after:.3f}", flush=True)
     write("digits-4", {"machine": machine(), "seeds": SEEDS, "scores": scores})
@@ -44,11 +48,11 @@ def table() -> str:
     """Return accuracy and traffic of every algorithm."""
     results = read("digits-4")
     rows = [
-        "| algorithm | | before | after | clusters | KL | MB down |",
-        "|---|---|---|---|---|---|---|",
+        "| algorithm | | last reply | before | after | clusters | KL | MB down |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, columns in results["scores"].items():
-        cells = [_spread(columns[column]) for column in ("before", "after", "cluster", "divergence")]
+        cells = [_spread(columns[column]) for column in SHOWN]
         name_shown = f"**{name}**" if name == "cdfl" else name
         rows.append(
             f"| {name_shown} | {MEANING[name]} | {' | '.join(cells)} | {fmean(columns['bytes_down']) / 1e6:.1f} |"

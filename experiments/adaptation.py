@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from cdfl.algorithms import ALGORITHMS as LIBRARY
 from experiments.harness import Experiment, Results, RunKey, StoredRun
 from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, grouped
 from experiments.harness.tables import NOTHING, number, provenance, spread, table
 
 SCENARIOS = {"digits-4-sudden": "8x8 digits (4)", "fashion-mnist-4-sudden": "FashionMNIST (4)"}
-ALGORITHMS = tuple(LIBRARY)
+ALGORITHMS = ("cdfl", "fedsoft", "ifca", "fedasync", "fedbuff", "local", "local-keep", "oracle")
 PRESETS: dict[str, Sequence[str]] = {"default": ALGORITHMS, "paper-reading": ["cdfl", "fedsoft", "local"]}
 WITHIN = 0.01  # distance to the level before the jump that counts as recovered
 LEVEL = 3  # uploads before the jump whose replies make the level

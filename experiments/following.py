@@ -17,66 +17,13 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from cdfl.models import build
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, LABELS, PAGE, PALE, figure
+from experiments.harness.figures import COLORS, COLUMN, LABELS, PAGE, PALE, figure, legend
+from experiments.harness.networks import NETWORKS
 from experiments.harness.tables import provenance, table
+from experiments.harness.tuned_settings import TUNED
 from experiments.tuning import changes_of, score
-
-# network -> (algorithm, what it is tuned for) -> the best trial; `tests/experiments/test_following.py` checks it
-TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
-    "small-cnn": {
-        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
-        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.0},
-        ("fedsoft", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
-        ("ifca", "after"): {"base_rate": 0.15, "shared_step": 0.0},
-        ("ifca", "routed"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
-        ("fedem", "after"): {"base_rate": 0.3},
-        ("fedem", "routed"): {"base_rate": 0.15},
-        ("fedbuff", "after"): {"base_rate": 0.15, "weight_decay": 5e-4},
-        ("fedbuff", "before"): {"base_rate": 0.3},
-        ("fedasync", "after"): {"base_rate": 0.2},
-        ("frozen", "after"): {"shared_epochs": 30},
-        ("frozen", "routed"): {"separate_epochs": 40},
-    },
-    "cnn": {
-        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25},
-        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.0},
-        ("fedsoft", "routed"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
-        ("ifca", "after"): {"base_rate": 0.3, "shared_step": 0.25},
-        ("ifca", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
-        ("fedem", "after"): {"base_rate": 0.3},
-        ("fedem", "routed"): {"base_rate": 0.15},
-        ("fedbuff", "after"): {"base_rate": 0.2},
-        ("fedbuff", "before"): {"base_rate": 0.3},
-        ("fedasync", "after"): {"base_rate": 0.2},
-        ("frozen", "after"): {"shared_epochs": 30},
-        ("frozen", "routed"): {"separate_epochs": 40},
-    },
-    "cnn-27k": {
-        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25},
-        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.0},
-        ("fedsoft", "routed"): {"base_rate": 0.3, "shared_step": 0.25},
-        ("ifca", "after"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
-        ("ifca", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
-        ("fedbuff", "after"): {"base_rate": 0.2},
-        ("fedbuff", "before"): {"base_rate": 0.3},
-        ("fedasync", "after"): {"base_rate": 0.3, "weight_decay": 5e-4},
-        ("frozen", "after"): {"shared_epochs": 30},
-        ("frozen", "routed"): {"separate_epochs": 40},
-    },
-    "cnn-4k": {
-        ("cdfl", "served"): {"base_rate": 0.5, "shared_step": 0.25},
-        ("fedsoft", "after"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},
-        ("fedsoft", "routed"): {"base_rate": 0.3, "shared_step": 0.0},
-        ("ifca", "after"): {"base_rate": 0.3, "shared_step": 0.25},
-        ("ifca", "routed"): {"base_rate": 0.15, "shared_step": 0.25},
-        ("fedbuff", "after"): {"base_rate": 0.2},
-        ("fedbuff", "before"): {"base_rate": 0.3},
-        ("fedasync", "after"): {"base_rate": 0.5},
-        ("frozen", "after"): {"shared_epochs": 30},
-        ("frozen", "routed"): {"separate_epochs": 40},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -138,9 +85,17 @@ def _larger(network: str) -> tuple[Served, ...]:
     changes = {"model": network}
     return (
         Served("fedbuff", "after", "one model of four times the size", False, changes, network=network),
-        Served("fedbuff", "before", "that model, trained further by the client", False, changes, network=network),
         Served(
-            "fedbuff-int8", "after", "the same in int8: as many bytes as the experts", False, changes, "after", network
+            "fedbuff", "before", "that larger model, trained further by the client", False, changes, network=network
+        ),
+        Served(
+            "fedbuff-int8",
+            "after",
+            "the larger model in int8: as many bytes as the experts",
+            False,
+            changes,
+            "after",
+            network,
         ),
     )
 
@@ -173,6 +128,17 @@ ROWS = (
     Row("Text in four languages", "handbook-4", "gru", lines=FEW),
 )
 TRIALS = 5
+UPLOADS_NOTE = (
+    "*Uploads to the rival's level*: the share of all uploads after which what CDFL serves is as good as what the best "
+    "rival serves at its end. Scores vary from upload to upload, so the rival itself is there before its end, too.\n"
+)
+SIZE_NOTE = (
+    "One model instead of experts, on FashionMNIST (4). *Same network*: the best of FedBuff, FedAsync and FedBuff's "
+    "model trained further by the client; a training and a prediction cost the same. *Four times the size*: as many "
+    "parameters as four experts; *in int8*: as many bytes as the experts.\n"
+)
+ONE_MODEL = ("fedbuff", "fedasync")
+AGAINST = ("same network", "four times the size", "four times the size, in int8")
 
 
 def key_of(row: Row, line: Served, seed: int) -> RunKey | None:
@@ -217,8 +183,14 @@ def interval(differences: Sequence[float], comparisons: int) -> tuple[float, flo
 
 def against_rivals(results: Results, row: Row) -> list[tuple[Served, float, tuple[float, float] | None]]:
     """Return each rival without our router: its mean, and how far CDFL is above it in pairs of seeds."""
+    return _compared(results, row, [line for line in row.lines if line.is_rival])
+
+
+def _compared(
+    results: Results, row: Row, lines: Sequence[Served]
+) -> list[tuple[Served, float, tuple[float, float] | None]]:
     ours = values(results, row, LINES[0])
-    rivals = [(line, values(results, row, line)) for line in row.lines if line.is_rival]
+    rivals = [(line, values(results, row, line)) for line in lines]
     rivals = [(line, theirs) for line, theirs in rivals if ours.keys() & theirs.keys()]
     return [
         (
@@ -230,9 +202,29 @@ def against_rivals(results: Results, row: Row) -> list[tuple[Served, float, tupl
     ]
 
 
+def against_larger(results: Results, row: Row) -> list[tuple[Served, float, tuple[float, float] | None]]:
+    """Return each line of one larger model: its mean, and how far CDFL is above it in pairs of seeds."""
+    return _compared(results, row, [line for line in row.lines if line.network])
+
+
+def uploads_to_level(results: Results, row: Row, rival: Served, line: Served = LINES[0]) -> tuple[float, int] | None:
+    """Return after which share of the uploads a line serves as well as a rival does at its end, and in how many seeds.
+
+    The share is the mean over the seeds that reach that level; scores are means over as many uploads as clients.
+    """
+    shares = []
+    for seed, level in values(results, row, rival).items():
+        key = key_of(row, line, seed)
+        if key is not None and (kept := results.find(key)) is not None:
+            curve = kept.summary["sessions"]
+            reached = [upload for upload, own in zip(curve["upload"], curve[line.column], strict=True) if own >= level]
+            shares += [reached[0] / kept.end["uploads"]] if reached else []
+    return (fmean(shares), len(shares)) if shares else None
+
+
 def report(results: Results) -> str:
     """Return how far ahead CDFL is in each row, how well mixtures are known, and a table for each row."""
-    parts = [lead(results), _mixtures(results)]
+    parts = [lead(results), UPLOADS_NOTE, _sizes(results), _mixtures(results), _perplexities(results)]
     for row in ROWS:
         lines = [(line, values(results, row, line)) for line in row.lines]
         lines = [(line, own) for line, own in lines if own]
@@ -250,16 +242,72 @@ def lead(results: Results) -> str:
         if rivals:
             ours = values(results, row, LINES[0])
             best, mean, above = max(rivals, key=lambda each: each[1])
+            both = len(ours.keys() & values(results, row, best).keys())
             rows.append(
                 [
                     row.title,
                     f"{fmean(ours.values()):.3f}",
                     f"{mean:.3f} ({LABELS[best.algorithm]})",
-                    "" if above is None else f"{100 * above[0]:+.2f} ± {100 * above[1]:.2f}",
+                    _points(above),
+                    *(_share(uploads_to_level(results, row, best, line), both) for line in (LINES[0], best)),
                     str(len(ours)),
                 ]
             )
-    return table(["data", "CDFL serves", "best rival", "CDFL above it by (points)", "seeds"], rows)
+    header = ["data", "CDFL serves", "best rival", "CDFL above it by (points)"]
+    return table([*header, "uploads to the rival's level", "the rival itself", "seeds"], rows)
+
+
+def _points(above: tuple[float, float] | None) -> str:
+    return "" if above is None else f"{100 * above[0]:+.2f} ± {100 * above[1]:.2f}"
+
+
+def _share(found: tuple[float, int] | None, seeds: int) -> str:
+    if found is None:
+        return "not reached"
+    share, reached = found
+    return f"{share:.0%}" + (f" ({reached} of {seeds} seeds)" if reached < seeds else "")
+
+
+def by_size(results: Results) -> list[tuple[Row, int, list[tuple[float, float] | None]]]:
+    """Return, for each network, its parameters and CDFL's distance to the best single model of each of `AGAINST`."""
+    found = []
+    for row in ROWS:
+        larger = against_larger(results, row)
+        if larger:
+            same = [one for one in against_rivals(results, row) if one[0].algorithm in ONE_MODEL]
+            floats = [one for one in larger if one[0].algorithm in ONE_MODEL]
+            rounded = [one for one in larger if one[0].algorithm not in ONE_MODEL]
+            bests = [max(group, key=lambda each: each[1])[2] if group else None for group in (same, floats, rounded)]
+            found.append((row, num_parameters(row.network), bests))
+    return sorted(found, key=lambda each: each[1])
+
+
+def num_parameters(network: str) -> int:
+    """Return the parameters of a network on 28x28 pictures of ten classes."""
+    make = NETWORKS.get(network)
+    model = make((1, 28, 28), 10) if make else build(network, (1, 28, 28), 10)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _sizes(results: Results) -> str:
+    rows = [[f"{size:,}", *map(_points, bests)] for _, size, bests in by_size(results)]
+    names = [f"CDFL above one model: {against} (points)" for against in AGAINST]
+    return "\n".join([SIZE_NOTE, table(["parameters of an expert", *names], rows)]) if rows else ""
+
+
+def _perplexities(results: Results) -> str:
+    """Return the perplexity of what is served where a row has it."""
+    rows = []
+    for row in ROWS:
+        for line in row.lines:
+            keys = [key_of(row, line, seed) for seed in range(TRIALS)]
+            ends = [kept.end for key in keys if key is not None and (kept := results.find(key)) is not None]
+            bits = [
+                end["more"]["bits"][line.column] for end in ends if line.column in end.get("more", {}).get("bits", {})
+            ]
+            if bits:
+                rows.append([row.title, LABELS[line.algorithm], line.what, f"{fmean(2**own for own in bits):.3f}"])
+    return table(["data", "algorithm", "serves", "perplexity of the next character"], rows) if rows else ""
 
 
 def _mixtures(results: Results) -> str:
@@ -287,7 +335,7 @@ def _on_new_data(results: Results, row: Row, line: Served) -> str:
 
 
 def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float]]]) -> str:
-    above = {line.what: found for line, _, found in against_rivals(results, row)}
+    above = {line.what: found for line, _, found in [*against_rivals(results, row), *against_larger(results, row)]}
     rows = []
     for line, own in lines:
         spread = f" ± {stdev(own.values()):.3f}" if len(own) > 1 else ""
@@ -298,7 +346,7 @@ def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float
                 line.what,
                 _on_new_data(results, row, line),
                 f"{fmean(own.values()):.3f}{spread}",
-                "" if ahead is None else f"{100 * ahead[0]:+.2f} ± {100 * ahead[1]:.2f}",
+                _points(ahead),
                 str(len(own)),
             ]
         )
@@ -307,7 +355,7 @@ def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float
 
 
 def draw(results: Results, folder: Path) -> Sequence[str]:
-    """Draw how far CDFL is above the best rival of each row."""
+    """Draw how far CDFL is above the best rival of each row, and above single models of different sizes."""
     bests = {row.title: against_rivals(results, row) for row in ROWS}
     leads = {title: max(rivals, key=lambda each: each[1])[2] for title, rivals in bests.items() if rivals}
     known = [(title, *found) for title, found in leads.items() if found is not None]
@@ -317,7 +365,30 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
             axes.errorbar(100 * mean, place, xerr=100 * half, fmt="o", color=COLORS["cdfl"])
         axes.set_yticks(range(len(known)), [title for title, *_ in reversed(known)])
         axes.set_xlabel("points that CDFL serves above the best tuned rival (95% interval)")
-    return ["following"]
+    return ["following", *_draw_sizes(results, folder)]
+
+
+def _draw_sizes(results: Results, folder: Path) -> list[str]:
+    found = by_size(results)
+    if not found:
+        return []
+    with figure(folder, "following-size", COLUMN, 2.6, smoke=results.smoke) as axes:
+        axes.axhline(0, color=PALE)
+        for place, against in enumerate(AGAINST):
+            known = [(size * 1.06**place, *best) for _, size, bests in found if (best := bests[place]) is not None]
+            if known:
+                at, means, halves = (list(values) for values in zip(*known, strict=True))
+                style: Any = {"marker": "os^"[place], "ls": ("-", "--", ":")[place], "capsize": 1.5}
+                heights, bars = [100 * mean for mean in means], [100 * half for half in halves]
+                axes.errorbar(at, heights, yerr=bars, color=COLORS["cdfl"], label=against, **style)
+        axes.set(
+            xscale="log",
+            xlim=(found[0][1] / 2, found[-1][1] * 2),
+            xlabel="parameters of an expert",
+            ylabel="points above one model (95% interval)",
+        )
+        legend(axes, ncols=1, title="one model for all")
+    return ["following-size"]
 
 
 EXPERIMENT = Experiment("following", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))

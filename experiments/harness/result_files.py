@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds results of {name}; name it {name}.json, or {REMEDY}")
     for run in content.get("runs", []):
         _expect(RUN, run, path)
+        if "config" in content:
+            run["config"] = with_differences(content["config"], run["config"])
         for cell in run["cells"]:
             _expect(CELL, cell, path)
     return content
@@ -76,11 +79,46 @@ def _expect(names: set[str], given: Any, path: Path) -> None:
         raise ValueError(f"{path} holds no results of an experiment: expected {lacking}, found {some}; {REMEDY}")
 
 
+def differences(base: Any, other: Any, path: str = "") -> dict[str, Any]:
+    """Return the values of nested settings that differ from a base, by their path.
+
+    >>> differences({"rates": {"a": 1, "b": 2}, "seed": 0}, {"rates": {"a": 1, "b": 3}, "seed": 0})
+    {'rates.b': 3}
+    """
+    if isinstance(base, dict) and isinstance(other, dict) and base.keys() == other.keys():
+        parts = (differences(base[name], other[name], f"{path}.{name}" if path else name) for name in base)
+        return {name: value for part in parts for name, value in part.items()}
+    return {} if base == other else {path: other}
+
+
+def with_differences(base: Any, changes: Mapping[str, Any]) -> Any:
+    """Return nested settings with the values at some paths replaced.
+
+    >>> with_differences({"rates": {"a": 1, "b": 2}, "seed": 0}, {"rates.b": 3})
+    {'rates': {'a': 1, 'b': 3}, 'seed': 0}
+    """
+    if "" in changes:
+        return changes[""]
+    found = deepcopy(base)
+    for path, value in changes.items():
+        *outer, name = path.split(".")
+        place = found
+        for part in outer:
+            place = place[part]
+        place[name] = value
+    return found
+
+
 def _text(scenario: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return JSON with a line for each setting and each run, easy to read and to compare."""
-    parts = []
+    """Return JSON with a line for each setting and each run, easy to read and to compare.
+
+    The file holds the settings of its first run; every run holds how its own differ.
+    """
+    parts, base = [], runs[0]["config"] if runs else {}
     for run in runs:
+        run = {**run, "config": differences(base, run["config"])}
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in run.items() if name != "cells"]
         cells = ",\n".join(f"   {json.dumps(cell, separators=(',', ':'))}" for cell in run["cells"])
         parts.append(" {\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n }")
-    return f'{{\n"scenario": {json.dumps(scenario)},\n"runs": [\n' + ",\n".join(parts) + "\n]\n}\n"
+    head = f'{{\n"scenario": {json.dumps(scenario)},\n"config": {json.dumps(base)},\n"runs": [\n'
+    return head + ",\n".join(parts) + "\n]\n}\n"

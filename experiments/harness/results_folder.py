@@ -1,4 +1,7 @@
-"""A folder of results: a JSON file for each scenario, and one for each experiment without run keys."""
+"""A folder of results: a JSON file for each scenario, and one for each experiment without run keys.
+
+Trials on validation samples are in files of their own.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cdfl import algorithms
 from cdfl.core import Settings
 from cdfl.sim.runner import RunConfig
 from experiments.harness.result_files import locked, read_file, write_measured, write_runs
-from experiments.harness.rounded import algorithm_class
+from experiments.harness.rounded import known
 from experiments.harness.run_keys import RunKey, resolve
 
+TRIALS = "-tuning"  # ends the name of a file with trials on validation samples
 KINDS = {True: "smoke runs", False: "results of full runs"}
 NOT_THE_RESULT = (
     "algorithm",
@@ -107,14 +112,14 @@ class Results:
             self._drop([key for key, _, _ in runs])
             for key, config, summary in runs:
                 described = {"preset": key.preset, "changes": dict(key.changes), "config": stored(config), **header}
-                stored_runs = self._files[key.scenario]
+                stored_runs = self._files[_file_of(key)]
                 same = [run for run in stored_runs if {**run, "cells": None} == {**described, "cells": None}]
                 if not same:
                     stored_runs.append({**described, "cells": []})
                     same = stored_runs[-1:]
                 same[0]["cells"].append({"algorithm": key.algorithm, "seed": key.seed, **summary})
-            for scenario in {key.scenario for key, _, _ in runs}:
-                self._write(scenario)
+            for name in {_file_of(key) for key, _, _ in runs}:
+                self._write(name)
 
     def add_measured(self, experiment: str, settings: Mapping[str, Any], **parts: Mapping[str, Any]) -> None:
         """Store what an experiment measured, by part; they replace parts of the same name and of other settings."""
@@ -125,9 +130,12 @@ class Results:
         """Copy everything from another folder; it replaces what has the same name here."""
         with self._changed(smoke=other.smoke):
             self._drop([kept.key for kept in other])
-            for scenario, runs in other._files.items():
-                self._files.setdefault(scenario, []).extend(runs)
-                self._write(scenario)
+            for file, runs in other._files.items():
+                for run in runs:
+                    key = RunKey(_scenario_of(file), run["preset"], changes=run["changes"])
+                    self._files.setdefault(_file_of(key), []).append(run)
+            for name in {_file_of(kept.key) for kept in other}:
+                self._write(name)
             for content in other._measured.values():
                 self._add_measured(content)
 
@@ -150,14 +158,14 @@ class Results:
 
     def _drop(self, keys: Sequence[RunKey]) -> None:
         names = {key.name for key in keys}
-        for scenario in {key.scenario for key in keys}:
-            runs = self._files.setdefault(scenario, [])
+        for file in {_file_of(key) for key in keys}:
+            runs = self._files.setdefault(file, [])
             for run in runs:
-                run["cells"] = [kept for kept in run["cells"] if _run_key(scenario, run, kept).name not in names]
+                run["cells"] = [kept for kept in run["cells"] if _run_key(file, run, kept).name not in names]
             runs[:] = [run for run in runs if run["cells"]]
 
-    def _write(self, scenario: str) -> None:
-        write_runs(self.folder / f"{scenario}.json", self._files[scenario])
+    def _write(self, name: str) -> None:
+        write_runs(self.folder / f"{name}.json", self._files[name])
 
     def _read(self) -> None:
         self._files: dict[str, list[dict[str, Any]]] = {}
@@ -179,10 +187,10 @@ class Results:
     def _index(self) -> None:
         self._kept: dict[str, StoredRun] = {}
         self._trials: dict[str, list[StoredRun]] = {}
-        for scenario, runs in self._files.items():
+        for name, runs in self._files.items():
             for run in runs:
                 for kept in run["cells"]:
-                    key = _run_key(scenario, run, kept)
+                    key = _run_key(name, run, kept)
                     self._kept[key.name] = StoredRun(key, kept, run)
                     self._trials.setdefault(key.without_seed, []).append(self._kept[key.name])
 
@@ -198,7 +206,7 @@ def stored(config: RunConfig) -> dict[str, Any]:
 
 def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Return the stored settings that an algorithm uses, by name."""
-    kind = algorithm_class(algorithm)
+    kind = algorithms.ALGORITHMS[known(algorithm)]
     settings = kind(Settings.from_dict(config["settings"])).settings  # some algorithms fix a setting themselves
     training = {**vars(settings.training), **vars(settings.pretraining)}
     if kind.models_down == "none":  # there is no server
@@ -211,5 +219,14 @@ def _relevant(config: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "settings"} | used | {"scenario": scenario}
 
 
-def _run_key(scenario: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> RunKey:
-    return RunKey(scenario, run["preset"], kept["algorithm"], kept["seed"], run["changes"])
+def _file_of(key: RunKey) -> str:
+    """Return the name of the file that holds a run: that of its scenario, or of the trials on validation samples."""
+    return key.scenario + (TRIALS if key.changes.get("validation") else "")
+
+
+def _scenario_of(file: str) -> str:
+    return file.removesuffix(TRIALS)
+
+
+def _run_key(file: str, run: Mapping[str, Any], kept: Mapping[str, Any]) -> RunKey:
+    return RunKey(_scenario_of(file), run["preset"], kept["algorithm"], kept["seed"], run["changes"])

@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from cdfl import algorithms
-from cdfl.algorithms import Algorithm, FedBuff, register
+from cdfl.algorithms import FedBuff, register
 
 
 class FedBuffInt8(FedBuff):
@@ -13,6 +12,8 @@ class FedBuffInt8(FedBuff):
     models_down = "experts"
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
-    """Return the class of an algorithm, and register it if only the study has it."""
-    return register(FedBuffInt8) if name == FedBuffInt8.name else algorithms.ALGORITHMS[name]
+def known(name: str) -> str:
+    """Return the name of an algorithm; register the one that only the study has."""
+    if name == FedBuffInt8.name:
+        register(FedBuffInt8)
+    return name

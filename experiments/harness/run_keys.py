@@ -11,7 +11,7 @@ from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, configure
 from cdfl.sim.time_models import TIME_MODELS, TimeModel
 from experiments.harness.networks import NETWORKS
-from experiments.harness.rounded import algorithm_class
+from experiments.harness.rounded import known
 
 # A smoke run has one client for so many of the study, and at most MOST_SMOKE_CLIENTS.
 CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12
@@ -62,7 +62,7 @@ def resolve(
         scenario = replace(scenario, drift=_drift(changes.pop("drift")))
     config = configure(
         scenario,
-        algorithm=algorithm_class(key.algorithm),
+        algorithm=known(key.algorithm),
         preset=key.preset,
         time_model=_time_model(changes.pop("time_model", None)),
         seed=key.seed,

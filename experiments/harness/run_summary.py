@@ -43,6 +43,13 @@ def summarize_run(
     return kept
 
 
+def final_numbers(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the final numbers of a run; they are all that is kept of a trial."""
+    end = _end(events, only(events, Uploaded))
+    del end["staleness"]
+    return end
+
+
 def _end(events: Sequence[Event], uploads: Sequence[Uploaded]) -> dict[str, Any]:
     finished = asdict(only(events, Finished)[-1])
     for name in ("shortfall", "more", "routed"):

@@ -25,9 +25,9 @@ from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell
 from experiments.harness.machine import commit, machine
 from experiments.harness.results_folder import Results
-from experiments.harness.rounded import algorithm_class
+from experiments.harness.rounded import known
 from experiments.harness.run_keys import RunKey, resolve
-from experiments.harness.run_summary import summarize_run
+from experiments.harness.run_summary import final_numbers, summarize_run
 from experiments.harness.tables import counted
 
 Group = Sequence[tuple[RunKey, RunConfig]]  # runs that share stacks
@@ -216,7 +216,7 @@ def _run_group(group: Group, options: RunOptions, tell: Tell) -> Outcome:
     events: list[list[Event]] = [[] for _ in group]
     configs = [config for _, config in group]
     for config in configs:
-        algorithm_class(config.algorithm)  # also in a process that has not resolved it
+        known(config.algorithm)  # also in a process that has not resolved it
     with warnings.catch_warnings():
         # Runs with the printed bars are part of the study.
         warnings.filterwarnings("ignore", message="(loss|gap|distance)_bar is", category=RuntimeWarning)
@@ -246,6 +246,8 @@ def _summarize(key: RunKey, config: RunConfig, events: Sequence[Event]) -> dict[
     """Return the summary of a run, with details only where an experiment uses them: results stay small."""
     jumps = isinstance(config.scenario.drift, Sudden)
     shown = key.seed == 0 and not key.changes and key.algorithm in ("cdfl", "fedsoft")
+    if config.validation:
+        return {"end": final_numbers(events)}
     return summarize_run(events, config.scenario.num_clients, updates=jumps, mixtures=shown)
 
 

@@ -2,7 +2,7 @@ from cdfl import algorithms
 from cdfl.record import Finished, Uploaded, only
 from cdfl.sim.runner import compare_events
 from experiments.harness import RunKey, resolve
-from experiments.harness.rounded import FedBuffInt8, algorithm_class
+from experiments.harness.rounded import FedBuffInt8, known
 
 
 def test_one_model_in_int8_is_a_quarter_of_the_bytes_and_learns_as_well():
@@ -17,5 +17,6 @@ def test_one_model_in_int8_is_a_quarter_of_the_bytes_and_learns_as_well():
 
 
 def test_it_is_known_only_where_the_study_asks_for_it():
-    assert algorithm_class("fedbuff") is algorithms.FedBuff
-    assert algorithm_class(FedBuffInt8.name) is algorithms.ALGORITHMS[FedBuffInt8.name]
+    assert FedBuffInt8.name not in algorithms.ALGORITHMS
+    assert algorithms.ALGORITHMS[known(FedBuffInt8.name)] is FedBuffInt8
+    assert known("fedbuff") == "fedbuff"
