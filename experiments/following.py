@@ -129,8 +129,8 @@ ROWS = (
 )
 TRIALS = 5
 UPLOADS_NOTE = (
-    "*Uploads to the rival's level*: the share of all uploads after which what CDFL serves is as good as what the best "
-    "rival serves at its end. Scores vary from upload to upload, so the rival itself is there before its end, too.\n"
+    "The share of all uploads after which what CDFL serves is as good as what the best rival serves at its end. Scores "
+    "vary from upload to upload, so the rival itself is there before its end, too.\n"
 )
 SIZE_NOTE = (
     "One model instead of experts, on FashionMNIST (4). *Same network*: the best of FedBuff, FedAsync and FedBuff's "
@@ -224,7 +224,7 @@ def uploads_to_level(results: Results, row: Row, rival: Served, line: Served = L
 
 def report(results: Results) -> str:
     """Return how far ahead CDFL is in each row, how well mixtures are known, and a table for each row."""
-    parts = [lead(results), UPLOADS_NOTE, _sizes(results), _mixtures(results), _perplexities(results)]
+    parts = [lead(results), _uploads(results), _sizes(results), _mixtures(results), _perplexities(results)]
     for row in ROWS:
         lines = [(line, values(results, row, line)) for line in row.lines]
         lines = [(line, own) for line, own in lines if own]
@@ -242,19 +242,36 @@ def lead(results: Results) -> str:
         if rivals:
             ours = values(results, row, LINES[0])
             best, mean, above = max(rivals, key=lambda each: each[1])
-            both = len(ours.keys() & values(results, row, best).keys())
             rows.append(
                 [
                     row.title,
                     f"{fmean(ours.values()):.3f}",
                     f"{mean:.3f} ({LABELS[best.algorithm]})",
                     _points(above),
-                    *(_share(uploads_to_level(results, row, best, line), both) for line in (LINES[0], best)),
                     str(len(ours)),
                 ]
             )
-    header = ["data", "CDFL serves", "best rival", "CDFL above it by (points)"]
-    return table([*header, "uploads to the rival's level", "the rival itself", "seeds"], rows)
+    return table(["data", "CDFL serves", "best rival", "CDFL above it by (points)", "seeds"], rows)
+
+
+def uploads_shares(results: Results) -> list[tuple[Row, Served, int, list[tuple[float, int] | None]]]:
+    """Return, for each row, its best rival, the seeds, and when CDFL and the rival reach the rival's final level."""
+    found = []
+    for row in ROWS:
+        rivals = against_rivals(results, row)
+        if rivals:
+            best = max(rivals, key=lambda each: each[1])[0]
+            both = len(values(results, row, LINES[0]).keys() & values(results, row, best).keys())
+            found.append((row, best, both, [uploads_to_level(results, row, best, line) for line in (LINES[0], best)]))
+    return found
+
+
+def _uploads(results: Results) -> str:
+    rows = [
+        [row.title, LABELS[best.algorithm], *(_share(share, seeds) for share in shares)]
+        for row, best, seeds, shares in uploads_shares(results)
+    ]
+    return UPLOADS_NOTE + "\n" + table(["data", "best rival", "CDFL is there after", "the rival after"], rows)
 
 
 def _points(above: tuple[float, float] | None) -> str:
