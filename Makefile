@@ -21,9 +21,9 @@ test-fast: $(READY)
 test-page: $(READY)
 	$(BIN)/pytest -n 2 --dist loadfile -m browser
 
-# Many attacks on the guard: a minute or two.
+# One more case of what `make test` covers, and plans of attackers: some minutes.
 test-long: $(READY)
-	$(BIN)/pytest -n 2 -m long
+	$(BIN)/pytest -n 3 --dist loadfile -m long
 
 # A Ray cluster of two nodes on this machine, where only loopback exists.
 test-ray: $(READY)
