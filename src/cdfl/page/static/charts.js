@@ -25,27 +25,6 @@ export function themeChanged() {
 
 const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 
-// A line at the moment that is shown.
-const cursor = {
-  id: "cursor",
-  afterDatasetsDraw(chart, _, { at }) {
-    if (at === null || at === undefined) return;
-    const { left, right, top, bottom } = chart.chartArea;
-    const x = chart.scales.x.getPixelForValue(at);
-    if (x < left || x > right) return;
-    const pen = chart.ctx;
-    pen.save();
-    pen.strokeStyle = rgb("--text");
-    pen.lineWidth = 1;
-    pen.setLineDash([3, 3]);
-    pen.beginPath();
-    pen.moveTo(x, top);
-    pen.lineTo(x, bottom);
-    pen.stroke();
-    pen.restore();
-  },
-};
-
 class Drawing {
   // `size`: low, thin or thick, as in style.css
   constructor(place, { label, size = "" }) {
@@ -53,7 +32,8 @@ class Drawing {
     this.isDirty = false;
     this.plot = make("div", { class: `plot ${size}` });
     this.canvas = make("canvas", { role: "img", "aria-label": label });
-    this.plot.append(this.canvas);
+    this.cursor = make("i", { class: "cursor", hidden: true }); // a line at the moment that is shown
+    this.plot.append(this.canvas, this.cursor);
     this.side = make("ul", { class: "side" });
     this.empty = make("p", { class: "empty", hidden: true });
     this.numbers = make("details", {}, make("summary", {}, "Numbers"));
@@ -95,8 +75,11 @@ class Drawing {
     const { isDirty } = this;
     this.isDirty = false;
     if (isDirty) this.chart.update("none");
+    this.placeCursor();
     return isDirty;
   }
+
+  placeCursor() {}
 
   // Show a sentence in place of a chart that has nothing to draw.
   nothing(words) {
@@ -141,7 +124,6 @@ export class Curves extends Drawing {
     this.chart = new Chart(this.canvas, {
       type: "line",
       data: { datasets: [] },
-      plugins: [cursor],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: true, scales,
         events: ["mousemove", "mouseout", "touchstart", "touchmove"],
@@ -149,7 +131,6 @@ export class Curves extends Drawing {
         elements: { point: { radius: 0, hitRadius: 6, hoverRadius: 3 } },
         plugins: {
           legend: { display: false },
-          cursor: { at: null },
           tooltip: { animation: false, callbacks: { label: (item) => ` ${item.dataset.label}: ${number(item.parsed.y)}`, title: (items) => `upload ${items[0]?.parsed.x ?? ""}` } },
         },
       },
@@ -157,9 +138,14 @@ export class Curves extends Drawing {
   }
 
   // `curves`: label, points, colorName, dash, width, value (in the legend); `at` is the moment that is shown, or null.
-  update(curves, { at = null, last = null, range = null } = {}) {
+  // Where `version` is that of the last update, only the values and the moment are new, and nothing is drawn again.
+  update(curves, { at = null, last = null, range = null, version = null } = {}) {
     this.curves = curves;
+    this.at = at;
     this.legend(curves);
+    const seen = version === null ? null : `${version} ${last} ${range}`;
+    if (seen !== null && seen === this.seen) return;
+    this.seen = seen;
     const sets = this.chart.data.datasets;
     sets.length = curves.length;
     curves.forEach((curve, place) => {
@@ -169,14 +155,22 @@ export class Curves extends Drawing {
       sets[place].fill = this.stacked ? (place === 0 ? "origin" : "-1") : false;
     });
     this.paint();
-    const { scales, plugins } = this.chart.options;
-    plugins.cursor.at = at;
+    const { scales } = this.chart.options;
     if (last !== null) scales.x.max = Math.max(last, 1);
     if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
     const ends = curves.filter((curve) => curve.points.length).map((curve) => `${curve.label} ${number(curve.points.at(-1).y)}`);
     this.canvas.setAttribute("aria-label", `${this.label}. Latest: ${ends.join(", ") || "nothing yet"}.`);
     this.isDirty = true;
     if (this.numbers.open) this.fillTable();
+  }
+
+  placeCursor() {
+    const isShown = this.at !== null && this.at !== undefined;
+    this.cursor.hidden = !isShown;
+    if (!isShown) return;
+    const { top, bottom } = this.chart.chartArea;
+    const x = this.chart.scales.x.getPixelForValue(this.at);
+    Object.assign(this.cursor.style, { transform: `translate(${x}px, ${top}px)`, height: `${bottom - top}px` });
   }
 
   paint() {

@@ -209,7 +209,7 @@ export class Glance {
     this.isMoving = false;
   }
 
-  update(shown, order) {
+  update(shown, order, glides) {
     const { run } = this;
     const K = run.K;
     const size = order.length * 2 * K;
@@ -229,7 +229,7 @@ export class Glance {
     });
     const words = mains.map((clients, k) => `${clients} mainly ${run.clusterNames[k]}`).join(", ");
     this.canvas.setAttribute("aria-label", `Mixtures of ${count(order.length, "client")}: ${words}.`);
-    if (CALM.matches) this.shares.set(this.targets);
+    if (CALM.matches || !glides) this.shares.set(this.targets);
     this.isMoving = true;
   }
 

@@ -6,7 +6,7 @@ import { clusterColor, make, say } from "./dom.js";
 import { OUTCOMES, RECENT } from "./model.js";
 import { number, OUTCOME_WORDS, percent, SCORE_DASHES, SCORE_WORDS, sentence } from "./words.js";
 
-const LINES = 60; // of the feed that are in the document
+const LINES = 40; // of the feed that are in the document
 const SEARCHED = 3000; // of the feed that are looked through for notable ones
 let views = 0;
 
@@ -61,15 +61,17 @@ export class RunView {
     this.buildChoice();
     this.part(".notable").addEventListener("change", () => this.feedLines());
     this.panels = [
-      (shown) => this.tiles(shown),
-      (shown) => this.clients(shown),
-      (shown) => this.replyCurves(shown),
-      () => this.fleetCurves(),
-      () => this.clusterCurves(),
-      (shown) => this.matrices(shown),
-      (shown) => this.outcomeCurves(shown),
-      (shown) => this.stalenessBars(shown),
-      (shown) => this.feedLines(shown),
+      [
+        (shown) => this.tiles(shown),
+        (shown) => this.replyCurves(shown),
+        () => this.fleetCurves(),
+        () => this.clusterCurves(),
+        (shown) => this.matrices(shown),
+        (shown) => this.outcomeCurves(shown),
+        (shown) => this.stalenessBars(shown),
+      ],
+      [(shown) => this.clients(shown)],
+      [(shown) => this.feedLines(shown)],
     ];
   }
 
@@ -89,8 +91,10 @@ export class RunView {
     this.ranges = ranges;
     this.shown = shown;
     this.at = shown < this.run.length ? shown : null;
-    for (const panel of this.panels) panel(shown);
-    yield;
+    for (const panels of this.panels) {
+      for (const panel of panels) panel(shown);
+      yield;
+    }
     for (const chart of this.charts()) if (chart.draw()) yield;
   }
 
@@ -127,8 +131,10 @@ export class RunView {
   }
 
   clients(shown) {
+    const glides = this.at === null; // under the slider, a bar jumps: gliding would lag behind
+    this.part(".rows").classList.toggle("still", !glides);
     this.list.update(shown);
-    this.glance.update(shown, this.list.order);
+    this.glance.update(shown, this.list.order, glides);
   }
 
   replyCurves(shown) {
@@ -141,19 +147,18 @@ export class RunView {
       label: SCORE_WORDS[name], points: run.scoreBins.points(i, RECENT), colorName: `--${name}`, dash: SCORE_DASHES[name],
       width: name === run.reply ? 3 : 2, value: number(now[name]),
     }));
-    this.replies.update(curves, { at: this.at, last: this.ranges.last, range: this.ranges.scores });
+    this.replies.update(curves, { ...this.moment(), range: this.ranges.scores });
   }
 
   fleetCurves() {
     const { run } = this;
     this.fleet.nothing(run.fleetBins.has(0) ? "" : run.length ? "This algorithm estimates no mixtures." : "No uploads yet.");
     if (!run.fleetBins.has(0)) return;
-    const row = run.fleetBins.bins.at(-1);
-    const areas = run.clusterNames.map((name, k) => ({
-      label: name, points: run.fleetBins.points(k), colorName: clusterColor(k), width: 1,
-      value: percent(row.sums[k] / row.counts[k]),
-    }));
-    this.fleet.update(areas, { at: this.at, last: this.ranges.last });
+    const areas = run.clusterNames.map((name, k) => {
+      const points = run.fleetBins.points(k);
+      return { label: name, points, colorName: clusterColor(k), width: 1, value: percent(this.valueAt(points)) };
+    });
+    this.fleet.update(areas, this.moment());
   }
 
   buildChoice() {
@@ -172,6 +177,16 @@ export class RunView {
     }));
   }
 
+  // The value of a curve at the moment that is shown.
+  valueAt(points) {
+    return (points.findLast((point) => point.x <= this.shown) ?? points[0])?.y;
+  }
+
+  // What all curves over uploads share.
+  moment() {
+    return { at: this.at, last: this.ranges.last, version: `${this.run.version} ${this.what}` };
+  }
+
   clusterCurves() {
     const { run } = this;
     const bins = this.what === "score" ? run.clusterScoreBins : run.lossBins;
@@ -183,10 +198,9 @@ export class RunView {
     const dashes = ["solid", "dashed", "dotted"];
     const curves = run.clusterNames.map((name, k) => {
       const points = bins.points(k);
-      const now = points.findLast((point) => point.x <= this.shown) ?? points[0];
-      return { label: name, points, colorName: clusterColor(k), dash: dashes[Math.floor(k / 8) % 3], value: number(now?.y) };
+      return { label: name, points, colorName: clusterColor(k), dash: dashes[Math.floor(k / 8) % 3], value: number(this.valueAt(points)) };
     });
-    this.losses.update(curves, { at: this.at, last: this.ranges.last });
+    this.losses.update(curves, this.moment());
   }
 
   matrices(shown) {
@@ -215,7 +229,7 @@ export class RunView {
     const curves = OUTCOMES.map((name, i) => ({
       label: OUTCOME_WORDS[name], points: run.outcomeBins.points(i, RECENT), colorName: `--${name}`, width: 1, value: counts[i].toLocaleString("en"),
     }));
-    this.uploads.update(curves, { at: this.at, last: this.ranges.last });
+    this.uploads.update(curves, this.moment());
     say(this.part(".uploads .explain"), `Shares among the last ${RECENT} uploads, and how many there were in all.`);
     const reasons = new Map();
     for (const [position, why] of run.refusals) if (position < shown) reasons.set(why, (reasons.get(why) ?? 0) + 1);
