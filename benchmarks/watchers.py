@@ -6,6 +6,9 @@ One server (the example of `cdfl init`, on SQLite, with syncs), one fleet of cli
 and with watchers alternate. The watchers have several operator tokens, receive every event, and run in a process of
 their own on the same cores; what they cost there is part of the result.
 
+Rates need a machine that does nothing else. The ratio of CPU times does not: what server, clients and watchers use for
+an upload without watchers, over what they use with them. It is the ratio of rates where the CPU is the limit.
+
 Writes benchmarks/results/watchers.json. Takes about five minutes.
 """
 
@@ -16,6 +19,7 @@ import secrets
 import selectors
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
@@ -51,8 +55,10 @@ def main() -> None:
                 rows.append(window_pair(server, tokens, args.updates, watchers_first=pair % 2 == 1))
                 print(rows[-1], flush=True)
     ratios = [row["with"]["rate"] / row["without"]["rate"] for row in rows]
+    cpu = [row["without"]["cpu_ms"] / row["with"]["cpu_ms"] for row in rows]
     found = {"machine": machine(), "watchers": WATCHERS, "operators": OPERATORS, "clients": CLIENTS, "rows": rows}
-    write("watchers", found | {"ratios": [round(ratio, 3) for ratio in ratios], "median": round(median(ratios), 3)})
+    found |= {"ratios": [round(ratio, 3) for ratio in ratios], "median": round(median(ratios), 3)}
+    write("watchers", found | {"cpu_ratios": [round(ratio, 3) for ratio in cpu], "cpu_median": round(median(cpu), 3)})
     print(table())
 
 
@@ -60,37 +66,40 @@ def window_pair(server: Server, tokens: Sequence[str], updates: int, *, watchers
     """Measure a window with watchers and one without, in either order."""
     found: dict[str, Any] = {}
     for is_watched in (watchers_first, not watchers_first):
-        with watching(server.port, tokens) if is_watched else no_watchers() as events:
+        with watching(server.port, tokens) if is_watched else no_watchers() as used:
             run = measure(server, CLIENTS, updates)
+            events, seconds = used()
         kept = {name: run[name] for name in ("rate", "p50_ms", "p99_ms", "server_cpu_ms", "others_cores")}
-        found["with" if is_watched else "without"] = kept | ({"events": events()} if is_watched else {})
+        seconds += (run["server_cores"] + run["client_cores"]) * run["seconds"]
+        kept["cpu_ms"] = round(1e3 * seconds / run["updates"], 2)
+        found["with" if is_watched else "without"] = kept | ({"events": events} if is_watched else {})
     return found
 
 
 @contextmanager
 def no_watchers() -> Iterator[Any]:
     """Watch nothing."""
-    yield lambda: 0
+    yield lambda: (0, 0.0)
 
 
 @contextmanager
 def watching(port: int, tokens: Sequence[str]) -> Iterator[Any]:
-    """Let watchers read all events while the block runs; yield a function that says how many came."""
+    """Let watchers read all events while the block runs; yield a function for their number and CPU seconds."""
     context = multiprocessing.get_context("spawn")
-    opened, over, count = context.Event(), context.Event(), context.Value("q", 0)
-    reader = context.Process(target=read_events, args=(port, list(tokens), opened, over, count))
+    opened, over, count, used = context.Event(), context.Event(), context.Value("q", 0), context.Value("d", 0.0)
+    reader = context.Process(target=read_events, args=(port, list(tokens), opened, over, count, used))
     reader.start()
     if not opened.wait(60):
         raise RuntimeError("the watchers were not let in")
     try:
-        yield lambda: count.value
+        yield lambda: (count.value, used.value)
     finally:
         over.set()
         reader.join()
 
 
-def read_events(port: int, tokens: Sequence[str], opened: Event, over: Event, count: Any) -> None:
-    """Hold the streams open and read them, as cheaply as possible; count events."""
+def read_events(port: int, tokens: Sequence[str], opened: Event, over: Event, count: Any, used: Any) -> None:
+    """Hold the streams open and read them, as cheaply as possible; count events and CPU seconds."""
     selector, watchers = selectors.DefaultSelector(), []
     for number in range(WATCHERS):
         watcher = socket.create_connection(("127.0.0.1", port))
@@ -101,10 +110,12 @@ def read_events(port: int, tokens: Sequence[str], opened: Event, over: Event, co
             raise RuntimeError("a watcher was refused")
         selector.register(watcher, selectors.EVENT_READ, watcher)
         watchers.append(watcher)
+    begun = time.process_time()
     opened.set()
     while not over.is_set():
         for key, _ in selector.select(timeout=0.2):
             count.value += key.data.recv(PIECE).count(b"data: ")
+        used.value = time.process_time() - begun
     for watcher in watchers:
         watcher.close()
 
@@ -114,16 +125,19 @@ def table() -> str:
     found = read("watchers")
     lines = [
         f"{found['clients']} clients, on {found['machine']['cpu']}, {found['machine']['cores']} cores:\n",
-        f"| pair | without watchers | with {found['watchers']} watchers | ratio | CPU of the server an upload |",
-        "|---|---|---|---|---|",
+        f"| pair | without watchers | with {found['watchers']} watchers | ratio | CPU an upload | its ratio |",
+        "|---|---|---|---|---|---|",
     ]
-    for number, (row, ratio) in enumerate(zip(found["rows"], found["ratios"], strict=True), start=1):
+    ratios = zip(found["rows"], found["ratios"], found["cpu_ratios"], strict=True)
+    for number, (row, ratio, cpu) in enumerate(ratios, start=1):
         before, after = row["without"], row["with"]
         lines.append(
             f"| {number} | {before['rate']:.1f} a second | {after['rate']:.1f} a second | {ratio:.2f} "
-            f"| {before['server_cpu_ms']:.1f} and {after['server_cpu_ms']:.1f} ms |"
+            f"| {before['cpu_ms']:.1f} and {after['cpu_ms']:.1f} ms | {cpu:.2f} |"
         )
-    lines.append(f"| median | | | {found['median']:.2f} | |")
+    lines.append(f"| median | | | {found['median']:.2f} | | {found['cpu_median']:.2f} |")
+    others = median(row[which]["others_cores"] for row in found["rows"] for which in ("without", "with"))
+    lines.append(f"\nOther programs used {others:.1f} cores meanwhile.")
     return "\n".join(lines) + "\n"
 
 

@@ -93,6 +93,19 @@ def test_streams_are_woken_a_few_times_a_second(monkeypatch):
     assert 2 <= asyncio.run(watch()) <= 8
 
 
+def test_many_streams_are_woken_less_often():
+    async def pauses():
+        notifier, found = Notifier(), []
+        with ExitStack() as stack:
+            for number in (1, 99, 900):  # 1, 100 and 1,000 streams
+                for _ in range(number):
+                    stack.enter_context(notifier.subscribed())
+                found.append(notifier.pause)
+        return found
+
+    assert asyncio.run(pauses()) == [events.WAKE_SECONDS, 100 / events.MOST_WAKES, events.SLOWEST_SECONDS]
+
+
 def test_what_was_forgotten_is_read_from_the_journal():
     async def watch():
         notifier, journal = Notifier(), Journal(some_entry(1, "car-7"))

@@ -1,7 +1,7 @@
 """The stream of events: one event an upload, from any number that the journal still has.
 
-After a commit each entry is turned into bytes once, however many streams there are, and streams are woken a few times a
-second. So a hundred watchers cost little more than one.
+After a commit each entry is turned into bytes once, however many streams there are. Streams are woken a few times a
+second; the more there are, the less often, and the more events each gets at once.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ from cdfl.wire import UnavailableError
 
 PAGE = 100  # entries read at a time
 RECENT = 1000  # entries in memory
-WAKE_SECONDS = 0.25  # streams are woken at most this often
+WAKE_SECONDS = 0.25  # streams are woken at most this often,
+MOST_WAKES = 200  # and all together at most so many times a second, so many watchers do not slow uploads down;
+SLOWEST_SECONDS = 2.0  # but this often
 CHECK_SECONDS = 5.0  # a comment is sent and the token checked this often: a peer that is gone is noticed
 REST = 4.0  # times the seconds that a page of old entries took
 OPENING = b": the epochs after this line are events\n\n"
@@ -63,6 +65,11 @@ class Notifier:
     def num_streams(self) -> int:
         """Return how many streams are open."""
         return len(self._waiting)
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds from one wake of all streams to the next."""
+        return min(SLOWEST_SECONDS, max(WAKE_SECONDS, len(self._waiting) / MOST_WAKES))
 
     # -- from the engine's threads
 
@@ -122,7 +129,7 @@ class Notifier:
         """Wake all streams, unless that is about to happen anyway."""
         now = loop.time()
         if now >= self._woken:
-            wait = max(0.0, self._woken + WAKE_SECONDS - now)
+            wait = max(0.0, self._woken + self.pause - now)
             self._woken = now + wait
             loop.call_later(wait, self._wake)
 
