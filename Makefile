@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-ray test-flower test-trackers test-page test-long check docs pictures install clean
+.PHONY: demo test test-fast test-ray test-flower test-trackers test-page test-long test-reverts check docs pictures install clean
 
 demo: $(READY)
 	$(BIN)/cdfl run digits-4 --preset experts
@@ -28,6 +28,10 @@ test-long: $(READY)
 # A Ray cluster of two nodes on this machine, where only loopback exists.
 test-ray: $(READY)
 	$(BIN)/python -m benchmarks.loopback $(BIN)/python -m pytest -m ray
+
+# Undoes the mends of the service one by one; a test must fail each time. Some minutes.
+test-reverts: $(READY)
+	$(BIN)/python -m tests.server.reverts
 
 # Installs Flower into an environment of its own, which takes a minute.
 test-flower: $(READY)

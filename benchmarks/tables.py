@@ -13,6 +13,7 @@ from benchmarks import (
     digits,
     draw,
     experts,
+    interleavings,
     kinds,
     load_table,
     mixtures,
@@ -21,6 +22,7 @@ from benchmarks import (
     poison_table,
     sequences,
     servers,
+    siege,
     speed_table,
 )
 from benchmarks.crash import table as crash_table
@@ -47,6 +49,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "load, paper": load_table.paper,
     "load, exchanges": load_table.exchanges,
     "page": page.table,
+    "siege": siege.table,
+    "interleavings": interleavings.table,
     "crash": crash_table.table,
     "servers": servers.table,
     "poison": partial(poison_table.attack_table, "digits-4"),

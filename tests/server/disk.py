@@ -37,8 +37,9 @@ class AtOnce(Executor):
 class Disk:
     """Stands between `os` and a folder of blobs, and watches the commits of the database beside it."""
 
-    def __init__(self, folder: Path, graveyard: Path) -> None:
+    def __init__(self, folder: Path, graveyard: Path, *, statements: bool = False) -> None:
         self.folder, self.graveyard = folder, graveyard
+        self.statements = statements  # every statement of the database is a step, not only COMMIT
         graveyard.mkdir()
         self.log: list[tuple[str, str]] = []  # (step, name) in order
         self.synced: set[int] = set()  # inodes whose content is durable
@@ -65,6 +66,11 @@ class Disk:
     def disarm(self) -> None:
         """It does not come any more."""
         self.fault = None
+
+    def step(self, name: str) -> None:
+        """A step of something else that may fail."""
+        self._before(name, "")
+        self._after(name, "")
 
     # -- in place of os
 
@@ -141,14 +147,14 @@ class Disk:
         fault, self.fault = self.fault, None
         if fault.startswith("crash"):
             raise Crash
-        if step == "commit":
-            raise sa.exc.OperationalError("COMMIT", None, Exception("the connection is lost"))
+        if step in ("commit", "statement"):
+            raise sa.exc.OperationalError(step, None, Exception("the connection is lost"))
         raise OSError(errno.EIO, os.strerror(errno.EIO), name)
 
     def _before_statement(self, connection, cursor, statement, *_) -> None:
-        if statement == "COMMIT":
-            self._before("commit", "")
+        if statement == "COMMIT" or self.statements:
+            self._before("commit" if statement == "COMMIT" else "statement", "")
 
     def _after_statement(self, connection, cursor, statement, *_) -> None:
-        if statement == "COMMIT":
+        if statement == "COMMIT":  # others that were done and failed are the same as not done: they are rolled back
             self._after("commit", "")

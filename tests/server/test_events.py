@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cdfl.server import events
+from cdfl.server.connections import PIECE
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import Limits
 from cdfl.wire import UnavailableError
@@ -137,6 +138,21 @@ def test_a_gap_in_memory_is_read_from_the_journal():
     assert [each.entry.epoch for each in notifier.after(4)] == [5, 6]
     assert [each.entry.epoch for each in notifier.after(5)] == [6]
     assert notifier.after(9) == []
+
+
+def test_a_stream_sends_little_at_once():
+    """Events of many clusters are long, and a peer may not read them."""
+
+    async def watch():
+        entries = [replace(some_entry(number), losses=(0.1,) * 2000) for number in range(1, 60)]
+        seen, source = [], events_of(Journal(*entries), Notifier())
+        while b"".join(seen).count(b"data: ") < len(entries):
+            seen.append(await anext(source))
+        return seen
+
+    sizes = list(map(len, asyncio.run(watch())))
+    assert sum(sizes) > 4 * PIECE
+    assert max(sizes) < 2 * PIECE
 
 
 def test_what_others_see_has_no_client():

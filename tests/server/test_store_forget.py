@@ -5,10 +5,13 @@ import sqlalchemy as sa
 
 from cdfl.core import Verdict
 from cdfl.server.auth import Tokens
+from cdfl.server.errors import StoreUnavailable
+from cdfl.server.maintenance import Maintenance
 from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.tables import TABLES
 
+from .test_store_faults import BreakingCommit
 from .toy import Toy, reject, same_state, stored_blobs, was_sent
 
 NAME = "car-of-somebody"
@@ -123,3 +126,23 @@ def test_recovery_must_not_need_what_is_forgotten(where):
             with pytest.raises(ValueError, match=f"the state must be the newest, of epoch 1; {came}"):
                 store.forget(NAME, state)
         assert store.client(NAME).uploads == 1
+
+
+def test_listeners_are_told_also_if_the_commit_seemed_to_fail(where):
+    """The client is gone from the store then, and nothing asks for it again."""
+    now, told = [0.0], []
+    with Store.open(*where) as store:
+        toy = Toy(store)
+        toy.upload("car-7")
+        toy.snapshot()
+        maintenance = Maintenance(store, 100, clock=lambda: now[0], on_forget=told.append)
+        store.ask_to_forget("car-7")
+        BreakingCommit(store, reaches=True)
+        now[0] = 2.0
+        with pytest.raises(StoreUnavailable):
+            maintenance.run_due(toy.state)
+        assert store.client("car-7") is None
+        now[0] = 4.0
+        maintenance.run_due(toy.state)
+        assert told == ["car-7"]
+        maintenance.finish(toy.state)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
+from cdfl.server.connections import PIECE
 from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.records import Entry
@@ -220,13 +221,25 @@ async def stream(
                 seen = notifier.num_joins
             if told:
                 after = told[:PAGE][-1].entry.number
-            if pieces:
-                yield b"".join(pieces)
+            for joined in _joined(pieces):
+                yield joined
             if not told:
                 try:
                     await asyncio.wait_for(news.wait(), CHECK_SECONDS)
                 except TimeoutError:
                     yield SIGN_OF_LIFE
+
+
+def _joined(events: list[bytes]) -> Iterator[bytes]:
+    """Join events, so that a stream that nobody reads holds little more than `PIECE` bytes."""
+    held = bytearray()
+    for event in events:
+        held += event
+        if len(held) >= PIECE:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
 
 
 def event_of(entry: Entry, *, whole: bool) -> dict[str, Any]:

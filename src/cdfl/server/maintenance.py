@@ -40,6 +40,7 @@ class Maintenance:
         self._snapshot_epoch = max((snapshot.epoch for snapshot in store.snapshots()), default=0)
         self._snapshot_time = self._prune_time = self._forget_time = self._sweep_time = clock()
         self._failed_time = -math.inf
+        self._forgetting: set[str] = set()  # clients of whom it is not known yet that they are forgotten
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cdfl-snapshot")
         self._work: Future[None] | None = None
 
@@ -60,10 +61,20 @@ class Maintenance:
                 self._work = self._worker.submit(self._scrub.step)
         if self._clock() - self._forget_time >= FORGET_SECONDS:
             self._forget_time = self._clock()
-            for client_id in self.store.asked_to_forget():
-                self.store.forget(client_id, state)
-                self.on_forget(client_id)
-                logger.info("a client was forgotten")
+            self._forget(self.store.asked_to_forget(), state)
+
+    def _forget(self, asked: list[str], state: ServerState) -> None:
+        for client_id in sorted(self._forgetting.difference(asked)):  # a COMMIT that seemed to fail has forgotten it
+            self._forgot(client_id)
+        for client_id in asked:
+            self._forgetting.add(client_id)
+            self.store.forget(client_id, state)
+            self._forgot(client_id)
+
+    def _forgot(self, client_id: str) -> None:
+        self._forgetting.discard(client_id)
+        self.on_forget(client_id)
+        logger.info("a client was forgotten")
 
     def finish(self, state: ServerState) -> None:
         """Take the last snapshot."""

@@ -27,7 +27,7 @@ def add_watching(app: FastAPI, engine: Engine, access: Access, uploads: Uploads)
 
     @app.get("/v1/clients", dependencies=allowed, responses=refusals(400, 401, 503) | REFUSED)
     async def clients(
-        after: Annotated[str, Query(description="List names above this one.", max_length=64)] = "",
+        after: Annotated[str, Query(description="List names above this one.", pattern="^[A-Za-z0-9._-]{0,64}$")] = "",
         limit: Annotated[int, Query(ge=1, le=MOST_CLIENTS)] = MOST_CLIENTS,
     ) -> ClientList:
         """List the clients by name, with the mixture of the last reply to each."""
