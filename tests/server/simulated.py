@@ -113,7 +113,8 @@ class World:
             self.store.begin(state, LAYOUT, SETTINGS)
         else:
             state = recovered.state
-        self.engine = Still(state, LAYOUT, SETTINGS, self.store, Proxy(), evaluate, snapshot_every=7, limits=LIMITS)
+        options = {"snapshot_every": 7, "limits": LIMITS, "clock": time.time}
+        self.engine = Still(state, LAYOUT, SETTINGS, self.store, Proxy(), evaluate, **options)
         self.engine.maintenance = Maintenance(
             self.store, 7, clock=lambda: self.now, on_forget=self.engine.maintenance.on_forget
         )
@@ -302,7 +303,8 @@ class World:
             with Store.open(copy) as opened:
                 assert opened.epoch == made.epoch
                 if not store.asked_to_forget():  # which has perhaps begun to delete blobs
-                    assert verify(opened).findings == []
+                    found = verify(opened).findings
+                    assert found == [], found
         shutil.rmtree(copy)
 
     def intrude(self, _):

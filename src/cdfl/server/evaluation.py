@@ -54,9 +54,12 @@ class Evaluation:
                 self._compute_losses(fresh, state)
 
     def _is_refused(self, submission: Submission, state: ServerState) -> bool:
-        """Return whether the defence refuses an upload without looking at its losses."""
+        """Return whether the defence refuses an upload whatever it was trained from, and without a look at its losses.
+
+        That is fetched later; zeros stand for it, as far from any model as can be.
+        """
         model = submission.local_model
-        upload = Upload(model, submission.base_epoch, base_model=model, time=submission.received)
+        upload = Upload(model, submission.base_epoch, base_model=torch.zeros_like(model), time=submission.received)
         return isinstance(self._defence.admit(state, upload, submission.client), Verdict)
 
     def _compute_losses(self, fresh: list[Submission], state: ServerState) -> None:

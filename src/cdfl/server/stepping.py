@@ -10,18 +10,23 @@ from torch import Tensor
 
 from cdfl.core import (
     GIVEN,
+    ClientMemory,
+    Defence,
     Evaluate,
     Layout,
     NotFiniteError,
     ServerState,
     Settings,
     Upload,
+    Verdict,
     base_model_of,
     defence_of,
+    is_too_stale,
     personalize,
     reply_weights,
     server_update,
 )
+from cdfl.core.estimate import with_losses
 from cdfl.server.errors import StoreDamaged
 from cdfl.server.evaluation import drop, unavailable
 from cdfl.server.metrics import Metrics
@@ -103,6 +108,20 @@ class Stepper:
                 drop(self.store, submission, unavailable(submission, error))
         return state, steps
 
+    def _evaluated(self, state: ServerState, upload: Upload, client: ClientMemory, defence: Defence) -> Upload:
+        """Return an upload with its losses, also if it seemed to be refused when others were evaluated, and is not.
+
+        They are not on the tape: the journal has them. Those of an upload that is bounded are.
+        """
+        is_known = upload.losses is not None or upload.mixture is not None
+        if is_known or is_too_stale(state.epoch + 1 - upload.base_epoch, self.settings.rates):
+            return upload
+        admitted = defence.admit(state, upload, client)
+        if isinstance(admitted, Verdict) or admitted.local_model is not upload.local_model:
+            return upload
+        _, known = with_losses(state, upload, Recording(self.cores).of(self.evaluate))
+        return upload.replace(losses=known.losses)
+
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:
         begun, tape = time.perf_counter(), Recording(self.cores)
         upload = Upload(
@@ -118,6 +137,7 @@ class Stepper:
         upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
         defence = defence_of(self.settings, tape.of(self.trial) if self.trial else None)
         estimator = None if submission.mixture is None else GIVEN
+        upload = self._evaluated(state, upload, submission.client, defence)
         evaluate = tape.of(self.evaluate)
         after, reply = server_update(
             state, upload, self.settings, evaluate, submission.client, estimator=estimator, defence=defence
