@@ -11,6 +11,7 @@ from importlib import import_module
 
 import pytest
 
+from cdfl import load
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.report import progress
 from cdfl.sim import checkpoint
@@ -41,6 +42,23 @@ def test_help():
     assert "cdfl, fedsoft, fedem, ifca, fedasync, fedbuff, local," in re.sub(r"[^\w,. -]+ ", "", output)
 
 
+def test_a_run_with_experts_ends_with_who_serves_what(small, tmp_path):
+    code, output = call("run", small, "--set", "reply=experts", "--num-uploads", 4)
+    assert code == 0
+    end = RunFolder(tmp_path / "runs" / "small-cdfl-0").events()[-1]
+    for label, value in [
+        ("on new data with the last reply, as one model", end.held),
+        ("after the reply, as one model", end.after),
+        ("with experts and router, on new data", end.served_held),
+        ("with experts and router, after the reply", end.served),
+        ("with the likeliest expert for each input", end.routed["one"]),
+    ]:
+        assert re.search(rf"clients, {label} {value:.3f}", output), label
+    run = load(tmp_path / "runs" / "small-cdfl-0")
+    assert f"served {end.served:.3f}" in repr(run)
+    assert "with experts and router" in run._repr_html_()
+
+
 def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
     code, output = call("run", small, "--seed", 3)
     assert code == 0
@@ -56,6 +74,7 @@ def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
         ("KL, true to estimated mixture", f"{end.divergence:.3f}"),
     ]:
         assert re.search(rf"{label} {value}", output), label
+    assert "experts" not in output
     assert folder.config()["seed"] == 3
     assert folder.config()["settings"]["training"]["batch_size"] == 8
     _, output = call("run", small, "--seed", 3)

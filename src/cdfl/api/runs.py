@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 
     from cdfl.api.comparison import Comparison
 
-COLUMNS = ("before", "after", "cluster")
+COLUMNS = {
+    "before": "before the upload",
+    "after": "after the reply",
+    "served": "with experts and router",
+    "cluster": "clusters",
+}
 
 
 class Run:
@@ -151,7 +156,7 @@ class Run:
     def __repr__(self) -> str:
         if not only(self.events, Finished):
             return f"Run({self.algorithm} on {self.name}, seed {self.seed}: not finished)"
-        scores = ", ".join(f"{name} {_number(getattr(self.summary, name))}" for name in COLUMNS)
+        scores = ", ".join(f"{name} {_number(getattr(self.summary, name))}" for name in self._columns)
         return (
             f"Run({self.algorithm} on {self.name}, seed {self.seed}: {self.summary.uploads} uploads; "
             f"{next(iter(self.metrics))} {scores})"
@@ -162,20 +167,26 @@ class Run:
         labels = [metric_label(name, higher_is_better=higher) for name, higher in self.metrics.items()]
         title = f"{self.algorithm} on {self.name}, seed {self.seed}: {self.summary.uploads} uploads"
         rows = []
-        for words, column in zip(("before the upload", "after the reply", "clusters"), COLUMNS, strict=True):
+        for column, words in self._columns.items():
             others = [self.summary.more[name][column] for name in list(self.metrics)[1:]]
             rows.append([words, *(_number(value) for value in (getattr(self.summary, column), *others))])
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return html_table(title, ["on held-out data", *labels], rows) + notes
 
+    @property
+    def _columns(self) -> dict[str, str]:
+        """The scores to show, and what they are; what experts serve only where replies are experts."""
+        return {name: words for name, words in COLUMNS.items() if name != "served" or self.summary.routed}
+
     def _row(self, upload: Uploaded) -> dict[str, Any]:
         kept = {
             name: value
             for name, value in vars(upload).items()
-            if name not in ("true_mixture", "mixture", "rates", "more")
+            if name not in ("true_mixture", "mixture", "rates", "more", "routed")
         }
         for metric, scores in upload.more.items():
             kept |= {f"{metric} {name}": score for name, score in scores.items()}
+        kept |= {f"routed {name}": value for name, value in upload.routed.items()}
         for words, shares in (
             ("true", upload.true_mixture),
             ("estimated", upload.mixture or []),

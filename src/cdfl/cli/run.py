@@ -120,16 +120,20 @@ def _table(opened: Started, start: Clusters, end: Finished) -> Table:
     title = f"{opened.algorithm} on {opened.scenario}, seed {opened.seed}: {end.uploads} uploads"
     labels = [metric_label(metric["name"], higher_is_better=metric["higher_is_better"]) for metric in opened.metrics]
     table = make_table("on held-out data", *labels, title=title)
-    held, before, after, served, cluster = (
+    held, before, after, served_held, served, cluster = (
         [getattr(end, name), *(end.more[metric["name"]].get(name) for metric in opened.metrics[1:])]
-        for name in ("held", "before", "after", "served", "cluster")
+        for name in ("held", "before", "after", "served_held", "served", "cluster")
     )
     at_start = [fmean(scores) for scores in (start.scores, *start.more.values())]
-    table.add_row("clients, on new data with the last reply", *map(_number, held))
+    is_routed = "one" in end.routed
+    one_model = ", as one model" if is_routed else ""
+    table.add_row(f"clients, on new data with the last reply{one_model}", *map(_number, held))
     table.add_row("clients, before their upload", *map(_number, before))
-    table.add_row("clients, after the reply", *map(_number, after))
-    if served != after:
-        table.add_row("clients, with experts and router", *map(_number, served))
+    table.add_row(f"clients, after the reply{one_model}", *map(_number, after))
+    if is_routed:
+        table.add_row("clients, with experts and router, on new data", *map(_number, served_held))
+        table.add_row("clients, with experts and router, after the reply", *map(_number, served))
+        table.add_row("clients, with the likeliest expert for each input", _number(end.routed["one"]))
     table.add_row("clusters, at the start", *map(_number, at_start))
     table.add_row("clusters, at the end", *map(_number, cluster), end_section=True)
     if end.divergence is not None:
