@@ -31,8 +31,9 @@ class RayCluster:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        # Nodes and drivers share a token; this process is a driver.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | QUIET
+        # Nodes and drivers share a token; this process is a driver, and Ray reads its token once.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ |= {"RAY_AUTH_MODE": "token"} | QUIET
         self.nodes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import busy_seconds
+from benchmarks.processes import cpu_seconds
 from benchmarks.ray_cluster import RayCluster
 from benchmarks.result_files import machine, read, write
 from cdfl.record import Event
@@ -77,26 +77,32 @@ def gain(address: str, args: argparse.Namespace) -> Found:
 
 
 def timed(config: RunConfig, engine: RayEngine | None, data_dir: Path | None = None) -> tuple[Found, list[Event]]:
-    """Return the seconds of a run, of those how many it waited for workers, and its events."""
-    waited = 0.0
+    """Return the seconds of a run, of those how many it waited for workers, CPU seconds, and its events."""
+    waited = looked = looking = 0.0
+    used: dict[int, float] = {}  # CPU seconds of workers
     train: Callable[..., Any] = RayTrainer.train
 
     def watched(*given: Any) -> Any:
-        nonlocal waited
+        nonlocal waited, looked, looking
         begun = time.perf_counter()
         models = train(*given)
-        waited += time.perf_counter() - begun
+        ended = time.perf_counter()
+        waited += ended - begun
+        if ended - looked > 2.0:
+            used.update({pid: cpu_seconds(pid) for pid in workers()})
+            looked = time.perf_counter()
+            looking += looked - ended
         return models
 
     RayTrainer.train = watched  # type: ignore[method-assign, assignment]
-    begun, cpu, busy = time.perf_counter(), time.process_time(), busy_seconds()
+    begun, cpu = time.perf_counter(), time.process_time()
     try:
         events = list(run_events(config, None, data_dir, engine=engine))
     finally:
         RayTrainer.train = train  # type: ignore[method-assign]
-    seconds = time.perf_counter() - begun
-    found = {"seconds": seconds, "driver_cpu": time.process_time() - cpu, "machine_cpu": busy_seconds() - busy}
-    return found | ({"training": waited} if engine else {}), events
+    seconds = time.perf_counter() - begun - looking
+    found = {"seconds": seconds, "cpu": time.process_time() - cpu, "load": os.getloadavg()[0]}
+    return found | ({"training": waited, "workers_cpu": list(used.values())} if engine else {}), events
 
 
 def memory(address: str, uploads: int) -> Found:

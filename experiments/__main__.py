@@ -6,10 +6,11 @@ from typing import Annotated, cast
 import typer
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import DataDir, DeviceName, PrecisionName, exit_on, flag
+from cdfl.cli.options import Address, Cores, DataDir, DeviceName, EngineName, NumWorkers, PrecisionName, exit_on, flag
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.named_settings import PRESETS
+from cdfl.sim.on_ray.connection import find_engine
 from experiments.commands import FOLDER, SMOKE_FOLDER, RunFilter, execute
 from experiments.harness.figures import LABELS
 from experiments.harness.runner import RunOptions, UnfinishedError
@@ -40,6 +41,10 @@ def main(
     precision: PrecisionName = "auto",
     together: Annotated[int | None, typer.Option(min=1, help=TOGETHER)] = None,
     processes: Annotated[int, typer.Option(min=1, help="Groups of runs side by side.")] = 1,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: NumWorkers = None,
+    cores: Cores = None,
     data_dir: DataDir = None,
     add: Annotated[
         list[Path] | None, typer.Option(help="readme: first copy the results in this folder; may be repeated.")
@@ -54,9 +59,12 @@ def main(
 
     `cdfl paper table1 --rows fashion-mnist-4`: one row of Table 1, minutes on a large GPU.
     """
-    options = RunOptions(device, cast("Precision", precision), data_dir, together, processes, smoke, commit)
     only = RunFilter(_names(rows), _names(presets), _names(algorithms))
     with exit_on(ValueError, OSError, UnfinishedError), sigterm_interrupts():
+        cluster = find_engine(engine, address=address, workers=workers, cores=cores)
+        options = RunOptions(
+            device, cast("Precision", precision), data_dir, together, processes, smoke, commit, cluster
+        )
         execute(name, options, out, trials, only, add or [], typer.echo)
 
 

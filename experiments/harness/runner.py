@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 import time
 import traceback
 import warnings
@@ -21,6 +22,8 @@ from cdfl.data.sources import check_is_here
 from cdfl.record import Event
 from cdfl.report.progress import Lines
 from cdfl.sim.engine_choice import Precision
+from cdfl.sim.on_ray.connection import RayEngine, connected
+from cdfl.sim.on_ray.runs import Spread
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell
 from experiments.harness.machine import commit, machine
@@ -45,6 +48,7 @@ class RunOptions:
     processes: int = 1  # groups that run side by side
     smoke: bool = False
     commit: str | None = None  # of the code; None to ask git
+    engine: RayEngine | None = None  # whose workers do the runs, each one at a time; None to run here
 
 
 class UnfinishedError(RuntimeError):
@@ -106,7 +110,8 @@ def run_missing(keys: Sequence[RunKey], results: Results, options: RunOptions, t
     wanted = [(key, configs[name]) for name, key in missing.items()]
     _check_data(keys, wanted, options.data_dir)
     tell(f"{len(configs)} runs, {len(configs) - len(wanted)} of them stored already")
-    groups = list(_groups(wanted, len(wanted) if options.smoke else options.together))
+    together = 1 if options.engine else len(wanted) if options.smoke else options.together
+    groups = list(_groups(wanted, together))
     try:
         failures = _run_groups(groups, results, options, tell)
     except KeyboardInterrupt:
@@ -156,6 +161,9 @@ def _check_data(asked: Sequence[RunKey], missing: Group, data_dir: Path | None) 
 
 def _outcomes(groups: Sequence[Group], options: RunOptions, tell: Tell) -> Generator[Outcome | Failure]:
     """Yield what each group gave, as it is done."""
+    if options.engine is not None:
+        yield from _outcomes_on_cluster([run for group in groups for run in group], options.engine, options, tell)
+        return
     if options.processes == 1:
         for group in groups:
             tell(f"next: {_name(group)}")
@@ -177,6 +185,42 @@ def _outcomes(groups: Sequence[Group], options: RunOptions, tell: Tell) -> Gener
                 process.terminate()
             for process in mine:
                 process.join()
+
+
+def _outcomes_on_cluster(
+    runs: Group, engine: RayEngine, options: RunOptions, tell: Tell
+) -> Iterator[Outcome | Failure]:
+    """Yield what each run gave, as it is done; the workers of a cluster do them side by side."""
+    if not runs:
+        return
+    events: dict[int, list[Event]] = {which: [] for which in range(len(runs))}
+    begun: dict[int, float] = {}
+    configs = [config for _, config in runs]
+    package = sys.modules["experiments"]  # networks of the study travel: workers need no checkout
+    with (
+        connected(engine) as ray,
+        closing(Spread(ray, engine, configs, modules=[package])) as spread,
+        Lines(sum(config.scenario.num_uploads for config in configs), lambda line: tell(f"  {line}")) as progress,
+    ):
+        for which, part in spread.parts(options.data_dir):
+            key, config = runs[which]
+            begun.setdefault(which, time.monotonic())
+            if isinstance(part, Exception):
+                yield _failure(runs[which], part)
+                continue
+            events[which] += part.events
+            for event in part.events:
+                progress.show(event)
+            if part.models is not None:  # the end
+                kept = [(key, config, _summarize(key, config, events.pop(which)))]
+                yield kept, _header(config, time.monotonic() - begun[which], 1, options)
+
+
+def _failure(run: tuple[RunKey, RunConfig], error: Exception) -> Failure:
+    try:
+        raise error
+    except Exception as raised:
+        return Failure.of(_name([run]), raised)
 
 
 def _name(keys: Sequence[tuple[Any, ...]]) -> str:
@@ -230,13 +274,18 @@ def _run_group(group: Group, options: RunOptions, tell: Tell) -> Outcome:
                 progress.show(event)
     seconds = time.monotonic() - begun
     kept = [(key, config, _summarize(key, config, own)) for (key, config), own in zip(group, events, strict=True)]
-    return kept, {
-        "device": configs[0].device,
-        "precision": configs[0].precision,
+    return kept, _header(configs[0], seconds, len(group), options)
+
+
+def _header(config: RunConfig, seconds: float, together: int, options: RunOptions) -> dict[str, Any]:
+    """Return what is stored with the results of a group: where and how they were computed."""
+    return {
+        "device": config.device,
+        "precision": config.precision,
         "machine": machine(),
         "commit": options.commit,
         "seconds": round(seconds, 1),
-        "together": len(group),
+        "together": together,
         "processes": options.processes,
         "smoke": options.smoke,
     }

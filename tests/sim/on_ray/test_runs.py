@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from contextlib import closing, suppress
 from pathlib import Path
@@ -86,3 +87,15 @@ def test_the_command_shows_one_table(cluster, tmp_path):
     assert "small, 2 seeds: mean and deviation of held-out accuracy" in words
     summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
     assert [len(summary[name]["after"]) for name in ("cdfl", "local")] == [2, 2]
+
+
+def test_the_paper_runs_on_a_cluster(cluster, tmp_path):
+    options = ["--smoke", "--algorithms", "cdfl,local-keep", "--presets", "default", "--out", tmp_path / "results"]
+    status, words = call("paper", "table1", *options, "--engine", "ray", "--address", cluster.address)
+    assert status == 0, words
+    runs = len(list((tmp_path / "results").glob("**/*.json")))
+    assert runs > 0
+    assert "failed" not in words
+    status, words = call("paper", "table1", *options)
+    assert status == 0, words
+    assert re.search(r"(\d+) runs, \1 of them stored already", words), words

@@ -143,7 +143,7 @@ class Spread:
         ray: Any,
         engine: RayEngine,
         configs: Sequence[RunConfig],
-        pasts: Sequence[Past],
+        pasts: Sequence[Past] | None = None,
         *,
         modules: Sequence[ModuleType] = (),
         personal: bool = False,
@@ -152,6 +152,7 @@ class Spread:
         self.engine = engine
         self.configs = configs
         self.modules = modules
+        pasts = pasts or [Past([], None)] * len(configs)
         self.told = [list(past.events) for past in pasts]
         self.checkpoints = [past.checkpoint for past in pasts]
         self.personal = personal
@@ -249,7 +250,7 @@ def spread_runs(
 ) -> Generator[tuple[int, Event]]:
     """Do what `compare_events` does, on a cluster."""
     report, steps = pretraining.get(), dict[int, tuple[int, int]]()
-    pasts = [_past(folder) if resume else Past([], None) for folder in folders or []] or [Past([], None)] * len(configs)
+    pasts = [_past(folder) for folder in folders] if resume and folders else [Past([], None)] * len(configs)
     with connected(engine) as ray, ExitStack() as opened:
         spread = Spread(ray, engine, configs, pasts, personal=personal)
         opened.callback(spread.close)
