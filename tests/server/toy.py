@@ -46,7 +46,7 @@ class Toy:
     def upload(
         self, *client_ids: str, key: str | None = None, base_epoch: int | None = None, away: float = 0.0
     ) -> list[Entry]:
-        """One group: an upload of each of these clients; `away` so many times as far from the target as it came."""
+        """One group: an upload of each of these clients; harmful ones are `away` from all targets."""
         state, group = self.state, []
         for client_id in client_ids:
             name = key or f"key-{self.store.number + len(group)}"
@@ -62,7 +62,8 @@ class Toy:
         target = TARGETS[int(torch.randint(len(TARGETS), (1,), generator=self.random))]
         trained = target + 0.3 * torch.randn(LAYOUT.size, generator=self.random)
         if away:
-            trained[: LAYOUT.num_parameters] -= away * (target - 5)
+            trained = torch.ones(LAYOUT.size)  # always the same: what is rejected once is rejected again
+            trained[: LAYOUT.num_parameters] = 5 * away
         body = encode_model(trained, LAYOUT)
         model = torch.frombuffer(bytearray(body[-LAYOUT.size * 4 :]), dtype=torch.float32)
         losses = evaluate(model.expand(len(TARGETS), -1), torch.arange(len(TARGETS)))

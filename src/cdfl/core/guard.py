@@ -157,9 +157,6 @@ class Guard:
         known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
         if _credit(state.epoch + 1, upload.time, known, memory) < 1:
             return Verdict(False, client=known, reason=f"{OFTEN}; {UNMOVED}")
-        norm, _ = _norms(upload, state.num_parameters)
-        if norm <= (IDLE * _median(memory.column("norm")) if len(memory.usual) >= ENOUGH else 0.0):
-            return Verdict(False, client=known, reason=f"{NO_CHANGE}; {UNMOVED}")
         return _bounded(state, upload, memory)
 
     def step(
@@ -173,6 +170,8 @@ class Guard:
     ) -> tuple[Step, Verdict]:
         """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
         epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
+        if _is_idle(_norms(upload, state.num_parameters)[0], memory):
+            return _no_step(state, decision.rates), Verdict(False, (), known, f"{NO_CHANGE}; {UNMOVED}")
         state = reevaluated(state, evaluate)
         effects = self._effects(state, upload, decision.rates, evaluate)
         above = [_in_gains(effect, memory.column(name)) for effect, name in zip(effects, GAINS, strict=True)]
@@ -274,6 +273,11 @@ def _bounded(state: ServerState, upload: Upload, memory: _Memory) -> Upload:
     norms = _norms(upload, count)
     factors = [most / norm if norm > most else 1.0 for norm, most in zip(norms, longest, strict=True)]
     return bounded(upload, count, factors)
+
+
+def _is_idle(norm: float, memory: _Memory) -> bool:
+    """Return whether a change is so short that it is none."""
+    return norm <= (IDLE * _median(memory.column("norm")) if len(memory.usual) >= ENOUGH else 0.0)
 
 
 def _norms(upload: Upload, num_parameters: int | None) -> tuple[float, float]:
