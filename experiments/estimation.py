@@ -20,6 +20,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
 from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below
+from experiments.harness.run_summary import main_and_constant
 from experiments.harness.seed_comparison import RULE, compare
 from experiments.harness.tables import NOTHING, counts_table, number, provenance, span, spread, stand_ins, table
 
@@ -35,6 +36,11 @@ SIX_CLUSTERS = ("mini-imagenet-32px-6", "fashion-mnist-6", "cifar-10-6")  # the 
 SHARES_NOTE = (
     "The last 60 uploads of seed 0. *Main cluster*: how often CDFL's largest share is the client's main cluster. "
     "*Forgotten*: clusters whose estimated shares sum to less than a quarter of the true ones.\n"
+)
+CONSTANT_NOTE = (
+    "The same uploads. *Main cluster + constant*: an estimate that knows the main cluster and the mean of its share. "
+    "*Correlation*: of the true and the estimated share of the main cluster. An estimate measures a mixture if its KL "
+    "is below the constant's and its correlation is near 1.\n"
 )
 
 
@@ -54,7 +60,11 @@ def report(results: Results) -> str:
             values = [[kept.end["divergence"] for kept in trials] for trials in found]
             rows.append([row.title, number(equal_shares(row.scenario)), *map(spread, values), span(map(len, found))])
     main = table(["row", "equal shares", *COMPARED.values(), "trials"], rows)
-    judged = [] if results.smoke else [_counts(results), RULE, SHARES_NOTE, _shares(results)]
+    judged = (
+        []
+        if results.smoke
+        else [_counts(results), RULE, SHARES_NOTE, _shares(results), CONSTANT_NOTE, _constant(results)]
+    )
     return "\n".join([main, *stand_ins(there), *judged, provenance(used)])
 
 
@@ -113,6 +123,34 @@ def _shares(results: Results) -> str:
     return table(
         ["row", *(f"{what}, `{preset}`" for what in ("main cluster", "forgotten") for preset in PRESETS)], lines
     )
+
+
+def _constant(results: Results) -> str:
+    lines = []
+    for row in EVERY_ROW:
+        found = [own for preset in PRESETS if (own := mixtures(results, row, preset))]
+        if len(found) == len(PRESETS):
+            known = number(main_and_constant(found[0][0].tolist()))
+            kls = [number(fmean(map(divergence, true.tolist(), estimated.tolist()))) for true, estimated in found]
+            lines.append([row.title, known, *kls, *(number(main_correlation(*own)) for own in found)])
+    return table(
+        [
+            "row",
+            "KL of main cluster + constant",
+            *(f"{what}, `{preset}`" for what in ("KL", "correlation") for preset in PRESETS),
+        ],
+        lines,
+    )
+
+
+def main_correlation(true: np.ndarray, estimated: np.ndarray) -> float:
+    """Return the correlation of the true share of the main cluster with its estimated share.
+
+    >>> main_correlation(np.array([[0.6, 0.4], [0.2, 0.8]]), np.array([[0.5, 0.5], [0.1, 0.9]]))
+    1.0
+    """
+    places = np.arange(len(true)), true.argmax(axis=1)
+    return round(float(np.corrcoef(true[places], estimated[places])[0, 1]), 6)
 
 
 def mixtures(results: Results, row: Row, preset: str) -> tuple[np.ndarray, np.ndarray] | None:

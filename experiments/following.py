@@ -17,10 +17,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from cdfl.models import build
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, COLUMN, LABELS, PAGE, PALE, figure, legend
-from experiments.harness.networks import NETWORKS
+from experiments.harness.figures import COLORS, LABELS, PAGE, PALE, figure
 from experiments.harness.tables import provenance, table
 from experiments.harness.tuned_settings import TUNED
 from experiments.tuning import changes_of, score
@@ -132,13 +130,6 @@ UPLOADS_NOTE = (
     "The share of all uploads after which what CDFL serves is as good as what the best rival serves at its end. Scores "
     "vary from upload to upload, so the rival itself is there before its end, too.\n"
 )
-SIZE_NOTE = (
-    "One model instead of experts, on FashionMNIST (4). *Same network*: the best of FedBuff, FedAsync and FedBuff's "
-    "model trained further by the client; a training and a prediction cost the same. *Four times the size*: as many "
-    "parameters as four experts; *in int8*: as many bytes as the experts.\n"
-)
-ONE_MODEL = ("fedbuff", "fedasync")
-AGAINST = ("same network", "four times the size", "four times the size, in int8")
 
 
 def key_of(row: Row, line: Served, seed: int) -> RunKey | None:
@@ -224,7 +215,7 @@ def uploads_to_level(results: Results, row: Row, rival: Served, line: Served = L
 
 def report(results: Results) -> str:
     """Return how far ahead CDFL is in each row, how well mixtures are known, and a table for each row."""
-    parts = [lead(results), _uploads(results), _sizes(results), _mixtures(results), _perplexities(results)]
+    parts = [lead(results), _uploads(results), _mixtures(results), _perplexities(results)]
     for row in ROWS:
         lines = [(line, values(results, row, line)) for line in row.lines]
         lines = [(line, own) for line, own in lines if own]
@@ -248,7 +239,7 @@ def lead(results: Results) -> str:
                     f"{fmean(ours.values()):.3f}",
                     f"{mean:.3f} ({LABELS[best.algorithm]})",
                     _points(above),
-                    str(len(ours)),
+                    str(len(ours.keys() & values(results, row, best).keys())),
                 ]
             )
     return table(["data", "CDFL serves", "best rival", "CDFL above it by (points)", "seeds"], rows)
@@ -283,33 +274,6 @@ def _share(found: tuple[float, int] | None, seeds: int) -> str:
         return "not reached"
     share, reached = found
     return f"{share:.0%}" + (f" ({reached} of {seeds} seeds)" if reached < seeds else "")
-
-
-def by_size(results: Results) -> list[tuple[Row, int, list[tuple[float, float] | None]]]:
-    """Return, for each network, its parameters and CDFL's distance to the best single model of each of `AGAINST`."""
-    found = []
-    for row in ROWS:
-        larger = against_larger(results, row)
-        if larger:
-            same = [one for one in against_rivals(results, row) if one[0].algorithm in ONE_MODEL]
-            floats = [one for one in larger if one[0].algorithm in ONE_MODEL]
-            rounded = [one for one in larger if one[0].algorithm not in ONE_MODEL]
-            bests = [max(group, key=lambda each: each[1])[2] if group else None for group in (same, floats, rounded)]
-            found.append((row, num_parameters(row.network), bests))
-    return sorted(found, key=lambda each: each[1])
-
-
-def num_parameters(network: str) -> int:
-    """Return the parameters of a network on 28x28 pictures of ten classes."""
-    make = NETWORKS.get(network)
-    model = make((1, 28, 28), 10) if make else build(network, (1, 28, 28), 10)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _sizes(results: Results) -> str:
-    rows = [[f"{size:,}", *map(_points, bests)] for _, size, bests in by_size(results)]
-    names = [f"CDFL above one model: {against} (points)" for against in AGAINST]
-    return "\n".join([SIZE_NOTE, table(["parameters of an expert", *names], rows)]) if rows else ""
 
 
 def _perplexities(results: Results) -> str:
@@ -372,7 +336,7 @@ def _table(results: Results, row: Row, lines: list[tuple[Served, dict[int, float
 
 
 def draw(results: Results, folder: Path) -> Sequence[str]:
-    """Draw how far CDFL is above the best rival of each row, and above single models of different sizes."""
+    """Draw how far CDFL is above the best rival of each row."""
     bests = {row.title: against_rivals(results, row) for row in ROWS}
     leads = {title: max(rivals, key=lambda each: each[1])[2] for title, rivals in bests.items() if rivals}
     known = [(title, *found) for title, found in leads.items() if found is not None]
@@ -382,30 +346,7 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
             axes.errorbar(100 * mean, place, xerr=100 * half, fmt="o", color=COLORS["cdfl"])
         axes.set_yticks(range(len(known)), [title for title, *_ in reversed(known)])
         axes.set_xlabel("points that CDFL serves above the best tuned rival (95% interval)")
-    return ["following", *_draw_sizes(results, folder)]
-
-
-def _draw_sizes(results: Results, folder: Path) -> list[str]:
-    found = by_size(results)
-    if not found:
-        return []
-    with figure(folder, "following-size", COLUMN, 2.6, smoke=results.smoke) as axes:
-        axes.axhline(0, color=PALE)
-        for place, against in enumerate(AGAINST):
-            known = [(size * 1.06**place, *best) for _, size, bests in found if (best := bests[place]) is not None]
-            if known:
-                at, means, halves = (list(values) for values in zip(*known, strict=True))
-                style: Any = {"marker": "os^"[place], "ls": ("-", "--", ":")[place], "capsize": 1.5}
-                heights, bars = [100 * mean for mean in means], [100 * half for half in halves]
-                axes.errorbar(at, heights, yerr=bars, color=COLORS["cdfl"], label=against, **style)
-        axes.set(
-            xscale="log",
-            xlim=(found[0][1] / 2, found[-1][1] * 2),
-            xlabel="parameters of an expert",
-            ylabel="points above one model (95% interval)",
-        )
-        legend(axes, ncols=1, title="one model for all")
-    return ["following-size"]
+    return ["following"]
 
 
 EXPERIMENT = Experiment("following", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))

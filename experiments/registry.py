@@ -8,13 +8,26 @@ from experiments import (
     over_time,
     overhead,
     preset_search,
+    sizes,
     table1,
     theorem1,
     tuning,
 )
 from experiments.harness import Experiment
 
-MODULES = (preset_search, table1, over_time, estimation, overhead, ablations, theorem1, adaptation, tuning, following)
+MODULES = (
+    preset_search,
+    table1,
+    over_time,
+    estimation,
+    overhead,
+    ablations,
+    theorem1,
+    adaptation,
+    tuning,
+    following,
+    sizes,
+)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 
 

@@ -74,14 +74,22 @@ def main_share_correlation(uploads: Sequence[Uploaded]) -> float | None:
 
 def constant_divergence(uploads: Sequence[Uploaded]) -> float:
     """Return the mean KL of an estimate that knows the largest cluster, and the mean of its share, and nothing else."""
-    share = fmean(max(upload.true_mixture) for upload in uploads)
+    return main_and_constant([upload.true_mixture for upload in uploads])
+
+
+def main_and_constant(mixtures: Sequence[Sequence[float]]) -> float:
+    """Return that mean KL for some true mixtures.
+
+    >>> main_and_constant([[0.8, 0.2], [0.2, 0.8]])
+    0.0
+    """
+    share = fmean(max(true) for true in mixtures)
     found = []
-    for upload in uploads:
-        true = upload.true_mixture
+    for true in mixtures:
         estimate = [(1 - share) / max(1, len(true) - 1)] * len(true)
         estimate[int(np.argmax(true))] = share
         found.append(divergence(true, estimate))
-    return fmean(found)
+    return round(fmean(found), 6)
 
 
 def _round_all(value: Any) -> Any:

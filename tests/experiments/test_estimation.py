@@ -1,7 +1,12 @@
 """Estimated mixtures: compared with FedSoft-Async's, with equal shares, and with the truth."""
 
+from statistics import fmean
+
+from cdfl.sim.event_builders import divergence
 from experiments import estimation
-from experiments.harness import EVERY_ROW, RunKey
+from experiments.harness import EVERY_ROW, Results, RunKey
+from experiments.harness.run_summary import main_and_constant
+from experiments.harness.table1_rows import FOLDER
 from tests.experiments.small import empty, keep, table
 
 
@@ -37,3 +42,14 @@ def test_clusters_with_far_too_small_shares_are_counted(tmp_path):
     keep(results, RunKey("fashion-mnist-3", "default"), true_mixture=[0.4, 0.4, 0.2], mixture=[0.8, 0.12, 0.08])
     found = [estimation.mixtures(results, row, "default") for row in EVERY_ROW[:2]]
     assert [estimation.num_forgotten(*own) for own in found] == [1, 0]
+
+
+def test_the_estimate_of_the_paper_measures_less_than_the_main_cluster_and_a_constant():
+    """The sentences of `docs/paper.md`."""
+    results = Results(FOLDER / "results")
+    for row in EVERY_ROW:
+        for preset in estimation.PRESETS:
+            true, estimated = estimation.mixtures(results, row, preset)
+            kl = fmean(map(divergence, true.tolist(), estimated.tolist()))
+            assert kl > main_and_constant(true.tolist())
+            assert -0.245 < estimation.main_correlation(true, estimated) < 0.635

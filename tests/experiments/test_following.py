@@ -50,6 +50,14 @@ def test_the_report_names_the_best_rival_of_each_row(results):
     assert f"{best:.3f}" in page
 
 
+def mean_of(results, row, line):
+    return fmean(following.values(results, row, line).values())
+
+
+def line_of(algorithm, column):
+    return next(line for line in LINES if (line.algorithm, line.column) == (algorithm, column) and not line.changes)
+
+
 def test_what_the_readme_says_in_words(results):
     """The sentences below the table of what clients are served."""
     rows = {row.title: row for row in ROWS}
@@ -60,11 +68,38 @@ def test_what_the_readme_says_in_words(results):
         == f"{sum(end['served'] for end in ends) / 5:.3f}"
         == "0.899"
     )
-    routed = next(line for line in LINES if (line.algorithm, line.column) == ("fedsoft", "routed"))
+    routed = line_of("fedsoft", "routed")
     behind = {
-        title: 100 * (fmean(following.values(results, row, LINES[0]).values()) - fmean(found.values()))
+        title: 100 * (mean_of(results, row, LINES[0]) - mean_of(results, row, routed))
         for title, row in rows.items()
-        if routed in row.lines and (found := following.values(results, row, routed))
+        if routed in row.lines and following.values(results, row, routed)
     }
     assert abs(behind.pop("FashionMNIST (4), 4,000 parameters")) < 0.1
     assert all(0.35 < points < 1.05 for points in behind.values())
+
+
+def test_what_the_readme_says_about_gains(results):
+    found = {row.title: (best, seeds, shares) for row, best, seeds, shares in following.uploads_shares(results)}
+    no_gain = {"Digit recognition", "FashionMNIST (4), dark, bright and blurred"}
+    for title in no_gain:
+        row = next(row for row in ROWS if row.title == title)
+        best, _, (above, half) = max(following.against_rivals(results, row), key=lambda each: each[1])
+        assert best.algorithm == "fedbuff"
+        assert abs(above) < half
+    shares = [own[0] for title, (_, seeds, (own, _)) in found.items() if seeds == 5 and title not in no_gain]
+    assert len(shares) == 6
+    assert (round(min(shares), 2), round(max(shares), 2)) == (0.23, 0.58)
+
+
+def test_without_the_router_the_one_model_is_level(results):
+    for row in ROWS[:6]:
+        ours, theirs = (mean_of(results, row, line_of(name, "after")) for name in ("cdfl", "fedsoft"))
+        assert abs(ours - theirs) < 0.005
+
+
+def test_trials_of_text_are_the_only_figures_of_text(results):
+    scores = [
+        max(score for _, score in tuning.tried(results, "gru", *one))
+        for one in (("cdfl", "served"), ("fedsoft", "after"))
+    ]
+    assert [f"{score:.3f}" for score in scores] == ["0.481", "0.452"]
