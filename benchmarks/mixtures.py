@@ -162,7 +162,8 @@ def table() -> str:
         cells = [_cell([case["estimates"].get(way) for case in same]) for way in ways]
         rows.append(f"| {key[0]} | {key[1]} | {key[2]} | {key[3]} | {right:.0%} | {' | '.join(cells)} |")
     seeds = len({case["seed"] for case in cases})
-    return "\n".join(rows) + f"\n\nKL (± deviation over {seeds} seeds) / correlation; {CLIENTS} clients each.\n"
+    note = f"KL (± deviation over {seeds} seeds; without it: one seed) / correlation; {CLIENTS} clients of each seed"
+    return "\n".join(rows) + f"\n\n{note}.\n"
 
 
 def _cell(found: list[dict[str, float | None] | None]) -> str:

@@ -176,7 +176,7 @@ def table() -> str:
         return "Not measured yet.\n"
     for case in cases:
         on = case["machine"]
-        where = on["gpu"] if case["device"].startswith("cuda") else f"{on['cpu']}, {on['cores']} cores"
+        where = on["gpu"] if case["device"].startswith("cuda") else f"{on['cpu']}, {case['threads']} thread"
         spread = f"{case['lowest']:.1f} to {case['highest']:.1f}"
         rows.append(
             f"| {case['model']}, {case['clients']} clients, {case['steps']} steps of {case['batch_size']} | {where} "
