@@ -24,14 +24,14 @@ from benchmarks.result_files import commit, machine, read, write
 from cdfl.cli.init import EXAMPLE
 from tests.server.postgres import Postgres, find_binaries
 
-SETUPS = {  # name -> file, uploads of a run
-    "small CNN of `cdfl init`, 24 kB": (EXAMPLE, 200),
-    "the paper's CNN, 2.3 MB, 4 x 1,000 proxy images": (HERE / "fleet" / "paper_setup.py", 24),
+SETUPS = {
+    "small": ("the small CNN of `cdfl init`, 24 kB", EXAMPLE),
+    "paper": ("the paper's CNN, 2.3 MB, 4 x 1,000 proxy images", HERE / "fleet" / "paper_setup.py"),
 }
-CLIENTS, ROUNDS = 8, 3
+CLIENTS = 8
 
 
-def run(setup: Path, uploads: int, postgres: Postgres) -> dict[str, Any]:
+def run(setup: Path, uploads: int, rounds: int, postgres: Postgres) -> dict[str, Any]:
     """Return milliseconds of CPU an upload, by where it was sent and by process, one a round."""
     found: dict[str, Any] = {}
     database = postgres.new_schema()
@@ -44,7 +44,7 @@ def run(setup: Path, uploads: int, postgres: Postgres) -> dict[str, Any]:
             Server(setup, places[1], CLIENTS, *UNHURRIED, database=database) as other,
         ):
             assert (owner.metrics()["cdfl_owner"], other.metrics()["cdfl_owner"]) == (1, 0)
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for name, target in (("other", other), ("owner", owner)):
                     before = _used(owner, other, postgres)
                     rate = measure(target, CLIENTS, uploads)["rate"]
@@ -71,6 +71,8 @@ def _used(owner: Server, other: Server, postgres: Postgres) -> dict[str, float]:
 def table() -> str:
     """Return the costs of an upload by where it was sent, and what follows for more cores."""
     stored = read("servers")
+    if stored is None:
+        return "Not measured yet.\n"
     lines = ["| model | uploads are sent to | the owner | the other server | PostgreSQL |", "|---|---|---|---|---|"]
     sentences = []
     for name, found in stored["setups"].items():
@@ -88,7 +90,8 @@ def table() -> str:
         )
     on = stored["machine"]
     where = f"{on['cpu']}, {on['cores']} cores, shared with other programs; {on['date']}."
-    runs = f"Milliseconds of CPU an upload; mean ± standard deviation of {ROUNDS} runs."
+    size = f"{stored['rounds']} runs of {stored['uploads']} uploads"
+    runs = f"Milliseconds of CPU an upload; mean ± standard deviation of {size}."
     return "\n".join([*lines, "", runs, "", *sentences, "", where, ""])
 
 
@@ -98,17 +101,23 @@ def _cell(values: list[float]) -> str:
 
 def main() -> None:
     """Measure and store."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SETUPS, nargs="+", default=list(SETUPS), help="models; default: all")
+    parser.add_argument("--uploads", type=int, default=100, help="uploads of a run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
+    chosen = parser.parse_args()
     binaries = find_binaries()
     if binaries is None:
         raise SystemExit("PostgreSQL is not installed; install it: the benchmark needs initdb and postgres")
     postgres = Postgres(binaries)
+    about = {"machine": machine(), "commit": commit(), "clients": CLIENTS}
+    about |= {"uploads": chosen.uploads, "rounds": chosen.rounds}
+    setups: dict[str, Any] = {}
     try:
         postgres.start("fsync=on")
-        setups: dict[str, Any] = {}
-        for name, (setup, uploads) in SETUPS.items():
-            setups[name] = run(setup, uploads, postgres)
-            write("servers", {"machine": machine(), "commit": commit(), "clients": CLIENTS, "setups": setups})
+        for name, setup in (SETUPS[each] for each in chosen.only):
+            setups[name] = run(setup, chosen.uploads, chosen.rounds, postgres)
+            write("servers", about | {"setups": setups})
     finally:
         postgres.delete()
 
