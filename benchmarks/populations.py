@@ -29,13 +29,13 @@ from cdfl.sim import simulation as simulations_module
 from cdfl.sim.runner import configure, simulations
 
 SIZES = Sizes(low=8, high=16, test=20, pretraining=100, proxy=50)
-UPLOADS = 3000
+UPLOADS = 2000
 # clients, time model, uploads, megabytes of models in memory (None: as usual)
 CASES: list[tuple[int, str, int, float | None]] = [
     *[(clients, kind, UPLOADS, None) for kind in ("uniform", "few-active") for clients in (10**3, 10**4, 10**5, 10**6)],
     (10**5, "uniform", UPLOADS, 0),
 ]
-LONG: tuple[int, str, int, float | None] = (10**5, "uniform", 30_000, None)  # most models lie in the file
+LONG: tuple[int, str, int, float | None] = (10**5, "uniform", 20_000, None)  # most models lie in the file
 
 
 def main() -> None:
