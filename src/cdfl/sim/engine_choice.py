@@ -16,6 +16,7 @@ from cdfl.core.losses import row_losses
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.flops import count_calls
+from cdfl.sim.kernel_network import KernelNetwork
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
 from cdfl.sim.workload import Workload, client_workload
@@ -106,8 +107,16 @@ def make_engines(
 
 
 def can_stack(workload: Workload) -> bool:
-    """Return whether vmap can train the network of a workload."""
-    return vmap_trains(workload.model, workload.loss, *workload.examples)
+    """Return whether clients with the network of a workload can be trained in a stack.
+
+    Layers that have kernels of their own can. Others are tried, on the host first: there it needs none of the libraries
+    that a GPU loads for seconds.
+    """
+    if workload.loss is cross_entropy and KernelNetwork.of(workload.model, workload.layout, "ieee") is not None:
+        return True
+    inputs, targets = workload.examples
+    on_host = vmap_trains(copy.deepcopy(workload.model).cpu(), workload.loss, inputs.cpu(), targets.cpu())
+    return on_host or (inputs.is_cuda and vmap_trains(workload.model, workload.loss, inputs, targets))
 
 
 def vmap_trains(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> bool:
@@ -145,11 +154,11 @@ def takes_channels_last(workload: Workload) -> bool:
 
     `inputs.view(len(inputs), -1)`, for example, works only on images that are stored channels first.
     """
-    inputs, _ = workload.examples
+    inputs = workload.examples[0].cpu()
     if inputs.ndim != 4 or not inputs.is_floating_point():
         return False
-    model = copy.deepcopy(workload.model).train()
-    with torch.random.fork_rng(devices=workload.gpus), torch.no_grad():
+    model = copy.deepcopy(workload.model).cpu().train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         model(inputs)  # an error of the network comes out as it is
         try:
             model(inputs.to(memory_format=torch.channels_last))

@@ -182,7 +182,7 @@ class Workload(Task):
     @cached_property
     def flops(self) -> Flops:
         """The floating-point operations of one sample."""
-        return count_flops(self.model, self.examples[0])
+        return count_flops(copy.deepcopy(self.model).cpu(), self.examples[0].cpu())
 
     @cached_property
     def output_size(self) -> int:
