@@ -13,6 +13,7 @@ from benchmarks import (
     digits,
     draw,
     experts,
+    first_run,
     interleavings,
     kinds,
     load_table,
@@ -20,10 +21,13 @@ from benchmarks import (
     page,
     peers_table,
     poison_table,
+    populations,
     sequences,
     servers,
     siege,
     speed_table,
+    ten_million,
+    unit_costs,
 )
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
@@ -44,6 +48,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "profile": speed_table.profile,
     "floor": speed_table.floor,
     "clients": speed_table.clients,
+    "populations": populations.table,
+    "first-run": first_run.table,
+    "unit-costs": unit_costs.table,
+    "ten-million": ten_million.table,
     "peers": lambda: peers_table.table(read("peers")),
     "load, fleet": load_table.fleet,
     "load, paper": load_table.paper,
