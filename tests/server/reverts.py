@@ -51,7 +51,7 @@ REVERTS = (
     Revert("the last piece of an answer must be read in 30 seconds", "server/connections.py", "            elif since is not None and not connection.is_done:\n                self.waits(connection)", "            elif False:\n                self.waits(connection)", "test_budgets.py -k steady_reader"),
     Revert("a damaged blob is served", "server/store_reader.py", "    if found != expected:\n", "    if False:\n", "test_attacks.py -k damaged"),
     Revert("an upload's digest is not compared", "server/uploads.py", "if declared and digest != declared:", "if False:", "test_attacks.py -k digests"),
-    Revert("a locked database hangs those who read", "server/uploads.py", "run_in_executor(self._readers, function", "run_in_executor(self._threads, function", "test_attacks.py test_outage.py -k 'wait_for_a_writer or hung or lock'"),
+    Revert("a locked database hangs those who read", "server/uploads.py", "run_in_executor(self._readers, function", "run_in_executor(self._threads, function", "test_attacks.py -k threads_of_their_own"),
     Revert("a reply that does not fit is refused", "server/app.py", "    except UnfitError:\n        return answer.body, answer.digest\n", "    except ZeroDivisionError:\n        return answer.body, answer.digest\n", "test_attacks.py -k does_not_fit"),
     Revert("streams outlive their token", "server/events.py", "                    if not await is_allowed():\n                        return\n", "                    await is_allowed()\n", "test_events.py -k no_longer_allowed"),
     Revert("other proxy data are taken silently", "server/run.py", "    if not changed:\n        return state\n", "    if True:\n        return state\n", "test_attacks.py -k other_proxy"),

@@ -1,5 +1,6 @@
 """One token, or none, must not hurt the others. Each test fails without the mend of what was found once."""
 
+import asyncio
 import hashlib
 import json
 import multiprocessing
@@ -8,6 +9,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.maintenance import Scrub
 from cdfl.server.run import open_engine
 from cdfl.server.store import Store
+from cdfl.server.uploads import NUM_THREADS, Uploads
 
-from .live import FAST, Live, decoded, near, tiny_setup, wait_for
+from .live import FAST, LAYOUT, Live, decoded, near, tiny_setup, wait_for
 from .toy import Toy, same_state
 
 pytestmark = pytest.mark.slow
@@ -176,6 +179,23 @@ def test_reads_do_not_wait_for_a_writer_of_another_process(tmp_path, monkeypatch
             done.set()
             other.join()
         uploading.join()
+
+
+def test_reads_have_threads_of_their_own():
+    """Those that write may all wait for the lock."""
+    engine = SimpleNamespace(store=None, limits=FAST, layout=LAYOUT)
+
+    async def ask():
+        uploads, gate = Uploads(engine), threading.Event()
+        writing = [asyncio.create_task(uploads.in_thread(gate.wait, 30.0)) for _ in range(2 * NUM_THREADS)]
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(uploads.read(lambda: "an answer"), 10.0)
+        finally:
+            gate.set()
+            await asyncio.gather(*writing)
+
+    assert asyncio.run(ask()) == "an answer"
 
 
 # -- 12: one dtype, one restart, one store
