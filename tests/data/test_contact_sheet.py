@@ -26,3 +26,7 @@ def test_permuted_labels_are_written_on_the_images():
     sheet = contact_sheet(federation, columns=2)
     rows = [sheet.crop((96, 4 + k * 68, 160, 68 + k * 68)).tobytes() for k in (0, 1)]
     assert rows[0] != rows[1]
+    yellow = (255, 225, 77)
+    for k in range(4):  # the first cluster's, too
+        assert sheet.getpixel((96, 4 + k * 68)) == yellow
+    assert sheet.height > 4 + 4 * 68  # a line says what the numbers are

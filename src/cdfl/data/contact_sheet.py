@@ -11,6 +11,7 @@ from cdfl.data.federation import Federation
 TILE = 64  # an image in the picture is about this many pixels wide; larger ones keep their size
 GAP = 4
 TITLE = 96  # width of the column with the clusters' names
+LEGEND = 22  # height of the line below, where labels are shown
 
 
 def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
@@ -18,7 +19,9 @@ def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
     _, height, width = federation.input_shape
     scale = max(1, round(TILE / max(height, width)))  # whole, so that pixels stay square
     step_y, step_x = height * scale + GAP, width * scale + GAP
-    sheet = Image.new("RGB", (TITLE + columns * step_x, GAP + federation.num_clusters * step_y), "white")
+    has_labels = any(cluster.label_map is not None for cluster in federation.clusters)
+    bottom = GAP + federation.num_clusters * step_y
+    sheet = Image.new("RGB", (TITLE + columns * step_x, bottom + LEGEND * has_labels), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=13)
     for k, cluster in enumerate(federation.clusters):
         images, labels = federation.proxy(k)
@@ -28,8 +31,13 @@ def contact_sheet(federation: Federation, columns: int = 10) -> Image.Image:
             tile = Image.fromarray(_rgb(images[at].permute(1, 2, 0).cpu().numpy()))
             left = TITLE + column * step_x
             sheet.paste(tile.resize((width * scale, height * scale), Image.Resampling.NEAREST), (left, top))
-            if cluster.label_map is not None:
-                pen.text((left + 3, top), str(int(labels[at])), "white", font, stroke_width=2, stroke_fill="black")
+            if has_labels:
+                word = str(int(labels[at]))
+                pen.rectangle((left, top, left + 6 + pen.textlength(word, font), top + 16), "#ffe14d")
+                pen.text((left + 3, top + 8), word, "black", font, anchor="lm")
+    if has_labels:
+        words = "yellow: the label of the image in that cluster; the images are the same in all"
+        pen.text((TITLE, bottom + LEGEND // 2), words, "black", font, anchor="lm")
     return sheet
 
 

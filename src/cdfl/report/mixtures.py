@@ -43,7 +43,7 @@ def history(
     what = "change" if len(moved) else "are a mixture"
     shown = [(run.true_mixtures[places], 1.0, f"1  The data of client {client} {what}", "true")]
     if run.mixtures is not None:
-        shown.append((run.mixtures[places], 0.62, "2  What the server estimates from its model alone", "estimated"))
+        shown.append((run.mixtures[places], 0.62, "2  The server estimates, from its model", "estimated"))
     grid = figure.add_gridspec(len(shown), 2, width_ratios=(1, NAMES), height_ratios=(THIN, THICK)[: len(shown)])
     lowest = figure.add_subplot(grid[-1, 0])
     panels = [*(figure.add_subplot(grid[row, 0], sharex=lowest) for row in range(len(shown) - 1)), lowest]

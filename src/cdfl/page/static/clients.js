@@ -59,6 +59,7 @@ export class ClientList {
     const all = count(run.names.length, "client");
     const isPart = there.length < run.names.length;
     say(this.shownText, wanted ? `${there.length} of ${all}` : isPart ? `${there.length} of ${all} so far` : all);
+    this.box.style.maxHeight = `${Math.max(4, run.names.length) * ROW + 2}px`; // no empty box for few clients
     this.space.style.height = `${this.order.length * ROW}px`;
   }
 

@@ -61,7 +61,7 @@ export function sentence(run, entry) {
   const outcome = OUTCOMES[run.columns.outcome.at(position)];
   const staleness = run.columns.staleness.at(position);
   if (outcome === "rejected") {
-    return { client, words: `its upload was rejected: ${entry.why || "the defence refused it"}`, weight: "trouble" };
+    return { client, words: `its upload was rejected: ${(entry.why || "the defence refused it").split(";")[0]}`, weight: "trouble" };
   }
   if (outcome === "deprecated") {
     return { client, words: `its upload was too stale, ${count(staleness, "epoch")} old, and moved nothing`, weight: "trouble" };
