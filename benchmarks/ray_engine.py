@@ -24,12 +24,13 @@ import torch
 from benchmarks.processes import cpu_seconds
 from benchmarks.ray_cluster import RayCluster
 from benchmarks.result_files import machine, read, write
-from cdfl.record import Event
+from cdfl.core import flatten
+from cdfl.record import Event, Finished, Separated
+from cdfl.sim.engine import Training
 from cdfl.sim.on_ray import RayEngine
-from cdfl.sim.on_ray.connection import connected
+from cdfl.sim.on_ray.engines import cluster_engines
 from cdfl.sim.on_ray.trainer import RayTrainer
-from cdfl.sim.runner import RunConfig, configure, run_events
-from cdfl.sim.time_models import FewActive
+from cdfl.sim.runner import RunConfig, configure, run_events, simulations
 
 Found = dict[str, Any]
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -41,12 +42,13 @@ def main() -> None:
     parser.add_argument("part", choices=["cost", "gain", "memory"])
     parser.add_argument("--pairs", type=int, default=1, help="interleaved pairs; they are added to those stored")
     parser.add_argument("--uploads", type=int, help="uploads of a run")
+    parser.add_argument("--stacks", type=int, default=4_000, help="for memory")
     parser.add_argument("--data-dir", type=Path, help="for gain: the folder that holds fashion-mnist/")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with RayCluster(2, store_mb=400) as cluster:
         if args.part == "memory":
-            found = memory(cluster.address, args.uploads or 16_000)
+            found = memory(cluster.address, args.stacks)
             write("ray", read("ray", {}) | {"memory": found})
             return
         for _ in range(args.pairs):
@@ -77,59 +79,55 @@ def gain(address: str, args: argparse.Namespace) -> Found:
 
 
 def timed(config: RunConfig, engine: RayEngine | None, data_dir: Path | None = None) -> tuple[Found, list[Event]]:
-    """Return the seconds of a run, of those how many it waited for workers, CPU seconds, and its events."""
-    waited = looked = looking = 0.0
-    used: dict[int, float] = {}  # CPU seconds of workers
+    """Return the seconds of a run after its pre-training, also in CPU time and in waiting for workers; and its events.
+
+    CPU time counts this process and the workers, not the other processes of Ray.
+    """
+    waited = 0.0
     train: Callable[..., Any] = RayTrainer.train
 
     def watched(*given: Any) -> Any:
-        nonlocal waited, looked, looking
+        nonlocal waited
         begun = time.perf_counter()
         models = train(*given)
-        ended = time.perf_counter()
-        waited += ended - begun
-        if ended - looked > 2.0:
-            used.update({pid: cpu_seconds(pid) for pid in workers()})
-            looked = time.perf_counter()
-            looking += looked - ended
+        waited += time.perf_counter() - begun
         return models
 
     RayTrainer.train = watched  # type: ignore[method-assign, assignment]
-    begun, cpu = time.perf_counter(), time.process_time()
+    events, marks = [], []
     try:
-        events = list(run_events(config, None, data_dir, engine=engine))
+        for event in run_events(config, None, data_dir, engine=engine):
+            events.append(event)
+            if isinstance(event, Separated | Finished):  # before the first upload, after the last
+                used = {pid: cpu_seconds(pid) for pid in workers()}
+                marks.append((time.perf_counter(), time.process_time(), waited, used))
     finally:
         RayTrainer.train = train  # type: ignore[method-assign]
-    seconds = time.perf_counter() - begun - looking
-    found = {"seconds": seconds, "cpu": time.process_time() - cpu, "load": os.getloadavg()[0]}
-    return found | ({"training": waited, "workers_cpu": list(used.values())} if engine else {}), events
+    (begun, cpu, before, first), (ended, later, after, last) = marks
+    there = [round(last[pid] - first.get(pid, 0.0), 2) for pid in last]
+    found: Found = {"seconds": ended - begun, "cpu": later - cpu, "load": os.getloadavg()[0]}
+    return found | ({"training": after - before, "workers_cpu": there} if engine else {}), events
 
 
-def memory(address: str, uploads: int) -> Found:
-    """Run many small stacks on two workers, and note how large the workers are after each few hundred."""
-    quick: dict[str, Any] = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
-    config = configure("digits-4", num_uploads=uploads, time_model=FewActive(4, 5), **quick)
-    stacks, rows = 0, []
-    train: Callable[..., Any] = RayTrainer.train
-
-    def counted(*given: Any) -> Any:
-        nonlocal stacks
-        stacks += 1
-        models = train(*given)
-        if stacks % 250 == 0:
-            rows.append({"stacks": stacks, "workers_mb": [unshared_mb(pid) for pid in workers()]})
-            print(rows[-1], flush=True)
-            kept = {"rows": rows, "uploads": uploads, "machine": machine(), "driver_mb": unshared_mb(os.getpid())}
-            write("ray", read("ray", {}) | {"memory": kept})
-        return models
-
-    RayTrainer.train = counted  # type: ignore[method-assign, assignment]
-    with connected(RayEngine(address)) as ray:
-        for _ in run_events(config, engine=RayEngine(address, workers=2)):
-            pass
-        store = ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0)
-    kept: Found = read("ray")["memory"]
-    return kept | {"stacks": stacks, "store_mb_at_end": store / 2**20}
+def memory(address: str, stacks: int) -> Found:
+    """Train one small stack again and again on two workers, and note how large all processes are."""
+    (simulation,) = simulations([configure("digits-4")])
+    workload, rows = simulation.workload, list[Found]()
+    turns = [workload.turn_data(client, 0) for client in range(8)]
+    with cluster_engines(RayEngine(address, workers=2)) as make:
+        trainer = make(workload, simulation.algorithm, precision="float32").trainer
+        for number in range(1, stacks + 1):
+            trainer.train(
+                [
+                    Training(workload.federation, turn.draw.train, flatten(workload.model), turn.plan[:2], 0)
+                    for turn in turns
+                ]
+            )
+            if number % (stacks // 8) == 0:
+                sizes = {"workers_mb": [unshared_mb(pid) for pid in workers()], "driver_mb": unshared_mb(os.getpid())}
+                rows.append({"stacks": number, **sizes})
+                print(rows[-1], flush=True)
+    return {"rows": rows, "machine": machine()}
 
 
 def workers() -> list[int]:
@@ -151,31 +149,35 @@ def unshared_mb(pid: int) -> float:
 def table() -> str:
     """Return what the engine costs, gains, and holds."""
     found = read("ray", {})
-    rows = ["| | measured | pairs |", "|---|---|---|"]
+    rows = ["| measured | result | pairs |", "|---|---|---|"]
     if pairs := found.get("cost"):
-        ratios = [pair["ray"]["seconds"] / pair["local"]["seconds"] for pair in pairs]
-        words = f"digits-4, {pairs[0]['uploads']:,} uploads: one worker against the local engine"
-        seconds = median(pair["local"]["seconds"] for pair in pairs)
-        rows.append(
-            f"| {words}, one thread each ({seconds:.0f} s) | **{_spread(ratios)}** of the time | {len(pairs)} |"
-        )
+        cpu = [(pair["ray"]["cpu"] + sum(pair["ray"]["workers_cpu"])) / pair["local"]["cpu"] for pair in pairs]
+        wall = [pair["ray"]["seconds"] / pair["local"]["seconds"] for pair in pairs]
+        uploads = " and ".join(dict.fromkeys(f"{pair['uploads']:,}" for pair in pairs))
+        words = f"digits-4, {uploads} uploads: one worker against the local engine, one thread each"
+        rows.append(f"| {words}; CPU time of driver and worker | **{_spread(cpu)}** | {len(pairs)} |")
+        rows.append(f"| the same; seconds | {_spread(wall)} | {len(pairs)} |")
     if pairs := found.get("gain"):
         ratios = [pair["one"]["seconds"] / pair["two"]["seconds"] for pair in pairs]
         share = median(pair["one"]["training"] / pair["one"]["seconds"] for pair in pairs)
         words = f"fashion-mnist-4, {pairs[0]['uploads']} uploads of {pairs[0]['local_epochs']} epochs, training "
         words += f"{share:.0%} of the time: two workers against one, one core each"
-        rows.append(f"| {words} | **{_spread(ratios)} times** as fast | {len(pairs)} |")
+        rows.append(f"| {words}; seconds | **{_spread(ratios)} times** as fast | {len(pairs)} |")
     if kept := found.get("memory"):
         first, last = kept["rows"][0], kept["rows"][-1]
         sizes = [" and ".join(f"{size:.0f}" for size in row["workers_mb"]) for row in (first, last)]
-        words = f"memory of two workers after {first['stacks']:,} stacks, and after {last['stacks']:,}"
-        rows.append(f"| {words} | {sizes[0]} MB; {sizes[1]} MB | 1 |")
+        drivers = [f"{row['driver_mb']:.0f}" for row in (first, last)]
+        words = f"memory of two workers after {first['stacks']:,} and after {last['stacks']:,} stacks"
+        rows.append(f"| {words} | {sizes[0]} MB, {sizes[1]} MB | - |")
+        rows.append(f"| the same, of the driver | {drivers[0]} MB, {drivers[1]} MB | - |")
     if len(rows) == 2:
         return "Not measured yet.\n"
-    same = [pair["same_events"] for part in ("cost", "gain") for pair in found.get(part, [])]
-    on = next(own[0]["machine"] for own in (found.get("cost"), found.get("gain")) if own)
-    equal = f"In {sum(same)} of {len(same)} pairs the events were equal to the bit."
-    return "\n".join(rows) + f"\n\n{equal} {on['cpu']}, {on['cores']} cores; torch {on['torch']}.\n"
+    pairs = [*found.get("cost", []), *found.get("gain", [])]
+    notes = [f"In {sum(pair['same_events'] for pair in pairs)} of {len(pairs)} pairs the events were equal to the bit."]
+    if loads := [pair["local"]["load"] for pair in found.get("cost", [])]:
+        notes.append(f"Other programs ran on the machine (load {min(loads):.0f} to {max(loads):.0f}): trust CPU time.")
+    on = (pairs or [found["memory"]])[0]["machine"]
+    return "\n".join(rows) + f"\n\n{' '.join(notes)} {on['cpu']}, {on['cores']} cores; torch {on['torch']}.\n"
 
 
 def _spread(ratios: list[float]) -> str:
