@@ -211,7 +211,7 @@ def test_some_plans_do_not_move_the_clusters_far(plan, how, seed):
 @LONG
 @pytest.mark.slow
 @given(plan=plans, how=st.sampled_from(["fifth", "fast"]), seed=st.integers(0, 1))
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_plan_moves_the_clusters_far(plan, how, seed):
     check_plan(plan, how, seed)
 
