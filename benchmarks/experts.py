@@ -136,9 +136,8 @@ def table() -> str:
             f"| {ratios['one expert / one model']:.2f} | {ratios['all experts / one model']:.2f} |"
         )
     on = found["machine"]
-    note = (
-        f"\nFour clusters, 28x28 pictures, {found['samples']} samples a turn, {on['cpu']}, one thread, {on['date']}.\n"
-    )
+    where = f"{on['cpu']}, one thread, load {found['load']:.0f}, {on['date']}"
+    note = f"\nFour clusters, 28x28 pictures, {found['samples']} samples a turn, {where}.\n"
     return "\n".join(rows) + "\n" + note
 
 
