@@ -78,7 +78,9 @@ def serve(
     max_connections: Annotated[
         int, typer.Option(min=1, help="Open connections; beyond them the idlest is closed.")
     ] = Limits.connections,
-    max_streams: Annotated[int, typer.Option(min=1, help="Open streams of events, one a watcher.")] = Limits.streams,
+    max_streams: Annotated[
+        int, typer.Option(min=1, help="Open streams of events: of clients, and as many of operators.")
+    ] = Limits.streams,
     idle_seconds: Annotated[
         float, typer.Option(callback=_above_0, help="Seconds a connection may wait for a request.")
     ] = Limits.idle_seconds,
@@ -119,6 +121,7 @@ def serve(
             clients=max_clients,
             connections=max_connections,
             streams=max_streams,
+            operator_streams=max_streams,
             idle_seconds=idle_seconds,
             stall_seconds=stall_seconds,
         )
