@@ -105,9 +105,9 @@ class EstimateSettings(_Checked):
 class RateSettings(_Checked):
     """How far clusters move, and which the reply mixes (Algorithm 2, UpdateRatioCompute).
 
-    Deviations: `cluster_step="along"`, `staleness_hinge="continuous"`, `cluster_epochs_set="after"` and
-    `max_staleness=None`. For `reply_clusters` the paper says both: Algorithm 1 mixes all clusters, the caption of the
-    workflow figure says that a cluster that does not move is not used.
+    Deviations: `cluster_step="along"`, `staleness_hinge="continuous"` and `max_staleness=None`. For `reply_clusters`
+    the paper says both: Algorithm 1 mixes all clusters, the caption of the workflow figure says that a cluster that
+    does not move is not used.
     """
 
     base_rate: float = 0.15  # beta_0: the furthest that a cluster moves to one upload
