@@ -12,8 +12,8 @@ from benchmarks.crash.clients import Ledger, Ledgers
 from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
+from cdfl.server.recorded_losses import Playback
 from cdfl.server.records import Entry, tensor
-from cdfl.server.tape import Playback
 
 
 @dataclass

@@ -10,9 +10,9 @@ from rich.console import Console
 from cdfl.cli.server_console import ServerConsole, StartProgress, line_text
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
+from cdfl.server.not_open_yet import Starting
 from cdfl.server.port import take_port
 from cdfl.server.run import make_server
-from cdfl.server.starting import Starting
 
 from ..made_up import events, write_run
 from ..server.live import Live, near, wait_for

@@ -13,9 +13,9 @@ from cdfl import wire
 from cdfl.server.auth import Tokens
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
+from cdfl.server.not_open_yet import Starting
 from cdfl.server.port import take_port
 from cdfl.server.run import make_server
-from cdfl.server.starting import Starting
 
 from ..server.live import Live, data, near, tiny_setup
 from .test_runs import shares

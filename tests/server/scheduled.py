@@ -12,7 +12,7 @@ import httpx
 import torch
 
 from cdfl.server.engine import Engine
-from cdfl.server.errors import StoreUnavailable
+from cdfl.server.store_errors import StoreUnavailable
 
 from .toy import TARGETS, evaluate
 

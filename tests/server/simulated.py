@@ -24,11 +24,11 @@ from cdfl.core import Settings
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.backup import backup
-from cdfl.server.errors import StoreBusy, StoreError, StoreUnavailable
 from cdfl.server.events import Notifier
 from cdfl.server.limits import Limits
 from cdfl.server.maintenance import Maintenance
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreBusy, StoreError, StoreUnavailable
 from cdfl.server.verify import verify
 
 from .disk import AtOnce, Crash, Disk

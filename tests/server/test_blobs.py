@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cdfl.server.blobs import FolderBlobs, RemoteBlobs, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.errors import StoreError, StoreUnavailable
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreError, StoreUnavailable
 
 from .ftp import FTP
 from .toy import Toy, keep, same_state, stored_blobs

@@ -10,11 +10,11 @@ import torch
 from cdfl import wire
 from cdfl.core import Upload, initial_state, join, server_update
 from cdfl.server.engine import Engine
-from cdfl.server.errors import StoreLost, StoreUnavailable
 from cdfl.server.limits import Limits, MeanTime
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
 from cdfl.server.records import Claim
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreLost, StoreUnavailable
 from cdfl.server.submission import Submission
 from cdfl.server.uploads import Uploads
 

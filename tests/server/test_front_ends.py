@@ -12,8 +12,8 @@ from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.server import database
 from cdfl.server.auth import Tokens
-from cdfl.server.errors import StoreBusy, StoreLost
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreBusy, StoreLost
 from cdfl.server.verify import verify
 from cdfl.userfile import SetupError
 

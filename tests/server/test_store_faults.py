@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from cdfl.server.auth import Tokens
-from cdfl.server.errors import StoreDamaged, StoreUnavailable
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreDamaged, StoreUnavailable
 
 from .toy import LAYOUT, Toy, find, keep, same_state, spooled, stored_blobs, was_sent
 

@@ -12,8 +12,8 @@ import pytest
 from cdfl import wire
 from cdfl.server import maintenance
 from cdfl.server.database import without_password
-from cdfl.server.errors import StoreBusy, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreBusy, StoreError, StoreLost, StoreUnavailable
 
 from .live import Live, near
 from .toy import Toy, same_state, stored_blobs

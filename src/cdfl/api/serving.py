@@ -38,9 +38,9 @@ class Server:
         from cdfl.server.auth import Access, Tokens
         from cdfl.server.limits import Limits
         from cdfl.server.metrics import Metrics
+        from cdfl.server.not_open_yet import Starting
         from cdfl.server.port import take_port
         from cdfl.server.run import make_server, open_engine
-        from cdfl.server.starting import Starting
         from cdfl.server.store import Store
 
         if host not in ("127.0.0.1", "::1", "localhost"):

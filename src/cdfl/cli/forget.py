@@ -8,7 +8,7 @@ import typer
 from cdfl.cli.options import Json
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
 from cdfl.cli.tables import show
-from cdfl.server.errors import StoreBusy
+from cdfl.server.store_errors import StoreBusy
 from cdfl.wire import check_client_id
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdfl.cli.options import Json, exit_on
-from cdfl.cli.runs import find_runs, read_runs
+from cdfl.cli.run_folders import find_runs, read_runs
 from cdfl.cli.tables import show
 
 if TYPE_CHECKING:

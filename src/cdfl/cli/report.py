@@ -7,7 +7,7 @@ import typer
 
 from cdfl.cli.options import Json, exit_on
 from cdfl.cli.plot import Client, Runs
-from cdfl.cli.runs import find_runs, read_runs
+from cdfl.cli.run_folders import find_runs, read_runs
 from cdfl.cli.stores import progress_bar
 from cdfl.cli.tables import show
 

@@ -135,8 +135,8 @@ def serve(
             from cdfl.scenarios import load_problem
             from cdfl.server.auth import Access, Tokens
             from cdfl.server.metrics import Metrics
+            from cdfl.server.not_open_yet import Starting
             from cdfl.server.run import make_server, open_engine
-            from cdfl.server.starting import Starting
             from cdfl.server.store import Store
 
             keep_freed_memory(512, one_pool=True)  # before threads start

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cdfl.cli.options import exit_on
-from cdfl.server.errors import StoreError
+from cdfl.server.store_errors import StoreError
 from cdfl.wire import WireError
 
 if TYPE_CHECKING:  # needs the extra `server`

@@ -2,7 +2,7 @@
 
 from cdfl.cli.options import Json, counted, exit_on
 from cdfl.cli.plot import Runs
-from cdfl.cli.runs import find_runs, warn_of_cut_lines
+from cdfl.cli.run_folders import find_runs, warn_of_cut_lines
 from cdfl.cli.stores import progress_bar
 from cdfl.cli.tables import show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking

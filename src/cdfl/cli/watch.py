@@ -8,7 +8,7 @@ import httpx
 import typer
 
 from cdfl.cli.options import exit_on, flag
-from cdfl.cli.runs import find_runs, warn_of_cut_lines
+from cdfl.cli.run_folders import find_runs, warn_of_cut_lines
 
 PORT = 8001
 

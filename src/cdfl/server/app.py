@@ -23,7 +23,6 @@ from cdfl.server.auth import Access
 from cdfl.server.blobs import digest_of
 from cdfl.server.connections import PIECE, Connection
 from cdfl.server.engine import Engine
-from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import RateLimit
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -40,6 +39,7 @@ from cdfl.server.openapi import (
     refusals,
 )
 from cdfl.server.records import Claim
+from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.submission import RETRY_SECONDS, Answer
 from cdfl.server.uploads import Uploads
 from cdfl.server.watching import add_watching

@@ -15,8 +15,8 @@ from sqlalchemy import select
 from cdfl.server import tables
 from cdfl.server.blobs import OURS
 from cdfl.server.database import Database, database_url
-from cdfl.server.errors import StoreError
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreError
 from cdfl.server.store_reader import check_digest
 
 ROUNDS = 10  # copies of the database until all blobs are there

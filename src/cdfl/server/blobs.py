@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdfl.server.errors import StoreError, StoreUnavailable
+from cdfl.server.store_errors import StoreError, StoreUnavailable
 
 Body = bytes | Sequence[bytes | memoryview]  # one piece, or several that follow each other
 

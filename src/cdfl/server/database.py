@@ -36,7 +36,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from cdfl.server import tables
-from cdfl.server.errors import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
+from cdfl.server.store_errors import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
 
 # sqlite3's own error is raised while a connection is set up.
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)

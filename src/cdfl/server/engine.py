@@ -25,18 +25,18 @@ import torch
 from cdfl.core import NEWCOMER, Evaluate, Layout, ServerState, Settings, defence_of, join
 from cdfl.server import offers
 from cdfl.server.blobs import digest_in
-from cdfl.server.errors import StoreError, StoreLost, StoreUnavailable, Withdrawn
-from cdfl.server.evaluation import Evaluation, Evaluator, drop, unavailable
+from cdfl.server.cluster_comparison import Matrices
 from cdfl.server.following import Follower
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
-from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
 from cdfl.server.records import Claim, Entry
 from cdfl.server.replies import Replies
 from cdfl.server.stepping import Step, Stepper
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission, reply_head
+from cdfl.server.upload_losses import Evaluation, Evaluator, drop, unavailable
 from cdfl.wire import ConflictError, ForbiddenError, ReplyHead, UnauthorizedError, UnavailableError, WireError
 
 logger = logging.getLogger("cdfl.server")

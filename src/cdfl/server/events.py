@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from cdfl.server.connections import PIECE
-from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.records import Entry
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreUnavailable
 from cdfl.server.submission import RETRY_SECONDS
 from cdfl.wire import UnavailableError
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from cdfl.core import Layout
-from cdfl.server.errors import StoreError
 from cdfl.server.records import numbers
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreError
 
 
 def cluster_models(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import offers, tables
 from cdfl.server.database import UncertainCommit
-from cdfl.server.errors import StoreDamaged
-from cdfl.server.evaluation import drop, unavailable
 from cdfl.server.records import Entry
 from cdfl.server.replies import Replies
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreDamaged
 from cdfl.server.submission import RETRY_SECONDS, Submission
+from cdfl.server.upload_losses import drop, unavailable
 from cdfl.wire import UnavailableError, UnfitError, WireError
 
 CHECK_SECONDS = 0.1  # refusals are looked for this often

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from cdfl.core import ServerState
-from cdfl.server.errors import StoreDamaged, StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreDamaged, StoreError, StoreLost, StoreUnavailable
 
 logger = logging.getLogger("cdfl.server")
 

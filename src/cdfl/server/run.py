@@ -22,6 +22,7 @@ from cdfl.core.router import train_one_by_one
 from cdfl.problems import Progress, Task
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
+from cdfl.server.cluster_comparison import Matrices
 from cdfl.server.connections import ConnectionLimit
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
@@ -29,10 +30,9 @@ from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.hosts import HostCheck
 from cdfl.server.limits import Limits
 from cdfl.server.listener import Listener
-from cdfl.server.matrices import Matrices
 from cdfl.server.metrics import Metrics
+from cdfl.server.not_open_yet import Gate, Starting
 from cdfl.server.records import Recovered
-from cdfl.server.starting import Gate, Starting
 from cdfl.server.store import Store
 from cdfl.server.tls import Tls
 from cdfl.userfile import SetupError

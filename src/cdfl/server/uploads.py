@@ -17,9 +17,9 @@ from starlette.requests import Request
 from cdfl.server.budgets import ByteLimit
 from cdfl.server.connections import PIECE
 from cdfl.server.engine import Engine, use_torch_threads
-from cdfl.server.errors import StoreUnavailable
 from cdfl.server.limits import Limits
 from cdfl.server.records import Claim, ClientRecord, Entry
+from cdfl.server.store_errors import StoreUnavailable
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission
 from cdfl.wire import (
     BASE_EPOCH,

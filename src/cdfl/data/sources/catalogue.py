@@ -9,8 +9,8 @@ from pathlib import Path
 from cdfl.data.dataset import Dataset
 from cdfl.data.sources import bundled, cifar, mnist
 from cdfl.data.sources.ccpd import ccpd
-from cdfl.data.sources.digits import read_digits
 from cdfl.data.sources.image_folders import mini_imagenet
+from cdfl.data.sources.sklearn_digits import read_digits
 from cdfl.data.sources.source import RemoteFile, Source
 from cdfl.data.sources.svhn import svhn
 from cdfl.data.sources.usps import usps

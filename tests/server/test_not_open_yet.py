@@ -4,9 +4,9 @@ import httpx
 
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
+from cdfl.server.not_open_yet import Starting
 from cdfl.server.port import take_port
 from cdfl.server.run import make_server
-from cdfl.server.starting import Starting
 
 from .live import Live
 

@@ -3,9 +3,9 @@
 import torch
 
 from cdfl.core import Settings, defence_of
-from cdfl.server.evaluation import Evaluation
 from cdfl.server.metrics import Metrics
 from cdfl.server.submission import Submission
+from cdfl.server.upload_losses import Evaluation
 
 from .scheduled import Proxy
 from .toy import LAYOUT, TARGETS, first_state

@@ -1,7 +1,7 @@
 import torch
 
 from cdfl.core import ServerState
-from cdfl.server.matrices import Matrices
+from cdfl.server.cluster_comparison import Matrices
 
 
 class Proxies:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Defence, ServerState, Settings, Upload, Verdict, is_too_stale
-from cdfl.server.errors import StoreUnavailable
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
+from cdfl.server.store_errors import StoreUnavailable
 from cdfl.server.submission import RETRY_SECONDS, Submission
 from cdfl.wire import UnavailableError, UnfitError, WireError
 
