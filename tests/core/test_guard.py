@@ -125,9 +125,9 @@ class TestRefusals:
 def test_a_poisoned_state_is_not_healthy():
     world = run(0, uploads=60)
     good = world.state
-    assert is_healthy(good, good)
+    assert is_healthy(good, good, good)
     poisoned = good.replace(cluster_losses=good.cluster_losses + 1.0)
-    assert not is_healthy(poisoned, good)
+    assert not is_healthy(poisoned, good, good)
 
 
 # -- the adversary

@@ -239,9 +239,13 @@ def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
     return Guard(settings.rates.base_rate, trial) if settings.guard else NO_DEFENCE
 
 
-def is_healthy(state: ServerState, best: ServerState) -> bool:
-    """Return whether no cluster is above the level that it had in the best state, within what the guard allows."""
-    limits = torch.maximum(best.cluster_losses, _limits(best.cluster_losses, _Memory.of(best.defence_memory)))
+def is_healthy(state: ServerState, best: ServerState, usual: ServerState) -> bool:
+    """Return whether no cluster is above the level that it had, within what the guard allows.
+
+    `best` is the state with the lowest losses. `usual` says how much losses change; the first state of a server does
+    not know that, and is often the best.
+    """
+    limits = torch.maximum(best.cluster_losses, _limits(best.cluster_losses, _Memory.of(usual.defence_memory)))
     return bool((state.cluster_losses <= limits).all())
 
 

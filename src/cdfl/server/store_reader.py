@@ -171,9 +171,12 @@ class Reader:
     def healthy_epochs(self) -> list[int]:
         """Return the epochs of snapshots whose clusters are about as good as in the best snapshot, oldest first."""
         kept, nothing = self.snapshots(), torch.empty(0)
-        best = min(kept, key=lambda snapshot: snapshot.mean_loss)
-        states = {snapshot.epoch: snapshot.restore(nothing, self.layout()) for snapshot in kept}
-        return [epoch for epoch, state in states.items() if is_healthy(state, states[best.epoch])]
+        states = {
+            each.epoch: each.restore(nothing, self.layout()) for each in sorted(kept, key=lambda each: each.mean_loss)
+        }
+        best, *_ = states.values()
+        usual = next((state for state in states.values() if len(state.defence_memory)), best)
+        return sorted(epoch for epoch, state in states.items() if is_healthy(state, best, usual))
 
     def healthy_epoch(self) -> int:
         """Return the epoch of the newest snapshot that is healthy and can be read."""
