@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load, save
 from typer.testing import CliRunner
 
 from cdfl import wire
@@ -75,7 +77,8 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
         model = httpx.get(f"{url}/v1/model", headers=NAME | {wire.REPLY: "model"})
         assert model.headers[wire.EPOCH] == "0"
         upload = {wire.BASE_EPOCH: "0", wire.KEY: "one", "Content-Type": wire.CONTENT_TYPE}
-        reply = httpx.post(f"{url}/v1/updates", headers=NAME | upload, content=model.content)
+        trained = changed(model.content)
+        reply = httpx.post(f"{url}/v1/updates", headers=NAME | upload, content=trained)
         assert reply.headers[wire.OUTCOME] == "applied"
         code, output = call("serve", setup, "--store", store, "--open", "--port", "0")
         assert (code, "in use" in output) == (2, True)
@@ -95,13 +98,18 @@ def test_pretrain_serve_stop_and_go_on_with_tokens_and_tls(setup, tmp_path):
         assert "epoch 1" in said[-1]
         with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=cert)) as http:
             assert http.get("/v1/model", headers=NAME).status_code == 401
-            again = http.post("/v1/updates", headers=token | upload, content=model.content)
+            again = http.post("/v1/updates", headers=token | upload, content=trained)
             assert again.content == reply.content
             call("token", "revoke", "car-7", "--store", store)
             assert http.get("/v1/model", headers=token).status_code == 401
         idle = https(url, cert)  # it stays open, and says nothing when the server does
     idle.close()
     assert "stopped at epoch 1" in said[-1]
+
+
+def changed(model):
+    """A model that is a little different: one that is not changed at all moves nothing."""
+    return save({name: part + 0.01 * torch.randn_like(part) for name, part in load(model).items()})
 
 
 def https(url, cert):

@@ -203,7 +203,8 @@ def test_a_score_is_of_all_samples_together():
 def test_many_outputs_are_scored_in_parts(monkeypatch):
     workload = make_workload("tokens")
     whole = run_fast(workload)
-    monkeypatch.setattr("cdfl.sim.simulation.NUMBERS", 1)
+    for module in ("cluster_losses", "scoring"):
+        monkeypatch.setattr(f"cdfl.sim.{module}.NUMBERS", 1)
     assert_same(run_fast(make_workload("tokens")), whole)
 
 
