@@ -137,6 +137,7 @@ def test_told_to_stop_while_it_pretrains(setup, tmp_path, end):
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_told_to_stop_again_and_again(setup, tmp_path):
     """By somebody who is impatient: it is as if told once."""
     command = [CDFL, "serve", str(setup), "--store", str(tmp_path / "store"), "--open", "--port", "0", *QUICK]

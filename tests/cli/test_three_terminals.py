@@ -33,7 +33,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.7])
+@pytest.mark.parametrize("pause", [0.0, pytest.param(0.7, marks=pytest.mark.long)])
 def test_they_work_whatever_the_order(tmp_path, monkeypatch, pause):
     """Clients may even be started first: then they wait for the server, and say so once."""
     monkeypatch.chdir(tmp_path)

@@ -56,7 +56,12 @@ class Recording(CDFL):
 
 
 @pytest.mark.parametrize(
-    ("time_model", "measures"), [("uniform", "plain"), ("sessions", "plain"), ("sessions", "relative")]
+    ("time_model", "measures"),
+    [
+        pytest.param("uniform", "plain", marks=pytest.mark.long),
+        pytest.param("sessions", "plain", marks=pytest.mark.long),
+        ("sessions", "relative"),
+    ],
 )
 def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     config = configure(
