@@ -7,12 +7,19 @@ import struct
 from collections import Counter
 
 import httpx
+import torch
+from safetensors.torch import load, save
 
 from benchmarks.crash.clients import Line, Scribe
 from benchmarks.crash.site import Site
 from cdfl import wire
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, what is not sent yet is thrown away
+
+
+def changed(model: bytes) -> bytes:
+    """Return a model that is a little different: the server refuses one that is not."""
+    return save({name: part + 0.01 * torch.randn_like(part) for name, part in load(model).items()})
 
 
 class Cutter:
@@ -29,7 +36,7 @@ class Cutter:
         with httpx.Client(base_url=self.site.url, transport=line, headers={wire.CLIENT: self.client_id}) as http:
             answer = http.get("/v1/model")
             while self.counts.total() < cuts:
-                answer = self._upload(http, answer.content, answer.headers[wire.EPOCH])
+                answer = self._upload(http, changed(answer.content), answer.headers[wire.EPOCH])
                 self.uploads += 1
 
     def _upload(self, http: httpx.Client, body: bytes, base_epoch: str) -> httpx.Response:

@@ -20,6 +20,7 @@ import httpx
 
 from benchmarks.crash.checks import Report
 from benchmarks.crash.clients import wait_for
+from benchmarks.crash.cuts import changed
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.site import Site
 from cdfl import wire
@@ -176,7 +177,7 @@ def _upload(site: Site, client_id: str) -> None:
         got = http.get("/v1/model")
         headers = {wire.KEY: secrets.token_hex(8), wire.BASE_EPOCH: got.headers[wire.EPOCH]}
         headers["Content-Type"] = wire.CONTENT_TYPE
-        http.post("/v1/updates", content=got.content, headers=headers).raise_for_status()
+        http.post("/v1/updates", content=changed(got.content), headers=headers).raise_for_status()
 
 
 def _family(postgres: Postgres) -> list[int]:

@@ -305,7 +305,8 @@ class World:
                 if not store.asked_to_forget():  # which has perhaps begun to delete blobs
                     found = verify(opened).findings
                     assert found == [], found
-        shutil.rmtree(copy)
+        with self.calm():
+            shutil.rmtree(copy)
 
     def intrude(self, _):
         """A second server, and a rollback beside a running server, are refused."""
