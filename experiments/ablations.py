@@ -4,8 +4,8 @@ Claim: the paper's (section 5.3, figure 7, appendix C.1): proxy sets of 500 imag
 little, and a small rho serves clusters. Drift, time model and tau_0 alone are our questions.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. FashionMNIST: 100 clients, 2,000
 uploads; CIFAR-10: 20 clients, 400 uploads. The number of uploads does not grow with the clients.
-Machine: one H200; two CPU cores for one run. Cost: two to three minutes a trial for FashionMNIST with six
-processes, half an hour for CIFAR-10 with three.
+Cost: on one H200, two to three minutes a trial for FashionMNIST with six processes, half an hour for CIFAR-10 with
+three.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """

@@ -4,7 +4,7 @@ Claim: the paper's (abstract, section 6; no figure): rapid adaptation to new tas
 restores a client's accuracy, and that local training takes longer.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST, the paper's algorithms. Main clusters jump every 9
 (FashionMNIST) or 5 (8x8 digits) uploads.
-Machine: one H200 for FashionMNIST, two CPU cores for the digits. Cost: four minutes with six processes; seven minutes.
+Cost: FashionMNIST, four minutes on one H200 with six processes; digits, seven minutes on two CPU cores.
 
     cdfl paper adaptation --rows digits-4-sudden
 """

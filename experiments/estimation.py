@@ -4,7 +4,7 @@ Claim: the paper's (section 5.2, figure 5): the server's estimate from one uploa
 the client's own estimate from K models.
 Settings: the runs of Table 1. KL(true || estimated), smoothed by 1e-4, mean over clients' last uploads; *equal shares*:
 that of equal shares over 1,000 mixtures.
-Machine: one H200. Cost: none beyond Table 1.
+Cost: none beyond Table 1.
 
     cdfl paper estimation --rows fashion-mnist-6
 """

@@ -2,9 +2,9 @@
 
 Claim: ours. Cluster models behind a router serve a client better than any single model that it can be sent, and lose
 nothing when its data jump.
-Settings: each algorithm has the best of six trials on validation samples (`tuning`), one setting for a network. The
-differences are of pairs of seeds, with 95% intervals corrected for the number of rivals (Bonferroni).
-Machine: one H200, bfloat16; two CPU cores for the digits. Cost: some minutes for each row of FashionMNIST.
+Settings: each algorithm has the best of its trials (`tuning`), one setting for a network. Differences are of pairs of
+seeds, with 95% intervals corrected for the number of rivals (Bonferroni).
+Cost: some minutes on one H200 for each row of FashionMNIST; the digits run on two CPU cores.
 
     cdfl paper following --rows digits-4 --device cpu
 """
@@ -127,8 +127,8 @@ ROWS = (
 )
 TRIALS = 5
 UPLOADS_NOTE = (
-    "The share of all uploads after which what CDFL serves is as good as what the best rival serves at its end. Scores "
-    "vary from upload to upload, so the rival itself is there before its end, too.\n"
+    "The share of uploads after which CDFL serves as well as the best rival at its end. Scores vary from upload to "
+    "upload, so the rival itself is there before its end, too.\n"
 )
 
 

@@ -3,7 +3,7 @@
 Claim: the paper's (section 5.2, figure 6): a client downloads K models instead of one, and evaluates all K on its data.
 Settings: `paper-reading`; the runs of Table 1. Bytes: encoded models (float32, safetensors) with headers. FLOPs: those
 of one sample, times the samples of each run.
-Machine: any. Cost: none beyond Table 1.
+Cost: none beyond Table 1.
 
     cdfl paper overhead --rows fashion-mnist-2,fashion-mnist-4 --trials 1
 """

@@ -14,11 +14,11 @@ from experiments.registry import EXPERIMENTS
 INTRODUCTION = f"""\
 # The paper, table by table
 
-`cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims.
-
 `cdfl paper NAME` (or `python -m experiments NAME`) runs one table or figure and writes JSON, tables and pictures to
-`runs/paper` or `--out`. Stored runs are not repeated. `--rows`, `--presets`, `--algorithms` and `--trials` select a
+`runs/paper` or `--out`. Stored runs are not repeated. `--rows`, `--presets`, `--algorithms` and `--trials` choose a
 part; `--smoke` is a quick check. `cdfl paper list` shows all rows, including those of the paper's own data.
+
+`cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims.
 
 Presets: `paper`, the printed values with uniform uploads; `paper-reading`, our reading of what is not printed, found
 on FashionMNIST (4) only; `default`, our own, with other values for digits and MiniImageNet.
@@ -93,9 +93,9 @@ def _section(experiment: Experiment, results: Results) -> str:
 
 
 def _facts(about: str) -> list[str]:
-    """Return the parts that begin with Claim:, Settings:, Machine: and Cost:, each on one line."""
+    """Return the parts that begin with Claim:, Settings: and Cost:, each on one line."""
     text = " ".join(about.split())
-    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings|Machine|Cost): )", text) if part.strip()]
+    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings|Cost): )", text) if part.strip()]
 
 
 def _pictures(experiment: Experiment, folder: Path) -> list[Path]:

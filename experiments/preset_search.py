@@ -1,8 +1,8 @@
 """The search for `paper-reading` on FashionMNIST (4).
 
-Claim: with the printed values no time model that we tried gives the printed figures; a few named changes do.
+Claim: no time model that we tried gives the printed figures with the printed values; a few named changes do.
 Settings: CDFL, `paper` with one of the changes below.
-Machine: one H200. Cost: about five minutes with eight processes.
+Cost: about five minutes on one H200 with eight processes.
 
     cdfl paper preset-search
 """

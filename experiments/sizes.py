@@ -2,10 +2,10 @@
 
 Claim: ours. The smaller the network, the more experts gain over one model of the same size; for tiny networks one model
 of four times the size is the better use of the same bytes.
-Settings: FashionMNIST (4). The best of six trials each on validation samples (`tuning`: one seed, 1,000 uploads), and
-the runs of `following` (2,000 uploads, paired seeds) where they are complete. One model: the best of FedBuff, FedAsync
-(same size only), and FedBuff's model trained further by the client.
-Machine: one H200, bfloat16. Cost: none beyond the two.
+Settings: FashionMNIST (4). The best trials on validation samples (`tuning`, one seed), and the runs of `following`
+(2,000 uploads, paired seeds) where they are complete. One model: the best of FedBuff, FedAsync (same size only), and
+FedBuff's model trained further by the client.
+Cost: none beyond the two.
 
     cdfl paper sizes
 """
@@ -28,7 +28,7 @@ AGAINST = ("same size", "four times the size", "four times the size, int8")
 NOTE = (
     "Points that four experts serve above the best single model. *Same size*: a training and a prediction cost the "
     "same. *Four times the size*: as many parameters as four experts; *int8*: as many bytes as a reply of experts. "
-    "First what was seen on validation samples in one seed, then on test samples with 95% intervals.\n"
+    "First on validation samples in one seed, then on test samples with 95% intervals.\n"
 )
 Interval = tuple[float, float] | None
 

@@ -3,7 +3,7 @@
 Claim: `paper-reading` gives most of the paper's figures for FashionMNIST; `default` gives better ones for CDFL.
 Settings: `paper-reading`, the paper's algorithms; `default`, all; `paper`, CDFL. On MiniImageNet CDFL and FedAsync also
 run with the general `default`.
-Machine: one H200. Cost: three to seven minutes a row for FashionMNIST, seventeen for the digits; half a minute to three
+Cost: on one H200, three to seven minutes a row for FashionMNIST, seventeen for the digits; half a minute to three
 minutes a run for ResNet-18.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5

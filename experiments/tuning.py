@@ -1,10 +1,10 @@
 """Tuning: six trials of every algorithm for each network, on validation samples.
 
-Claim: ours. Every algorithm gets the same number of trials, the same seed and the same number of uploads. They are
-scored on validation samples, which no table is scored on. All trials are kept.
+Claim: ours. Every algorithm gets the same seed and the same number of trials and uploads, and is scored on validation
+samples that no table uses. All trials are kept.
 Settings: `default` without weight decay, and the changes below; FashionMNIST in four rotations with 1,000 uploads, 8x8
 digits with 600.
-Machine: one H200; two CPU cores for the digits. Cost: about five minutes on the H200, an hour on the CPU.
+Cost: about five minutes on one H200; for the digits, an hour on two CPU cores.
 
     cdfl paper tuning --rows digits-4
 """
