@@ -1,7 +1,10 @@
+import re
+
 import numpy as np
 import pytest
 
-from cdfl.series import RunSeries, adaptation, groups, scalars
+from cdfl.record import Uploaded, only
+from cdfl.series import RunSeries, Scalars, adaptation, groups
 
 from .made_up import RMSE, clusters, diverged, events, finished, started, uploaded
 
@@ -78,13 +81,47 @@ def test_runs_are_grouped_by_what_makes_them_differ():
 
 
 def test_what_trackers_record():
-    assert scalars(started()) is None
-    epoch, values = scalars(uploaded(7, more={"loss": {"held": 1.0, "before": 0.5, "after": 0.4}}))
+    scalars = Scalars()
+    assert scalars.of(started()) is None
+    epoch, values = scalars.of(uploaded(7, more={"log loss": {"held": 1.0, "before": 0.5, "after": 0.4}}))
     assert epoch == 7
-    assert values["client/after"] == pytest.approx(0.77)
-    assert values["loss/held"] == 1.0
-    assert values["upload/staleness"] == 3
-    assert values["mixture/divergence"] == 0.05
-    epoch, values = scalars(clusters(3))
-    assert values == {"cluster/0": 0.73, "cluster/1": 0.63, "cluster_loss/0": 0.2, "cluster_loss/1": 0.3}
-    assert scalars(finished(before=None)) == (12, {"final/after": 0.8, "final/cluster": 0.75, "final/divergence": 0.05})
+    assert values["accuracy_upload/after"] == values["accuracy/after"] == pytest.approx(0.77)
+    assert values["log_loss/held"] == 1.0
+    assert (values["upload/staleness"], values["upload/applied"]) == (3, 1)
+    assert (values["mixture/KL"], values["mixture/0_upright"]) == (0.05, 0.2)
+    assert scalars.of(clusters(3)) == (
+        3,
+        {
+            "accuracy_clusters/0_upright": 0.73,
+            "accuracy_clusters/1_turned": 0.63,
+            "cluster_loss/0_upright": 0.2,
+            "cluster_loss/1_turned": 0.3,
+        },
+    )
+    epoch, values = scalars.of(finished(before=None))
+    assert epoch == 12
+    assert values["final/accuracy_held"] == 0.6
+    assert values["final/accuracy_clusters"] == 0.75
+    assert values["final/megabytes_up"] == 0.012
+    assert "final/accuracy_before" not in values
+
+
+def test_trackers_get_means_over_the_last_upload_of_every_client():
+    scalars = Scalars()
+    scalars.of(started())
+    steps = [scalars.of(event)[1] for event in only(events(), Uploaded)]
+    assert [step["accuracy_upload/after"] for step in steps[:4]] == pytest.approx([0.71, 0.72, 0.73, 0.74])
+    assert [step["accuracy/after"] for step in steps[:4]] == pytest.approx([0.71, 0.715, 0.72, 0.73])
+    run = series("a-0")
+    assert steps[-1]["accuracy/after"] == pytest.approx(run.last(run.scores["after"]))
+    _, values = scalars.of(uploaded(13, held=float("nan")))
+    assert values["accuracy/held"] == steps[-1]["accuracy/held"]  # one that is not finite leaves the mean as it was
+
+
+def test_names_for_trackers_are_plain():
+    """W&B and MLflow refuse or mangle others."""
+    scalars = Scalars()
+    run = events(start={"clusters": ["0°", "night (Körner & Söhne)"]})
+    names = {name for event in run if (found := scalars.of(event)) for name in found[1]}
+    assert all(re.fullmatch(r"[A-Za-z0-9_]+/[A-Za-z0-9_]+", name) for name in names), names
+    assert {"mixture/0_0deg", "mixture/1_night_Korner_Sohne"} <= names

@@ -244,17 +244,24 @@ class RunFolder:
             opened.seek(-1, 2)
             return opened.read(1) != b"\n"
 
+    def check(self) -> None:
+        """Raise ValueError if the first line is not an event; a run that begins just now has none."""
+        with (self.path / "events.jsonl").open(encoding="utf-8", errors="replace") as opened:
+            line = opened.readline()
+        if line.endswith("\n"):
+            self._read(line[:-1], 1)
+
     def events(self) -> list[Event]:
         """Read all events of the run so far; ignore a last line that was cut off."""
         file = self.path / "events.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else [""]
-        events = []
-        for number, line in enumerate(lines[:-1], start=1):
-            try:
-                events.append(from_json(line))
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number}: {error}") from None
-        return events
+        return [self._read(line, number) for number, line in enumerate(lines[:-1], start=1)]
+
+    def _read(self, line: str, number: int) -> Event:
+        try:
+            return from_json(line)
+        except ValueError as error:
+            raise ValueError(f"{self.path / 'events.jsonl'}, line {number}: {error}") from None
 
 
 def versions() -> dict[str, str]:

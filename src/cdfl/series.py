@@ -1,14 +1,19 @@
 """Turn the events of a run into series of numbers, for plots, reports and trackers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, only
+from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, main_metric, only
 
 Numbers = NDArray[np.float64]
+_T = TypeVar("_T")
 SCORES = ("held", "before", "after", "served")  # of an upload; `served` only where the reply is more than one model
 
 
@@ -160,36 +165,93 @@ def groups(runs: Iterable[RunSeries]) -> Mapping[str, list[RunSeries]]:
     return found
 
 
-def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
-    """Return what a tracker records of an event: the number of uploads, and numbers by name; None for nothing."""
-    match event:
-        case Uploaded():
-            values = {f"client/{name}": value for name in SCORES if (value := getattr(event, name)) is not None}
-            values |= {f"{metric}/{name}": value for metric, own in event.more.items() for name, value in own.items()}
-            values |= {"upload/staleness": float(event.staleness), "upload/applied": float(event.outcome == "applied")}
-            if event.divergence is not None:
-                values["mixture/divergence"] = event.divergence
-            for cluster, share in enumerate(event.mixture or ()):
-                values[f"mixture/cluster {cluster}"] = share
-            return event.epoch, values
-        case Clusters():
-            values = {f"cluster/{cluster}": score for cluster, score in enumerate(event.scores)}
-            for cluster, row in enumerate(event.losses):
-                values[f"cluster_loss/{cluster}"] = row[cluster]
-            return event.epoch, values
-        case Finished():
-            named = {"before": event.before, "after": event.after, "cluster": event.cluster}
-            named["divergence"] = event.divergence
-            return event.uploads, {f"final/{name}": value for name, value in named.items() if value is not None}
-        case _:
-            return None
+class Scalars:
+    """What trackers record of a run: numbers by name, at the number of uploads so far.
+
+    Names hold ASCII letters, digits, _ and one /, which every tracker takes; what stands before the / is a group.
+    """
+
+    def __init__(self) -> None:
+        self._metric, self._clusters = "score", list[str]()
+        self._last: dict[str, dict[int, float]] = {}  # by name: of the last upload of each client; trackers get means
+        self._sums: dict[str, float] = {}
+
+    def of(self, event: Event) -> tuple[int, dict[str, float]] | None:
+        """Take the next event; return its step and numbers, or None if there is nothing to record."""
+        match event:
+            case Started():
+                self._metric, self._clusters = _plain(main_metric([event])[0]), tracked_names(event.clusters)
+                return None
+            case Uploaded():
+                return event.epoch, self._of_upload(event)
+            case Clusters():
+                values = {f"{self._metric}_clusters/{k}": score for k, score in self._named(event.scores)}
+                own = [row[cluster] for cluster, row in enumerate(event.losses)]
+                return event.epoch, values | {
+                    f"cluster_loss/{k}": loss for k, loss in self._named(own) if loss is not None
+                }
+            case Finished():
+                return event.uploads, self._of_end(event)
+            case _:
+                return None
+
+    def _of_upload(self, event: Uploaded) -> dict[str, float]:
+        scores = {f"{self._metric}/{name}": getattr(event, name) for name in SCORES}
+        scores |= {
+            f"{_plain(metric)}/{name}": value for metric, own in event.more.items() for name, value in own.items()
+        }
+        one = {name.replace("/", "_upload/"): value for name, value in scores.items()}
+        one |= {"upload/staleness": float(event.staleness), "upload/applied": float(event.outcome == "applied")}
+        if event.divergence is not None:
+            scores["mixture/KL"] = event.divergence
+        scores |= {f"mixture/{k}": share for k, share in self._named(event.mixture or ())}
+        for name, value in scores.items():
+            if math.isfinite(value):  # one NaN would stay in the sum
+                last = self._last.setdefault(name, {})
+                self._sums[name] = self._sums.get(name, 0.0) + value - last.get(event.client, 0.0)
+                last[event.client] = value
+        return one | {name: self._sums[name] / len(last) for name, last in self._last.items()}
+
+    def _of_end(self, event: Finished) -> dict[str, float]:
+        named = {f"{self._metric}_{name}": getattr(event, name) for name in SCORES}
+        named |= {f"{self._metric}_clusters": event.cluster, "KL": event.divergence}
+        named |= {"too_stale": event.deprecated_share, "rejected": event.rejected_share}
+        named |= {"megabytes_up": event.bytes_up / 1e6, "megabytes_down": event.bytes_down / 1e6}
+        return {f"final/{name}": value for name, value in named.items() if value is not None}
+
+    def _named(self, values: Sequence[_T]) -> Iterator[tuple[str, _T]]:
+        names = self._clusters if len(self._clusters) == len(values) else map(str, range(len(values)))
+        return zip(names, values, strict=False)
 
 
-def server_scalars(outcome: str, staleness: int, cluster_losses: Sequence[float | None]) -> dict[str, float]:
-    """Return what a tracker records of an upload to a server: nothing of single clients.
+def tracked_names(clusters: Sequence[str]) -> list[str]:
+    """Return the names of clusters as trackers get them: with their numbers, which keeps their order.
 
-    >>> server_scalars("applied", 3, [0.5, None])
-    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'cluster_loss/0': 0.5}
+    >>> tracked_names(["0°", "light & dark"])
+    ['0_0deg', '1_light_dark']
+    """
+    return [f"{number}_{_plain(name)}".rstrip("_") for number, name in enumerate(clusters)]
+
+
+def _plain(name: str) -> str:
+    letters = unicodedata.normalize("NFKD", name.replace("°", "deg")).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9]+", "_", letters).strip("_")
+
+
+def server_scalars(
+    outcome: str,
+    staleness: int,
+    cluster_losses: Sequence[float | None],
+    clusters: Sequence[str],
+    report: Sequence[float] = (),
+) -> dict[str, float]:
+    """Return what a tracker records of an upload to a server: nothing of single clients but losses they report.
+
+    >>> server_scalars("applied", 3, [0.5, None], ["0_upright", "1_turned"], (0.9, 0.4))
+    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'reported_loss/before': 0.9, 'reported_loss/after': 0.4, \
+'cluster_loss/0_upright': 0.5}
     """
     values = {"upload/staleness": float(staleness), "upload/applied": float(outcome == "applied")}
-    return values | {f"cluster_loss/{k}": loss for k, loss in enumerate(cluster_losses) if loss is not None}
+    values |= {f"reported_loss/{name}": loss for name, loss in zip(("before", "after"), report, strict=False)}
+    named = zip(clusters, cluster_losses, strict=False)
+    return values | {f"cluster_loss/{name}": loss for name, loss in named if loss is not None}

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sqlite3
 
 import pytest
 from rich.console import Console
@@ -115,18 +114,6 @@ def test_places_that_are_neither(tmp_path):
         2,
         f"cdfl: {run} is a run, not a store; `cdfl watch {run}` and `cdfl report {run}` show it",
     )
-
-
-def test_a_store_of_another_project(tmp_path):
-    store = tmp_path / "theirs"
-    store.mkdir()
-    with sqlite3.connect(store / "store.db") as other:
-        other.execute("CREATE TABLE clients (id INTEGER PRIMARY KEY)")
-        other.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT)")
-    other.close()
-    for command in ("status", "clients"):
-        code, said = call(command, store)
-        assert (code, said.startswith("cdfl: the database holds tables of an unknown version")) == (2, True)
 
 
 # -- what `cdfl serve` prints

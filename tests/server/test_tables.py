@@ -36,13 +36,19 @@ def test_a_new_store_has_the_tables(where, engine, own):
     assert columns_of(engine) == {table.name: set(table.c.keys()) for table in tables.TABLES.sorted_tables}
 
 
+UNKNOWN = "the database holds tables of another program or of an unknown version; expected those of 'cdfl 3': "
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("UPDATE meta SET value = 'cdfl 7' WHERE name = 'schema'", "the database holds the tables of 'cdfl 7'"),
-        ("DELETE FROM meta WHERE name = 'schema'", "the database holds tables of an unknown version"),
-        ("DROP TABLE meta", "the database holds tables of an unknown version"),
+        (
+            "UPDATE meta SET value = 'cdfl 7' WHERE name = 'schema'",
+            "the database holds the tables of 'cdfl 7'; expected those of 'cdfl 3': use the cdfl that made them",
+        ),
+        ("DELETE FROM meta WHERE name = 'schema'", UNKNOWN),
+        ("DROP TABLE meta", UNKNOWN),
     ],
 )
 def test_other_tables_are_refused(where, engine, own, change, words):
@@ -51,7 +57,7 @@ def test_other_tables_are_refused(where, engine, own, change, words):
     with engine.begin() as connection:
         connection.execute(sa.text(change))
     before = columns_of(engine)
-    with pytest.raises(StoreVersion, match=f"{words}; expected those of 'cdfl 3': use the cdfl that made them"):
+    with pytest.raises(StoreVersion, match=f"^{words}"):
         Store.open(*where, own=own)
     assert columns_of(engine) == before
 

@@ -19,4 +19,5 @@ def test_with_the_packages_installed():
         command = [python, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-W", "ignore"]
         ended = run(*command, "tests/track/test_trackers.py")
     assert ended.returncode == 0, ended.stdout
-    assert ended.stdout.count("PASSED tests/track/test_trackers.py") == 3, ended.stdout
+    assert "skipped" not in ended.stdout, ended.stdout
+    assert ended.stdout.count("PASSED tests/track/test_trackers.py") >= 8, ended.stdout

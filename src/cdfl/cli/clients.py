@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdfl.cli.options import Json, counted
 from cdfl.cli.remote import Certificate, Remote, StartingError, Token, is_url, remote
-from cdfl.cli.status import Place, check_no_run
+from cdfl.cli.status import Place
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, open_store, refuse_store
 from cdfl.cli.tables import make_table, show
 
@@ -23,7 +23,6 @@ def clients(
 ) -> None:
     """List the clients: uploads, when and how the last one ended, and the mixture of the last reply."""
     with refuse_store():
-        check_no_run(place)
         if is_url(place):
             with remote(place, token, verify) as server:
                 try:

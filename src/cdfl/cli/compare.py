@@ -39,7 +39,7 @@ from cdfl.cli.options import (
     parse_settings,
 )
 from cdfl.cli.tables import make_table, show
-from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
 from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
 from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
@@ -107,7 +107,7 @@ def compare(
         whole = {"algorithms": names, "seeds": seeds, "first": configs[0].to_json()}
         folder = open_folder(out, f"{configs[0].scenario.name}-compare", whole, resume=resume)
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
-        named = [(each.path.name, own.to_json(), each.path) for each, own in zip(folders, configs, strict=True)]
+        tracked = [(own.to_json(), each.path) for each, own in zip(folders, configs, strict=True)]
         results: dict[int, Finished] = {}
         metric = configs[0].scenario.main_metric
         label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
@@ -124,7 +124,7 @@ def compare(
             interruptible(folder, folders, total),
             shown(Nothing() if console.is_terminal else Lines(total), note) as show_event,
             pretraining_shown_by(pretrained) if console.is_terminal else nullcontext(),
-            tracking(trackers, named) as track,
+            tracking(trackers, tracked) as track,
             Live(console=console, transient=True, refresh_per_second=4) as live,
             closing(compare_events(configs, folders, data_dir, resume=resume, engine=cluster)) as events,
         ):
@@ -148,6 +148,7 @@ def compare(
     summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     notes.append(f"results in {folder.path}/: summary.json and a folder for each run")
+    notes += look_at(track.where)
     values = {"folder": str(folder.path), "scores": summary}
     show(values, Group(*tables(title, names, configs, results)), as_json=json_, notes=notes)
 

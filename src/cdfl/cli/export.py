@@ -7,10 +7,12 @@ import typer
 from torch import Tensor
 
 from cdfl.cli.options import DataDir, Json
+from cdfl.cli.run_folders import one_run
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, progress_bar, refuse_store
 from cdfl.cli.tables import show
 from cdfl.core import Layout
 from cdfl.model_files import FORMATS, check_empty, find_dtype, module_of, read_clusters, write_clusters, write_program
+from cdfl.record import Finished, only
 
 
 def export(
@@ -52,8 +54,10 @@ def export(
 def _of_run(run: Path) -> tuple[Layout, list[Tensor], dict[str, Any]]:
     from cdfl.sim.run_models import MODELS
 
-    if not (run / "events.jsonl").exists():
-        raise ValueError(f"{run} holds no run; expected a folder with events.jsonl")
+    folder = one_run(run)
+    if not (run / MODELS).exists():
+        is_over = bool(only(folder.events(), Finished))
+        raise ValueError(f"{run} has no models: {'they were deleted' if is_over else 'the run is not finished'}")
     layout, models, about = read_clusters(run / MODELS)
     return layout, models, {name: about[name] for name in ("names", "epoch", "scenario", "input_shape", "num_outputs")}
 

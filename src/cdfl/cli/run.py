@@ -35,7 +35,7 @@ from cdfl.cli.options import (
     parse_settings,
 )
 from cdfl.cli.tables import make_table, show
-from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
 from cdfl.record import Clusters, Finished, Started, metric_label
 from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
@@ -97,7 +97,7 @@ def run(
         with (
             interruptible(folder, [folder], total),
             shown(display(total), note) as show_event,
-            tracking(trackers, [(folder.path.name, config.to_json(), folder.path)]) as track,
+            tracking(trackers, [(config.to_json(), folder.path)]) as track,
             closing(run_events(config, folder, data_dir, resume=resume, engine=cluster)) as events,
         ):
             for event in events:
@@ -111,6 +111,7 @@ def run(
                     ends.append(event)
     notes = [ends[0].shortfall] if ends[0].shortfall else []
     notes.append(f"results in {folder.path}/: config, versions, events, models")
+    notes += look_at(track.where)
     values = {"folder": str(folder.path)} | asdict(ends[0])
     show(values, _table(opened[0], starts[0], ends[0]), as_json=json_, notes=notes)
 

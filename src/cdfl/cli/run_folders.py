@@ -5,10 +5,9 @@ from pathlib import Path
 
 import typer
 
+from cdfl.cli.stores import check_no_store
 from cdfl.record import RunFolder
 from cdfl.series import RunSeries
-
-STORE_FILES = ("store.db",)
 
 
 def find_runs(places: Sequence[Path]) -> dict[str, RunFolder]:
@@ -41,7 +40,15 @@ def read_runs(runs: dict[str, RunFolder]) -> list[RunSeries]:
     return read
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def one_run(folder: Path) -> RunFolder:
+    """Return the run in a folder; say in one sentence what is wrong if there is none, or if there are several."""
+    if not (folder / "events.jsonl").exists():
+        several = _runs_in(folder, f"`cdfl export --store {folder}` takes it")
+        raise ValueError(f"{folder} holds {len(several)} runs; name one of them, such as {several[0]}")
+    return RunFolder(folder)
+
+
+def _runs_in(folder: Path, store_hint: str = "") -> list[Path]:
     if (folder / "events.jsonl").exists():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/events.jsonl"))
@@ -49,8 +56,7 @@ def _runs_in(folder: Path) -> list[Path]:
         return found
     if not folder.exists():
         raise ValueError(f"there is no folder {folder}; expected one that `cdfl run` or `cdfl compare` made")
-    if any((folder / name).exists() for name in STORE_FILES):
-        raise ValueError(f"{folder} is the store of a server, not a run; `cdfl status {folder}` shows it")
+    check_no_store(folder, store_hint or f"`cdfl status {folder}` shows it")
     raise ValueError(f"{folder} holds no run; expected a folder with events.jsonl, or a folder of such folders")
 
 

@@ -168,7 +168,9 @@ def serve(
                         access = Access(Tokens(opened.database), is_open=is_open, operator_token=operator_token)
                         config = engine.settings.to_dict()
                         printed = ServerConsole(console, engine, as_json=json_)
-                        with tracked_server(trackers, f"server {server.url}", config, here) as listeners:
+                        with tracked_server(
+                            trackers, f"server {server.url}", config, here, engine.cluster_names
+                        ) as listeners:
                             engine.listeners += [printed, *listeners]
                             server.open(engine, access)
                             _welcome(console, server.url, engine.state.epoch, is_open=is_open)

@@ -1,7 +1,6 @@
 """`cdfl status`: a server or a store in a few lines."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +27,6 @@ def status(
 ) -> None:
     """Show the epoch, the clusters, and how many clients and uploads there are. Works beside a running server."""
     with refuse_store():
-        check_no_run(place)
         if is_url(place):
             with remote(place, token, verify) as server:
                 try:
@@ -84,12 +82,6 @@ def _of_store(opened: "Store") -> dict[str, Any]:
         "snapshots": [snapshot.epoch for snapshot in snapshots],
         "tokens": sum(token.revoked is None for token in Tokens(opened.database).all()),
     }
-
-
-def check_no_run(place: str) -> None:
-    """Refuse the folder of a simulation with a hint."""
-    if (Path(place) / "events.jsonl").exists():
-        raise ValueError(f"{place} is a run, not a store; `cdfl watch {place}` and `cdfl report {place}` show it")
 
 
 def _when(moment: float) -> str:

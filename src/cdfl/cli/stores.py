@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,7 @@ BlobsPlace = Annotated[
     ),
 ]
 DEFAULT_STORE = "cdfl-store"
+STORE_FILE = "store.db"
 
 
 def refuse_store() -> AbstractContextManager[None]:
@@ -68,9 +70,36 @@ def store_exists(place: str) -> bool:
     return Database.exists(database_url(place))
 
 
+def check_no_run(place: str) -> None:
+    """Refuse a folder of runs with a hint, unless it holds a store as well."""
+    folder = Path(place)
+    if (folder / STORE_FILE).exists():
+        return
+    hint = f"`cdfl watch {place}` and `cdfl report {place}` show it"
+    if (folder / "events.jsonl").exists():
+        raise ValueError(f"{place} is a run, not a store; {hint}")
+    if "://" not in place and any(folder.glob("*/events.jsonl")):
+        raise ValueError(f"{place} is a folder of runs, not a store; {hint}")
+
+
+def check_no_store(folder: Path, hint: str) -> None:
+    """Refuse the folder of a store with a hint; say what is wrong with its database if it cannot be used."""
+    if not (folder / STORE_FILE).exists():
+        return
+    try:
+        is_store = store_exists(str(folder))
+    except ModuleNotFoundError:  # without the extra `server`, the file's name has to do
+        is_store = True
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+    if is_store:
+        raise ValueError(f"{folder} is the store of a server, not a run; {hint}")
+
+
 def _check_exists(place: str) -> None:
     from cdfl.server.database import without_password
 
+    check_no_run(place)
     if not store_exists(place):
         raise StoreError(
             f"there is no store in {without_password(place)}; name it with --store, or begin one with `cdfl serve`"
@@ -79,8 +108,9 @@ def _check_exists(place: str) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr; call what it yields with (done, total)."""
+    """Show a progress bar on stderr if it is a terminal; call what it yields with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)

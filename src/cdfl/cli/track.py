@@ -5,7 +5,8 @@ from cdfl.cli.plot import Runs
 from cdfl.cli.run_folders import find_runs, warn_of_cut_lines
 from cdfl.cli.stores import progress_bar
 from cdfl.cli.tables import show
-from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracking
+from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
+from cdfl.record import Uploaded, only
 
 
 def track(
@@ -22,16 +23,21 @@ def track(
             raise ValueError("expected at least one of --tensorboard, --mlflow and --wandb")
         found = find_runs(runs)
         warn_of_cut_lines(found)
+        where: list[str] = []
         for name, run in found.items():
             config = run.config() if (run.path / "config.json").exists() else {}
             events = run.events()
-            with tracking(names, [(name, config, run.path)]) as record, progress_bar(name) as progress:
+            if not only(events, Uploaded):
+                raise ValueError(f"{name} has no uploads yet; let the run make some first")
+            with tracking(names, [(config, run.path)]) as record, progress_bar(name) as progress:
                 for done, event in enumerate(events, start=1):
                     record(0, event)
                     progress(done, len(events))
+            where += record.where
+    where = list(dict.fromkeys(where))
     show(
-        {"runs": list(found), "trackers": names},
+        {"runs": list(found), "trackers": names, "look": where},
         None,
         as_json=json_,
-        notes=[f"recorded {counted(len(found), 'run')} with {', '.join(names)}"],
+        notes=[f"recorded {counted(len(found), 'run')} with {', '.join(names)}", *look_at(where)],
     )

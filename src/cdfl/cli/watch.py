@@ -54,6 +54,8 @@ def _server_page(url: str) -> str:
 def _watch_runs(places: list[Path], port: int | None, *, no_browser: bool) -> None:
     runs = find_runs(places)
     warn_of_cut_lines(runs)
+    for run in runs.values():
+        run.check()
     from cdfl.watch import serve_runs
 
     folders = [(name, run.path) for name, run in runs.items()]

@@ -130,9 +130,14 @@ def exist(connection: sa.Connection) -> bool:
         return False
     found = get(connection, "schema") if "meta" in present else None
     if found != SCHEMA:
-        what = "tables of an unknown version" if found is None else f"the tables of {found!r}"
+        if found is None:
+            raise StoreVersion(
+                f"the database holds tables of another program or of an unknown version; expected those of {SCHEMA!r}: "
+                "name another folder or database"
+            )
         raise StoreVersion(
-            f"the database holds {what}; expected those of {SCHEMA!r}: use the cdfl that made them, or a new --store"
+            f"the database holds the tables of {found!r}; expected those of {SCHEMA!r}: use the cdfl that made them, "
+            "or a new --store"
         )
     return True
 
