@@ -93,6 +93,8 @@ def test_a_package_is_a_module(file, monkeypatch):
 def test_missing_modules(file):
     file.write_text("\nimport no_such.thing\n")
     assert said_of(file) == f"{file}, line 2: there is no module no_such; install it, or put no_such.py beside the file"
+    file.write_text("import cv2.no_such\n")
+    assert said_of(file).endswith("there is no module cv2; pip install opencv-python, or put cv2.py beside the file")
     (file.parent / "my_neighbour.py").write_text("import no_such_either")
     file.write_text("import my_neighbour")
     assert said_of(file).startswith(f"{file.parent / 'my_neighbour.py'}, line 1: there is no module no_such_either;")

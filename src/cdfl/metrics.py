@@ -71,7 +71,10 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.numel() != targets.numel():  # broadcasting would compare every output with every target
-        raise ValueError(f"outputs are {list(outputs.shape)} and targets {list(targets.shape)}; expected one shape")
+        raise ValueError(
+            f"outputs are {list(outputs.shape)} and targets {list(targets.shape)}; rmse, mae and r2 compare numbers "
+            "and expect one shape; for classes, use accuracy"
+        )
     return outputs.double().reshape(targets.shape) - targets
 
 

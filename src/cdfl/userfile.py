@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}  # named otherwise
 OURS = Path(__file__).parent
 READABLE = "a Python file that runs without an error"
 LONGEST = 300  # characters of an error message that are repeated
@@ -114,7 +115,9 @@ def report_errors(place: str, doing: str, expected: str) -> Iterator[None]:
             if is_missed_by_cdfl(error):
                 raise
             if error.name is not None:
-                remedy = f"install it, or put {error.name.partition('.')[0]}.py beside the file"
+                name = error.name.partition(".")[0]
+                package = f"pip install {PACKAGES[name]}" if name in PACKAGES else "install it"
+                remedy = f"{package}, or put {name}.py beside the file"
                 raise SetupError(f"{_where(place, error)}: there is no module {error.name}; {remedy}") from error
         said = str(error).strip().partition("\n")[0][:LONGEST]
         if isinstance(error, ValueError) and said and _is_raised_by_cdfl(error):  # it says what to do

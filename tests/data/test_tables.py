@@ -53,6 +53,11 @@ def test_clusters_by_a_function():
     assert table(by=Quantiles("weight", 4)).num_clusters == 4
 
 
+def test_one_feature_needs_no_list():
+    inputs, _ = everything(table(features="age").build(never)[0])
+    assert inputs.shape[1:] == (1,)
+
+
 def test_a_number_to_predict():
     one, other = table(target="weight", features=("age",)).build(never)
     targets = torch.cat([everything(one)[1], everything(other)[1]])
@@ -83,11 +88,13 @@ def test_a_data_frame():
         assert torch.equal(everything(one)[0], everything(other)[0])
         assert torch.equal(everything(one)[1], everything(other)[1])
     frame.loc[17, "weight"] = None
-    with pytest.raises(DataError, match="column 'weight', row 17: the value is missing, as in 1 of 40 rows; drop"):
+    with pytest.raises(
+        DataError, match="column 'weight', row 17, counted from 0: the value is missing, as in 1 of 40 rows; drop"
+    ):
         table(frame).build(never)
     frame = pandas.DataFrame(COLUMNS)
     frame.loc[3, "smokes"] = None
-    with pytest.raises(DataError, match="column 'smokes', row 3: the value is missing"):
+    with pytest.raises(DataError, match="column 'smokes', row 3, counted from 0: the value is missing"):
         table(frame).build(never)
 
 
@@ -112,7 +119,10 @@ def test_a_csv_file(tmp_path):
     [
         ("", "has 0 lines; expected one with the names of the columns"),
         ("a,b\n1,2\n3\n", r"mine.csv, line 3: 1 values for 2 columns; expected as many"),
-        (b"a,b\n1,\xff\n", r"mine.csv is not a text file in UTF-8 \(invalid start byte at byte 6\)"),
+        (b"a,b\n1,\xff\n", r"mine.csv is not a text file in UTF-8 \(invalid start byte at byte 6\); save it as"),
+        ("a;b\n1;2\n", "separates its columns by ';'; expected commas: save it so, or read it with pandas.read_csv"),
+        ("a\tb\n1\t2\n", r"separates its columns by '\\t'; expected commas"),
+        ("a, b,a \n1,2,3\n", "has 2 columns named 'a'; give each a name of its own"),
     ],
 )
 def test_csv_files_that_are_refused(tmp_path, text, words):
@@ -128,16 +138,31 @@ def test_csv_files_that_are_refused(tmp_path, text, words):
         ({"target": "il"}, r"the table has no column 'il'; there are age, .*; did you mean ill\?"),
         ({"by": "plaice"}, r"no column 'plaice'; .* did you mean place\?"),
         ({"features": ("agee",)}, r"no column 'agee'; .* did you mean age\?"),
-        ({"by": lambda columns: [1, 2]}, r"`by` gave \[2\] values for 40 rows; expected the cluster of each row"),
+        (
+            {"by": lambda columns: [1, 2]},
+            r"`by` gave values of shape \[2\] for 40 rows; expected the cluster of each row",
+        ),
         ({"by": lambda columns: columns["age"] // 20 * (columns["age"] > 37)}, "has 2 samples; expected at least 4"),
         ({"source": 3}, "a table is of type int; expected a DataFrame, a dict of columns, or the path of a .csv"),
         ({"source": {"ill": [1, 2], "place": [1]}}, r"have different lengths: \[1, 2\]; expected one"),
         ({"source": COLUMNS | {"x": np.zeros((ROWS, 2))}}, r"column 'x' has shape \[40, 2\]; expected one value a row"),
         (
             {"source": COLUMNS | {"id": [f"row {n}" for n in range(ROWS)]}},
-            "column 'id' has 40 different words",
+            "column 'id' has 40 different words, such as 'row 0'; expected numbers, or at most 20",
         ),
-        ({"source": COLUMNS | {"age": [None, *range(39)]}}, "column 'age', row 0: the value is missing"),
+        (
+            {"source": COLUMNS | {"age": [None, *range(39)]}},
+            "column 'age', row 0, counted from 0: the value is missing",
+        ),
+        ({"features": ()}, "features is empty; name the columns to predict from, or omit it"),
+        ({"features": ("age", "ill")}, "features has the target 'ill', which clients do not know"),
+        ({"by": lambda columns: columns["agee"] > 40}, r"the table has no column 'agee'; .* did you mean age\?"),
+        ({"by": lambda columns: columns.age > 40}, "`by` failed with AttributeError: .*; expected a function of the c"),
+        (
+            {"by": lambda columns: np.where(columns["place"] == "south", np.nan, 1)},
+            "`by` gives no cluster for row 16, counted from 0, as for 24 of 40 rows",
+        ),
+        ({"by": lambda columns: 1}, r"`by` gave values of shape \[\] for 40 rows; expected the cluster of each row"),
     ],
 )
 def test_tables_that_are_refused(changes, words):

@@ -78,6 +78,7 @@ def test_folders_of_files_and_a_choice(folder):
     ("changes", "words"),
     [
         ({"names": ("four",)}, "has no text 'four'; there are one, two"),
+        ({"names": ("tow",)}, r"has no text 'tow'; there are one, two; did you mean two\?"),
         ({"length": 500}, "text 'one' has 3 paragraphs of more than 500 characters; expected at least 8: add text, or"),
     ],
 )

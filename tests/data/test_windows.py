@@ -55,7 +55,9 @@ def test_a_stride():
     [
         (np.zeros((2, 3, 4)), r"series 'a' has shape \[2, 3, 4\]; expected \(T,\), or \(N, T\) for several"),
         (np.array([1.0, np.nan] * 100), r"series 'a': value \[1\] is nan, as are 100 of 200 values; fill or drop them"),
-        (np.zeros(40), r"series 'a' has parts of 2 steps; expected at least length \+ horizon = 5"),
+        (np.zeros(40), r"'a' has 40 steps; expected at least 80, 16 parts of length \+ horizon = 5"),
+        ([], r"series 'a' has 0 steps; expected at least 80"),
+        (np.zeros((0, 9)), r"series 'a' has rows of 9 steps"),
         (np.zeros((9, 3)), r"series 'a' has rows of 3 steps; expected at least"),
         (["x"] * 40, "series 'a' does not hold numbers alone, or its rows have different lengths; expected numbers"),
         ([[1.0, 2.0], [1.0]], "series 'a' does not hold numbers alone"),
@@ -70,8 +72,16 @@ def test_what_is_refused(values, words):
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="stride is 0; expected at least 1 step"):
         Windows({}, 3, stride=0)
-    with pytest.raises(DataError, match="series are of type dict; expected for each cluster its series, by name"):
+    with pytest.raises(DataError, match="series are empty; expected for each cluster its series, by name"):
         Windows({}, 3).build(lambda source: None)
+
+
+def test_a_run_with_nonsense_says_what_was_expected():
+    """Before it reads data, a run counts the clusters and stores what they are made of."""
+    with pytest.raises(DataError, match="series are of type list; expected for each cluster its series, by name"):
+        _ = Windows([LONG, -LONG], 3).num_clusters
+    with pytest.raises(DataError, match="series 'a' does not hold numbers alone, or its rows have different lengths"):
+        jsonable(Windows({"a": [[1.0, 2.0], [1.0]]}, 3))
 
 
 def test_what_is_stored():

@@ -96,7 +96,10 @@ class TestClusters:
             ({"a": INPUTS}, r"cluster 'a' is of type torch.Tensor; expected a pair \(inputs, targets\)"),
             ({"a": (INPUTS, TARGETS, 3)}, "cluster 'a' is a tuple of 3; expected a pair"),
             ({"a": (INPUTS, TARGETS[:5])}, "cluster 'a' has 12 inputs and 5 targets; expected as many"),
-            ({"a": (INPUTS[:3], TARGETS[:3])}, "cluster 'a' has 3 samples; expected at least 4 to divide"),
+            (
+                {"a": (INPUTS[:3], TARGETS[:3])},
+                "cluster 'a' has 3 samples; expected at least 4 to divide: add some, join it with another",
+            ),
             ({"a": (INPUTS[:0], TARGETS[:0])}, "cluster 'a' has 0 samples; expected at least 4"),
             (
                 {"a": ([[1, 2], [3]] * 4, [0] * 8)},
@@ -106,19 +109,30 @@ class TestClusters:
                 {"a": ([torch.zeros(2), torch.zeros(3)], [0, 1])},
                 r"sample 1 has shape \[3\] and sample 0 \[2\]; .* pad or cut",
             ),
-            ({"a": (["cat", "dog"] * 4, [0] * 8)}, "cluster 'a': inputs are <U3, such as 'cat'; expected numbers"),
+            (
+                {"a": (["cat", "horse"] * 4, [0] * 8)},
+                r"cluster 'a': inputs hold words, such as 'cat'; expected numbers: numpy.unique\(words, return_inverse",
+            ),
+            ({"a": (INPUTS, ["no", "yes"] * 6)}, "cluster 'a': targets hold words, such as 'no'"),
+            (
+                {"a": (np.array(["2026-01-01"] * 8, "datetime64[D]"), [0] * 8)},
+                "cluster 'a': inputs hold dates, such as '2026-01-01'; expected numbers, such as the days since",
+            ),
             (
                 {"a": ([[1.0, None]] * 4, [0] * 4)},
-                r"a train: inputs\[0, 1\] is nan, and 2 of 2 samples",
+                r"cluster 'a': inputs\[0, 1\] is nan, and 4 of 4 samples",
             ),
-            ({"a": ([[1.0, "x"]] * 4, [0] * 4)}, "cluster 'a': inputs are <U32, such as '1.0'; expected numbers"),
+            ({"a": ([[1.0, "x"]] * 4, [0] * 4)}, "cluster 'a': inputs hold words, such as 'x'; expected numbers"),
             (
                 {"a": (np.array([[1.0, "x"]] * 4, object), [0] * 4)},
                 "cluster 'a': inputs hold 'x'; expected numbers",
             ),
             ({"a": (torch.zeros(8, 2, dtype=torch.complex64), [0] * 8)}, "inputs are complex numbers; expected real"),
             ({"a": (torch.zeros(8, 3, dtype=torch.uint8), [0] * 8)}, r"inputs are uint8 \(6, 3\); expected floating-p"),
-            ({"a": (INPUTS, TARGETS - 1)}, r"a (train|test): label -1 of sample \d is out of range"),
+            (
+                {"a": (INPUTS, TARGETS - 1)},
+                "cluster 'a': label -1 of sample 0 is out of range; 2 classes are numbered 0..1",
+            ),
             (
                 {"a": (INPUTS, TARGETS), "b": (INPUTS[:, :1], TARGETS)},
                 r"cluster 'b' has inputs \[1\] \(torch.float32\) and cluster 'a' \[2\] .* expected one shape and type",
@@ -137,7 +151,7 @@ class TestClusters:
     def test_missing_values_say_where(self, wrong):
         inputs = INPUTS.clone()
         inputs[7, 1] = wrong
-        words = rf"a (train|test): inputs\[\d, 1\] is {wrong}, and 1 of \d samples have such values; drop these samples"
+        words = rf"cluster 'a': inputs\[7, 1\] is {wrong}, and 1 of 12 samples have such values; drop these samples"
         with pytest.raises(DataError, match=words):
             problem(clusters={"a": (inputs, TARGETS)})
 
@@ -170,6 +184,10 @@ class TestFields:
             ({"model": 3}, "`model` is of type int; expected a torch.nn.Module, or a function that returns one"),
             ({"model": nn.ReLU()}, "`model` has no parameters"),
             ({"model": "cnm"}, r"there is no model 'cnm'; there are cnn, .*; did you mean cnn\?"),
+            (
+                {"loss": nn.MSELoss},
+                r"`loss` is the class MSELoss; expected a function of \(outputs, targets\): MSELoss\(\)",
+            ),
             ({"loss": 3}, "`loss` is of type int; expected a function"),
             ({"settings": 3}, "`settings` is of type int; expected cdfl.Settings, or some by name"),
             ({"sizes": 3}, r"`sizes` is of type int; expected cdfl.Sizes\(...\)"),
@@ -334,7 +352,7 @@ class TestFiles:
             (
                 "torch.ones(8, 2)",
                 "torch.full((8, 2), torch.nan)",
-                "a train: inputs[0, 0] is nan, and 6 of 6 samples have",
+                "cluster 'a': inputs[0, 0] is nan, and 8 of 8 samples have",
             ),
             ("torch.ones(8, 1))}", "torch.ones(7, 1))}", "cluster 'a' has 8 inputs and 7 targets; expected as many"),
         ],

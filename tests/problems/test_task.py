@@ -128,7 +128,28 @@ class TestCheck:
                     "model": lambda: nn.Linear(2, 7),
                 },
                 "the targets have 20 classes, 0..19, but the outputs of `model` on cluster 'a' have shape [2, 7]: "
-                "7 classes; expected at least 20 outputs",
+                "7 classes; expected at least 20 outputs, or targets below 7: cluster 'a' has 19",
+            ),
+            (
+                {
+                    "loss": nn.CrossEntropyLoss(),
+                    "clusters": {"a": (INPUTS, torch.arange(20) % 7), "b": (INPUTS, torch.arange(20) % 9)},
+                    "model": lambda: nn.Linear(2, 7),
+                },
+                "expected at least 9 outputs, or targets below 7: cluster 'b' has 8",
+            ),
+            (
+                {"clusters": {"a": (INPUTS, torch.arange(20) % 2)}, "model": "mlp", "loss": F.mse_loss},
+                "expected one shape: targets are classes, which cross_entropy, the default, takes; to predict numbers",
+            ),
+            (
+                {
+                    "clusters": {"a": (INPUTS, torch.arange(20) % 2)},
+                    "model": "mlp",
+                    "loss": F.cross_entropy,
+                    "metrics": ["mae"],
+                },
+                "rmse, mae and r2 compare numbers and expect one shape; for classes, use accuracy",
             ),
             ({"loss": F.cross_entropy, "model": lambda: nn.Linear(2, 3)}, "`loss(outputs, targets)` on cluster 'up'"),
         ],

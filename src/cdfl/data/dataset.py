@@ -168,13 +168,14 @@ def _check_half(name: str, inputs: Tensor, targets: Tensor, num_classes: int | N
         raise DataError(f"{name}: {len(inputs)} {things} need as many targets, got {_kind(targets)} {_shape(targets)}")
     if not (targets.is_floating_point() or targets.dtype == torch.int64):
         raise DataError(f"{name}: targets are {_kind(targets)}; expected int64 classes or floating-point numbers")
-    _check_finite(name, "inputs", inputs)
-    _check_finite(name, "targets", targets)
+    check_finite(name, "inputs", inputs)
+    check_finite(name, "targets", targets)
     if num_classes is not None:
-        _check_classes(name, targets, num_classes)
+        check_classes(name, targets, num_classes)
 
 
-def _check_classes(name: str, targets: Tensor, num_classes: int) -> None:
+def check_classes(name: str, targets: Tensor, num_classes: int) -> None:
+    """Raise DataError unless targets are classes in int64, from 0 on."""
     if targets.dtype != torch.int64:
         raise DataError(f"{name}: classes are {_kind(targets)}; expected int64, numbered 0..{num_classes - 1}")
     low, high = int(targets.min()), int(targets.max())
@@ -191,7 +192,8 @@ def _first(targets: Tensor, wrong: int) -> int:
     return int((targets == wrong).nonzero()[0])
 
 
-def _check_finite(name: str, what: str, values: Tensor) -> None:
+def check_finite(name: str, what: str, values: Tensor) -> None:
+    """Raise DataError for NaN and infinity."""
     if not values.is_floating_point() or bool(torch.isfinite(values).all()):
         return
     wrong = ~torch.isfinite(values)

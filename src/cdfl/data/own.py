@@ -12,14 +12,14 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from cdfl.data.clusters import Clusters, Datasets
-from cdfl.data.dataset import Dataset, channels_first
+from cdfl.data.dataset import Dataset, channels_first, check_classes, check_finite
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
 
 TEST_SHARE = 0.25  # of samples that come without a test half
 FORMS = (
-    "a pair (inputs, targets), a torch Dataset of such pairs, or a recipe: cdfl.Table for a DataFrame, cdfl.Texts for "
-    "a folder of texts, cdfl.Windows for a series"
+    "a pair (inputs, targets), a torch Dataset of such pairs, or a recipe: cdfl.Table for a DataFrame or a .csv file, "
+    "cdfl.Texts for a folder of texts, cdfl.Windows for series"
 )
 
 Data = Any  # a pair (inputs, targets) of tensors, arrays or lists; a torch Dataset; a cdfl.data.Dataset
@@ -72,13 +72,19 @@ def halved(
         raise DataError(f"cluster {name!r} has {_count(inputs)} inputs and {_count(targets)} targets; expected as many")
     kinds = torch.arange(len(inputs)) if groups is None else groups.unique()
     if len(kinds) < 4:
-        what = "samples" if groups is None else "groups of samples"
-        raise DataError(f"cluster {name!r} has {len(kinds)} {what}; expected at least 4 to divide")
+        one, many = ("sample", "samples") if groups is None else ("group of samples", "groups of samples")
+        raise DataError(
+            f"cluster {name!r} has {len(kinds)} {one if len(kinds) == 1 else many}; expected at least 4 to divide: "
+            "add some, join it with another cluster, or leave it out"
+        )
+    for which, values in (("inputs", inputs), ("targets", targets)):
+        check_finite(f"cluster {name!r}", which, values)  # here, where samples have the numbers that the user knows
     order = torch.from_numpy(generator(0, "halves").permutation(len(kinds)))
     chosen = kinds[order[: max(2, round(TEST_SHARE * len(kinds)))]]
     is_test = torch.isin(torch.arange(len(inputs)) if groups is None else groups, chosen)
     if num_classes is None and not targets.is_floating_point():
         num_classes = int(targets.max()) + 1
+        check_classes(f"cluster {name!r}", targets, num_classes)
     return Dataset(
         name,
         inputs[~is_test],
@@ -110,19 +116,23 @@ def _from_array(where: str, values: Any) -> Tensor:
     if isinstance(values, list | tuple) and values and all(isinstance(part, Tensor) for part in values):
         _check_shapes(where, values)
         return torch.stack(list(values))
-    if isinstance(values, list | tuple):
-        lengths = {len(part) if isinstance(part, Sized) else None for part in values}
-        if len(lengths) > 1:
-            _refuse_ragged(where, values)
+    if isinstance(values, list | tuple) and len({_length(part) for part in values}) > 1:
+        _refuse_ragged(where, values)
     try:
         array = np.asarray(values)
     except ValueError:
         _refuse_ragged(where, values)
     if array.dtype.kind == "O":
         array = _numbers(where, array)
-    if array.dtype.kind in "USTmM":
+    if array.dtype.kind in "UST":
+        words = next((word for word in array.flat if not _is_number(word)), array.flat[0])
         raise DataError(
-            f"{where} are {array.dtype}, such as {str(array.flat[0])!r}; expected numbers: give every word or date one"
+            f"{where} hold words, such as {str(words)!r}; expected numbers: numpy.unique(words, "
+            "return_inverse=True)[1] gives every word one"
+        )
+    if array.dtype.kind in "mM":
+        raise DataError(
+            f"{where} hold dates, such as {str(array.flat[0])!r}; expected numbers, such as the days since the first"
         )
     if array.dtype.kind not in "biufc":
         raise DataError(f"{where} are {array.dtype}; expected numbers")
@@ -140,6 +150,19 @@ def _numbers(where: str, array: np.ndarray) -> np.ndarray:
         raise DataError(f"{where} hold {odd!r}; expected numbers: drop such samples, or replace the values") from None
 
 
+def _length(part: Any) -> int | None:
+    """Return the number of values of a sample; None for a number or a word."""
+    return len(part) if isinstance(part, Sized) and not isinstance(part, str | bytes) else None
+
+
+def _is_number(word: Any) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_shapes(where: str, tensors: Sequence[Tensor]) -> None:
     for number, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
@@ -150,7 +173,7 @@ def _check_shapes(where: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _refuse_ragged(where: str, values: Any) -> None:
-    lengths = [len(part) if isinstance(part, Sized) else None for part in values]
+    lengths = [_length(part) for part in values]
     number = next((place for place, length in enumerate(lengths) if length != lengths[0]), 0)
     if number:
         raise DataError(

@@ -22,6 +22,7 @@ Columns = dict[str, np.ndarray]  # name -> values (N,)
 MOST_WORDS = 20  # a column of words with more different ones is no category
 MOST_CLUSTERS = 50
 FEW_WORDS = 0.1  # a column of numbers with a smaller share of words has mistakes
+OTHER_SEPARATORS = (";", "\t", "|")
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # how .csv files say that a number is missing
 
 
@@ -42,9 +43,19 @@ class Table:
     source: Any
     target: str
     by: str | Callable[[Columns], Any]
-    features: tuple[str, ...] | None = None
+    features: str | Sequence[str] | None = None
     scale: bool = True
     classes: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is None:
+            return
+        named = (self.features,) if isinstance(self.features, str) else tuple(self.features)
+        if not named:
+            raise DataError("features is empty; name the columns to predict from, or omit it for all others")
+        if self.target in named:
+            raise DataError(f"features has the target {self.target!r}, which clients do not know; omit it there")
+        object.__setattr__(self, "features", named)
 
     @property
     def num_clusters(self) -> int:
@@ -83,8 +94,7 @@ class Table:
         columns = columns_of(given)
         for name in (self.target, *(self.features or ()), *([self.by] if isinstance(self.by, str) else [])):
             if name not in columns:
-                there = f"there are {', '.join(columns)}{did_you_mean(name, columns)}"
-                raise DataError(f"the table has no column {name!r}; {there}")
+                raise _no_column(name, columns)
         return columns
 
     def _kinds(self, columns: Columns) -> np.ndarray:
@@ -93,10 +103,16 @@ class Table:
             _check_column(columns, self.by)
             kinds = columns[self.by]
         else:
-            kinds = np.asarray(self.by(columns))
+            kinds = self._called(columns)
             if kinds.shape != (rows,):
                 raise DataError(
-                    f"`by` gave {list(kinds.shape)} values for {rows} rows; expected the cluster of each row"
+                    f"`by` gave values of shape {list(kinds.shape)} for {rows} rows; expected the cluster of each row"
+                )
+            gone = np.flatnonzero(_missing(kinds))
+            if len(gone):
+                raise DataError(
+                    f"`by` gives no cluster for row {gone[0]}, counted from 0, as for {len(gone)} of {rows} rows; "
+                    "expected one for each"
                 )
         different = len(np.unique(kinds))
         if different > MOST_CLUSTERS:
@@ -107,6 +123,19 @@ class Table:
             )
         return kinds
 
+    def _called(self, columns: Columns) -> np.ndarray:
+        """Return what the function `by` makes of the columns."""
+        by: Any = self.by
+        try:
+            return np.asarray(by(_Columns(columns)))
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"`by` failed with {type(error).__name__}: {error}; expected a function of the columns, which are "
+                "arrays by name, such as by=lambda table: table['age'] > 50"
+            ) from error
+
     def _feature(self, name: str, values: np.ndarray) -> np.ndarray:
         """Return a feature as float32 (N, width): numbers as one column, words as one for each word."""
         if values.dtype.kind in "biuf":
@@ -114,8 +143,8 @@ class Table:
         words = np.unique(values)
         if len(words) > MOST_WORDS:
             raise DataError(
-                f"column {name!r} has {len(words)} different words, such as {words[0]!r}; expected numbers, or at most "
-                f"{MOST_WORDS} words: leave it out with features=[...]"
+                f"column {name!r} has {len(words)} different words, such as {str(words[0])!r}; expected numbers, or at "
+                f"most {MOST_WORDS} words: leave it out with features=[...]"
             )
         found: np.ndarray = (values[:, None] == words[None]).astype(np.float32)
         return found
@@ -152,12 +181,23 @@ class Quantiles:
     def __call__(self, columns: Columns) -> np.ndarray:
         """Return the cluster of each row."""
         if self.column not in columns:
-            there = f"there are {', '.join(columns)}{did_you_mean(self.column, columns)}"
-            raise DataError(f"the table has no column {self.column!r}; {there}")
+            raise _no_column(self.column, columns)
         values = columns[self.column]
         bars = np.quantile(values, np.arange(1, self.count) / self.count)
         parts = np.searchsorted(bars, values, side="right")
         return np.array([f"{self.column} {part + 1}/{self.count}" for part in parts])
+
+
+class _Columns(dict[str, np.ndarray]):
+    """The columns that a user's function gets: a name that is not there is an error with a hint."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise _no_column(name, self)
+
+
+def _no_column(name: str, columns: Columns) -> DataError:
+    there = f"there are {', '.join(columns)}{did_you_mean(name, columns)}"
+    return DataError(f"the table has no column {name!r}; {there}")
 
 
 def columns_of(table: Any) -> Columns:
@@ -183,19 +223,28 @@ def read_csv(path: Path) -> Columns:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise DataError(
+            f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if len(rows) < 2:
         raise DataError(f"{path} has {len(rows)} lines; expected one with the names of the columns, and the rows")
     header, *body = rows
+    header = [name.strip() for name in header]
+    other = next((mark for mark in OTHER_SEPARATORS if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataError(
+            f"{path} separates its columns by {other!r}; expected commas: save it so, or read it with "
+            f"pandas.read_csv(..., sep={other!r}) and give the DataFrame"
+        )
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise DataError(f"{path} has {header.count(twice[0])} columns named {twice[0]!r}; give each a name of its own")
     body = [row for row in body if row]
     for number, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {number}: {len(row)} values for {len(header)} columns; expected as many")
-    return {
-        name.strip(): _parsed(path, name, [row[place].strip() for row in body]) for place, name in enumerate(header)
-    }
+    return {name: _parsed(path, name, [row[place].strip() for row in body]) for place, name in enumerate(header)}
 
 
 def _parsed(path: Path, name: str, words: Sequence[str]) -> np.ndarray:
@@ -206,7 +255,7 @@ def _parsed(path: Path, name: str, words: Sequence[str]) -> np.ndarray:
             word, line = words[others[0]], others[0] + 2
             raise DataError(
                 f"{path}, line {line}: {word!r} is no number, but {len(words) - len(others)} of {len(words)} values in "
-                f"column {name.strip()!r} are; correct it, or leave it empty if it is missing"
+                f"column {name!r} are; correct it, or leave it empty if it is missing"
             )
         return np.array(words)
     whole = np.isfinite(numbers).all() and np.array_equal(numbers, np.rint(numbers))
@@ -235,13 +284,19 @@ def _column(name: str, values: Any) -> np.ndarray:
 def _check_column(columns: Columns, name: str) -> None:
     """Raise DataError for a column with missing values."""
     values = columns[name]
-    gone = values == "" if values.dtype.kind in "US" else ~np.isfinite(values) if values.dtype.kind == "f" else None
-    if gone is not None and gone.any():
-        row = int(np.flatnonzero(gone)[0])
+    gone = np.flatnonzero(_missing(values))
+    if len(gone):
         raise DataError(
-            f"column {name!r}, row {row}: the value is missing, as in {int(gone.sum())} of {len(values)} rows; drop "
-            "these rows, or fill the values"
+            f"column {name!r}, row {gone[0]}, counted from 0: the value is missing, as in {len(gone)} of "
+            f"{len(values)} rows; drop these rows, or fill the values"
         )
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    """Return which values are missing, (N,)."""
+    if values.dtype.kind in "US":
+        return np.asarray(values == "")
+    return ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from cdfl.checks import did_you_mean
 from cdfl.data.clusters import Cluster, Load
 from cdfl.data.errors import DataError
 from cdfl.data.own import halved
@@ -109,7 +110,8 @@ def _files(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:
         if texts:
             found[inner.name] = texts
     if missing := [name for name in names if name not in found]:
-        raise DataError(f"{folder} has no text {missing[0]!r}; there are {', '.join(found) or 'none'}")
+        there = f"{', '.join(found) or 'none'}{did_you_mean(missing[0], found)}"
+        raise DataError(f"{folder} has no text {missing[0]!r}; there are {there}")
     if not found:
         raise DataError(f"{folder} has no texts; expected NAME.txt for each cluster, or NAME/*.txt")
     return {name: found[name] for name in names or found}

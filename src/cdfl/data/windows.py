@@ -51,7 +51,7 @@ class Windows:
     def num_clusters(self) -> int:
         """One for each named series; reads the dataset if only its name is given."""
         if not isinstance(self.series, str):
-            return len(self.series)
+            return len(_named(self.series))
         from cdfl.data.sources import load_source
 
         return len(_named(load_source(self.series)))
@@ -63,18 +63,13 @@ class Windows:
 
     def to_jsonable(self) -> dict[str, Any]:
         """Return what a run's config stores of it."""
-        named = {} if isinstance(self.series, str) else self.series
-        own = {name: list(np.shape(values)) for name, values in named.items()} or self.series
+        own: Any = self.series
+        if not isinstance(own, str):
+            own = {name: list(_numbers(str(name), values).shape) for name, values in _named(own).items()}
         return {"kind": "Windows", "series": own, "length": self.length, "horizon": self.horizon, "stride": self.stride}
 
     def _cluster(self, name: str, values: Any) -> Cluster:
-        try:
-            table = np.asarray(values, np.float32)
-        except (TypeError, ValueError):
-            raise DataError(
-                f"series {name!r} does not hold numbers alone, or its rows have different lengths; expected numbers "
-                "(T,), or (N, T) for several"
-            ) from None
+        table = _numbers(name, values)
         if table.ndim not in (1, 2):
             raise DataError(f"series {name!r} has shape {list(table.shape)}; expected (T,), or (N, T) for several")
         bad = np.argwhere(~np.isfinite(table))
@@ -85,11 +80,12 @@ class Windows:
             )
         parts = list(table) if table.ndim == 2 else np.array_split(table, BLOCKS)
         whole = self.length + self.horizon
-        if min(map(len, parts)) < whole:
-            raise DataError(
-                f"series {name!r} has {'rows' if table.ndim == 2 else 'parts'} of {min(map(len, parts))} steps; "
-                f"expected at least length + horizon = {whole}"
-            )
+        if not table.size or min(map(len, parts)) < whole:
+            steps = f"rows of {table.shape[-1]} steps" if table.ndim == 2 else f"{len(table)} steps"
+            least = f"length + horizon = {whole}"
+            if table.ndim == 1:
+                least = f"{BLOCKS * whole}, {BLOCKS} parts of {least}"
+            raise DataError(f"series {name!r} has {steps}; expected at least {least}")
         windows = [np.lib.stride_tricks.sliding_window_view(part, whole)[:: self.stride] for part in parts]
         groups = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(own) for own in windows]))
         joined = torch.from_numpy(np.concatenate(windows))  # (N, length + horizon)
@@ -97,7 +93,18 @@ class Windows:
         return Cluster(name, halved(name, inputs, targets, groups=groups))
 
 
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"series {name!r} does not hold numbers alone, or its rows have different lengths; expected numbers "
+            "(T,), or (N, T) for several"
+        ) from None
+
+
 def _named(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not given:
-        raise DataError(f"series are of type {type(given).__name__}; expected for each cluster its series, by name")
+        came = "empty" if isinstance(given, Mapping) else f"of type {type(given).__name__}"
+        raise DataError(f"series are {came}; expected for each cluster its series, by name")
     return given

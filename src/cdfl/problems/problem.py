@@ -75,6 +75,9 @@ class Problem:
                 'name = "..." to words without / \\ : and control characters, not . or ..'
             )
         self._check_model()
+        if isinstance(self.loss, type):
+            name = self.loss.__name__
+            raise self.mistake(f"`loss` is the class {name}; expected a function of (outputs, targets): {name}()")
         if not callable(self.loss):
             raise self.mistake(f"`loss` is {described(self.loss)}; expected a function of (outputs, targets)")
         if not isinstance(self.settings, Settings | Mapping):

@@ -23,6 +23,7 @@ from cdfl.core.proxy import outputs as outputs_of
 from cdfl.core.router import Router, TrainRouters, train_one_by_one, train_router
 from cdfl.core.separation import Separation, separation
 from cdfl.data import Federation, Samples
+from cdfl.data.dataset import HALVES
 from cdfl.data.randomness import generator
 from cdfl.metrics import Metric
 from cdfl.models import MakeModel, build
@@ -221,16 +222,20 @@ class Task:
     def _check_classes(self, name: str, guesses: Any) -> None:
         """Refuse targets beyond the outputs of the network, which would end in an index error much later."""
         classes = self.federation.num_classes
-        if self.loss is not cross_entropy or not isinstance(guesses, Tensor) or guesses.ndim < 2 or classes is None:
+        if not _takes_classes(self.loss) or not isinstance(guesses, Tensor) or guesses.ndim < 2 or classes is None:
             return
-        if classes > guesses.shape[1]:
+        outputs = guesses.shape[1]
+        if classes > outputs:
+            halves = [(own, own.dataset.half(half)[1]) for own in self.federation.clusters for half in HALVES]
+            beyond = [(own.name, int(targets.max())) for own, targets in halves if int(targets.max()) >= outputs]
             raise self.problem.mistake(
                 f"the targets have {classes} classes, 0..{classes - 1}, but the outputs of `model` on cluster {name!r} "
-                f"have shape {list(guesses.shape)}: {guesses.shape[1]} classes; expected at least {classes} outputs"
+                f"have shape {list(guesses.shape)}: {outputs} classes; expected at least {classes} outputs, or targets "
+                f"below {outputs}: cluster {beyond[0][0]!r} has {beyond[0][1]}"
             )
 
     def _check_loss(self, given: str, guesses: Any, targets: Tensor) -> None:
-        if self.loss is cross_entropy and targets.is_floating_point() and not _are_shares(targets):
+        if _takes_classes(self.loss) and targets.is_floating_point() and not _are_shares(targets):
             raise self.problem.mistake(
                 f"{given}: cross_entropy, the default, takes classes; expected another loss for numbers, such as "
                 "loss=torch.nn.functional.mse_loss"
@@ -240,10 +245,8 @@ class Task:
             try:
                 loss = self.loss(guesses, targets)
             except UserWarning:
-                raise self.problem.mistake(
-                    f"{given} would compare every output with every target; expected one shape: let the model return "
-                    f"outputs.squeeze(1), or give targets {list(guesses.shape)}"
-                ) from None
+                words = f"{given} would compare every output with every target; expected one shape"
+                raise self.problem.mistake(f"{words}: {_one_shape(guesses, targets)}") from None
         if not isinstance(loss, Tensor) or loss.shape != ():
             raise self.problem.mistake(f"{given} is {described(loss)}; expected {ONE_NUMBER}")
         if not loss.isfinite():
@@ -259,6 +262,17 @@ class Task:
         if score.shape != () or not score.isfinite():
             came = described(score) if score.shape else str(score.item())
             raise self.problem.mistake(f"{place} is {came}; expected one finite number")
+
+
+def _takes_classes(loss: Loss) -> bool:
+    return loss is cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def _one_shape(guesses: Tensor, targets: Tensor) -> str:
+    """Say how outputs and targets can get one shape."""
+    if not targets.is_floating_point() and guesses.ndim == targets.ndim + 1:
+        return "targets are classes, which cross_entropy, the default, takes; to predict numbers, give them as floats"
+    return f"let the model return outputs.squeeze(1), or give targets {list(guesses.shape)}"
 
 
 def _are_shares(targets: Tensor) -> bool:

@@ -68,3 +68,18 @@ def test_check_counts_and_compares(tmp_path, write_idx):
     report = check("svhn", tmp_path)
     assert (report.verdict, report.folder) == ("not here", None)
     assert "svhn is not in" in report.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("en.txt", "its folder: each NAME.txt there is a cluster"), ("shop.xlsx", "a .csv file, or in Python a pandas")],
+)
+def test_kinds_of_files_that_are_not_read(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"anything")
+    with pytest.raises(DataError, match=rf"{name} is a {Path(name).suffix} file; expected {words}"):
+        load_source(str(tmp_path / name))
+
+
+def test_a_csv_file_in_capitals(tmp_path):
+    (tmp_path / "SHOP.CSV").write_text("a,b\n1,2\n")
+    assert list(load_source(str(tmp_path / "SHOP.CSV"))) == ["a", "b"]

@@ -16,6 +16,10 @@ from cdfl.data.sources.packed import is_packed, read_npz, read_packed
 from cdfl.data.sources.source import Source
 from cdfl.data.tables import read_csv
 
+OTHERS = {  # kinds of files that users try
+    ".txt": "its folder: each NAME.txt there is a cluster",
+    **dict.fromkeys((".tsv", ".xls", ".xlsx", ".parquet"), "a .csv file, or in Python a pandas DataFrame"),
+}
 Verdict = Literal["ok", "differs from what was published", "not here"]
 
 
@@ -56,10 +60,12 @@ def load_source(source: str, data_dir: Path | str | None = None) -> Any:
             f"there is no dataset {source!r}; expected one of {', '.join(SOURCES)}, "
             f"an .npz or .csv file, or a folder of class folders or texts{did_you_mean(source, SOURCES)}"
         )
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return read_csv(path)
     if path.is_dir():
         return path if next(path.rglob("*.txt"), None) else read_folder(path.name, path)
+    if path.suffix in OTHERS:
+        raise DataError(f"{source} is a {path.suffix} file; expected {OTHERS[path.suffix]}")
     return read_npz(path.stem, path)
 
 
