@@ -1,5 +1,6 @@
 """Runs with made-up events: quick, and with numbers that can be worked out by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def events(
         if epoch % 3 == 0:
             made.append(clusters(epoch))
     return [*made, finished(uploads, **ends)]
+
+
+def scored_twice(uploads: int = 12, **start: Any) -> list[Event]:
+    """A run with accuracy and an error that falls as accuracy rises."""
+    scored: list[Event] = []
+    for event in events(uploads, start={"metrics": [ACCURACY, RMSE]} | start):
+        if isinstance(event, Uploaded):
+            names = ("held", "before", "after", "served", "served_held")
+            event = replace(event, more={"rmse": {name: 10 * (1 - getattr(event, name)) for name in names}})
+        elif isinstance(event, Clusters):
+            event = replace(event, more={"rmse": [10 * (1 - score) for score in event.scores]})
+        scored.append(event)
+    return scored
 
 
 def diverged(client: int = 0) -> Diverged:

@@ -6,7 +6,7 @@ import pytest
 from cdfl.record import Uploaded, only
 from cdfl.series import RunSeries, Scalars, adaptation, groups
 
-from .made_up import RMSE, clusters, diverged, events, finished, started, uploaded
+from .made_up import RMSE, clusters, diverged, events, finished, scored_twice, started, uploaded
 
 
 def series(name="run", **changes):
@@ -35,6 +35,19 @@ def test_what_a_client_is_served_is_its_reply():
 def test_lower_may_be_better():
     run = series(start={"metrics": [RMSE]})
     assert run.metric_label == "rmse (lower is better)"
+
+
+def test_every_metric_has_its_series():
+    run = RunSeries.of("run", scored_twice())
+    assert run.metrics == {"accuracy": True, "rmse": False}
+    other = run.by("rmse")
+    assert (other.metric, other.higher_is_better) == ("rmse", False)
+    assert other.scores["after"] == pytest.approx(10 * (1 - run.scores["after"]))
+    assert other.reply is other.scores["after"]
+    assert other.cluster_scores == pytest.approx(10 * (1 - run.cluster_scores))
+    assert other.by(None).scores is run.by("accuracy").scores is run.scores
+    with pytest.raises(ValueError, match=r"run has no metric 'acuracy'; there are accuracy, rmse; did you mean accura"):
+        run.by("acuracy")
 
 
 def test_an_algorithm_without_estimates():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
+from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,6 +185,23 @@ def metric_label(name: str, *, higher_is_better: bool) -> str:
     ('rmse (lower is better)', 'accuracy')
     """
     return name if higher_is_better else f"{name} (lower is better)"
+
+
+def score_text(value: float | None, spread: float | None = None) -> str:
+    """Return a score, and its deviation, as tables show them; not every metric is a share.
+
+    >>> score_text(0.93421), score_text(0.71, 0.0312), score_text(None)
+    ('0.934', '0.710 ± 0.031', '-')
+    >>> score_text(0.00043217, 0.00001), score_text(12345.6), score_text(4e-12)
+    ('0.000432 ± 0.000010', '12,346', '4.00e-12')
+    """
+    if value is None:
+        return "-"
+    size = max(abs(value), spread or 0.0)
+    kind = ",.0f" if size >= 1000 else ".3f" if size >= 0.01 or size == 0 else f".{2 - floor(log10(size))}f"
+    if not isfinite(size) or 0 < size < 1e-6:
+        kind = ".2e"
+    return f"{value:{kind}}" + ("" if spread is None else f" ± {spread:{kind}}")
 
 
 def only(events: Iterable[Event], kind: type[_E]) -> list[_E]:

@@ -4,12 +4,13 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cdfl.checks import did_you_mean
 from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, main_metric, only
 
 Numbers = NDArray[np.float64]
@@ -39,6 +40,9 @@ class RunSeries:
     cluster_scores: Numbers  # (m, K)
     cluster_losses: Numbers | None = None  # (m, K, K): of model k on the proxy set of cluster j
     cluster_distances: Numbers | None = None  # (m, K, K)
+    metrics: dict[str, bool] = field(default_factory=dict)  # whether higher is better, by name
+    all_scores: dict[str, dict[str, Numbers]] = field(default_factory=dict)  # `scores` by each metric
+    all_cluster_scores: dict[str, Numbers] = field(default_factory=dict)  # `cluster_scores` by each metric
     finished: Finished | None = None
     num_diverged: int = 0
     notes: list[str] = field(default_factory=list)  # on the data
@@ -51,19 +55,25 @@ class RunSeries:
         if not started or not uploads:
             raise ValueError(f"{name} has no uploads yet; let the run make some first")
         first = started[0]
-        metric = first.metrics[0]
-        scores = {score: [getattr(upload, score) for upload in uploads] for score in SCORES}
+        metrics = {str(each["name"]): bool(each["higher_is_better"]) for each in first.metrics}
+        main, *others = metrics
         is_more = any(upload.served != upload.after for upload in uploads)  # the reply is more than one model
+        names = [name for name in SCORES if name != "served" or is_more]
+        scores = {main: {name: np.array([getattr(upload, name) for upload in uploads], float) for name in names}}
+        for other in others:
+            scores[other] = {name: np.array([upload.more[other][name] for upload in uploads], float) for name in names}
+        cluster_scores = {main: np.array([event.scores for event in clusters])}
+        cluster_scores |= {other: np.array([event.more[other] for event in clusters]) for other in others}
         estimates = [upload.mixture for upload in uploads if upload.mixture is not None]
         losses = [event.losses for event in clusters if event.losses]
         distances = [event.distances for event in clusters if event.distances]
         return cls(
             name=name,
             started=first,
-            metric=str(metric["name"]),
-            higher_is_better=bool(metric["higher_is_better"]),
+            metric=main,
+            higher_is_better=metrics[main],
             clusters=list(first.clusters),
-            scores={name: np.array(values, float) for name, values in scores.items() if name != "served" or is_more},
+            scores=scores[main],
             client=np.array([upload.client for upload in uploads]),
             staleness=np.array([upload.staleness for upload in uploads]),
             outcomes=[upload.outcome for upload in uploads],
@@ -73,13 +83,30 @@ class RunSeries:
             bytes_up=np.array([upload.bytes_up for upload in uploads], float),
             bytes_down=np.array([upload.bytes_down for upload in uploads], float),
             cluster_uploads=np.array([event.epoch for event in clusters]),
-            cluster_scores=np.array([event.scores for event in clusters]),
+            cluster_scores=cluster_scores[main],
             cluster_losses=np.array(losses) if losses and len(losses) == len(clusters) else None,
             cluster_distances=np.array(distances) if distances and len(distances) == len(clusters) else None,
+            metrics=metrics,
+            all_scores=scores,
+            all_cluster_scores=cluster_scores,
             finished=next(iter(only(events, Finished)), None),
             num_diverged=len(only(events, Diverged)),
             notes=first.notes.splitlines(),
             warnings=[line for event in only(events, Separated) for line in event.warnings],
+        )
+
+    def by(self, metric: str | None) -> "RunSeries":
+        """Return the run as another of its metrics scores it; by default, as the main one."""
+        metric = metric or next(iter(self.metrics))
+        if metric not in self.metrics:
+            there = f"there are {', '.join(self.metrics)}{did_you_mean(metric, self.metrics)}"
+            raise ValueError(f"{self.name} has no metric {metric!r}; {there}")
+        return replace(
+            self,
+            metric=metric,
+            higher_is_better=self.metrics[metric],
+            scores=self.all_scores[metric],
+            cluster_scores=self.all_cluster_scores[metric],
         )
 
     @property
@@ -124,6 +151,17 @@ class RunSeries:
         for client, _ in self.moves():
             moved[client] += 1
         return int(np.argmax(uploads * (1 + np.minimum(moved, 4))))
+
+
+def check_one_metric(runs: Sequence[RunSeries]) -> None:
+    """Raise ValueError unless runs have one main metric, and so can be compared."""
+    first = runs[0]
+    for run in runs:
+        if (run.metric, run.higher_is_better) != (first.metric, first.higher_is_better):
+            raise ValueError(
+                f"{run.name} is scored by {run.metric_label}, {first.name} by {first.metric_label}; expected runs with "
+                "the same metric"
+            )
 
 
 def adaptation(run: RunSeries, most: int = 6) -> dict[str, Numbers]:

@@ -41,6 +41,9 @@ def test_html_for_notebooks(run):
     assert "<th>rmse (lower is better)</th><th>r2</th>" in page
     assert "after the reply" in page
     assert "<script" not in cdfl.Run(run.config, run.events)._repr_html_()
+    unfinished = cdfl.Run(run.config, run.events[:-1])
+    assert unfinished._repr_html_() == "<p>Run(cdfl on lines, seed 0: not finished)</p>"
+    assert unfinished.notes == run.notes
 
 
 def test_a_frame(run):

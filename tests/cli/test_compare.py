@@ -2,6 +2,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -32,6 +33,8 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
         "cdfl-0", "cdfl-1", "config.json", "local-keep-0", "local-keep-1", "summary.json", "versions.json",
     ]  # fmt: skip
     summary = json.loads((parent / "summary.json").read_text())
+    assert summary["metrics"] == [{"name": "accuracy", "higher_is_better": True}]
+    summary = summary["scores"]
     assert list(summary) == ["local-keep", "cdfl"]
     for name in ("local-keep", "cdfl"):
         ends = [RunFolder(parent / f"{name}-{seed}").events()[-1] for seed in range(2)]
@@ -45,6 +48,31 @@ def test_a_table_a_summary_and_a_folder_for_each_run(small, tmp_path):
     assert summary["local-keep"]["divergence"] == []
     configs = [RunFolder(parent / f"cdfl-{seed}").config() for seed in range(2)]
     assert [config["seed"] for config in configs] == [0, 1]
+
+
+PROBLEM = """
+import cdfl, torch
+torch.manual_seed(0)
+inputs = torch.randn(80, 2)
+problem = cdfl.Problem(
+    model=torch.nn.Linear(2, 1), loss=torch.nn.functional.mse_loss, metrics=["mae", "r2"],
+    clusters={"up": (inputs, inputs[:, :1]), "down": (inputs, -inputs[:, :1])},
+)
+"""
+
+
+def test_every_metric_has_a_table_and_its_direction(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("lines.py").write_text(PROBLEM)
+    options = ["--algorithms", "cdfl,local", "--seeds", 2, "--num-uploads", 4]
+    code, said = call("compare", "lines.py", *options)
+    assert code == 0
+    assert "lines, 2 seeds: mean and deviation of held-out mae (lower is better)" in said
+    assert "held-out r2 algorithm held before after served cluster" in said
+    found = json.loads(Path("runs", "lines-compare", "summary.json").read_text())
+    assert [metric["name"] for metric in found["metrics"]] == ["mae", "r2"]
+    ends = [RunFolder(Path("runs", "lines-compare", f"local-{seed}")).events()[-1] for seed in range(2)]
+    assert found["more"]["r2"]["local"]["cluster"] == [end.more["r2"]["cluster"] for end in ends]
 
 
 def test_numbers_are_in_the_order_of_the_seeds(small):

@@ -1,10 +1,11 @@
 """`cdfl plot` and `cdfl report` on run folders, and folders that hold none."""
 
 import json
+import sys
 
 import pytest
 
-from ..made_up import RMSE, events, write_run
+from ..made_up import RMSE, events, scored_twice, write_run
 from .small import call
 
 
@@ -72,8 +73,26 @@ def test_runs_with_different_metrics(tmp_path):
     code, said = call("plot", one, other)
     assert (code, said) == (
         2,
-        "cdfl: other is scored by rmse, one by accuracy; expected runs with the same metric",
+        "cdfl: other is scored by rmse (lower is better), one by accuracy; expected runs with the same metric",
     )
+
+
+def test_another_metric_than_the_main_one(tmp_path):
+    run = write_run(tmp_path / "run", scored_twice())
+    assert call("plot", run, "--metric", "rmse", "--out", tmp_path / "rmse.png")[0] == 0
+    assert call("plot", run, "--out", tmp_path / "accuracy.png")[0] == 0
+    assert (tmp_path / "rmse.png").read_bytes() != (tmp_path / "accuracy.png").read_bytes()
+    code, said = call("plot", run, "--metric", "rsme")
+    assert (code, said) == (
+        2,
+        "cdfl: run has no metric 'rsme'; there are accuracy, rmse; did you mean rmse?",
+    )
+
+
+def test_without_matplotlib_the_message_says_what_to_install(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", events())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call("plot", run) == (2, "cdfl: pictures need matplotlib: pip install 'cdfl[sim]'")
 
 
 def test_a_run_without_uploads(tmp_path):

@@ -349,3 +349,8 @@ def test_a_scenario_file_may_import_modules_beside_it(scenario):
     settings = ("--set", "local_epochs=1", "--set", "shared_epochs=1", "--set", "separate_epochs=1")
     code, said = call("run", scenario, "--num-clients", 3, "--out", scenario.parent / "run", *settings)
     assert (code, "seed 0: 3 uploads" in said) == (0, True)
+
+
+def test_scores_name_their_metric(small):
+    code, output = call("run", small, "--num-uploads", 2, "--json", squeeze=False)
+    assert (code, json.loads(output)["metrics"]) == (0, [{"name": "accuracy", "higher_is_better": True}])

@@ -112,6 +112,13 @@ def test_the_direction_is_on_the_axis():
     assert figures.story([run]).get_axes()[-1].get_ylabel() == "rmse (lower is better), held-out data"
 
 
+def test_runs_with_different_metrics_are_not_drawn_together():
+    one, other = RunSeries.of("one", events()), RunSeries.of("two", events(start={"metrics": [RMSE], "seed": 1}))
+    for draw in (figures.story, figures.comparison):
+        with pytest.raises(ValueError, match=r"two is scored by rmse \(lower is better\), one by accuracy; expected"):
+            draw([one, other])
+
+
 def test_every_picture_and_how_it_is_written(tmp_path: Path):
     drawn = figures.all_figures(runs("cdfl", "local", seeds=2))
     assert list(drawn) == ["story", "comparison", "mixtures", "adaptation", "clusters", "uploads"]

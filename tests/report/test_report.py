@@ -2,14 +2,15 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from cdfl.record import RunFolder, Separated
+from cdfl.record import Clusters, RunFolder, Separated, Uploaded
 from cdfl.report import write_report
 from cdfl.report.findings import findings
 from cdfl.series import RunSeries
 
-from ..made_up import clusters, diverged, events, finished, started, uploaded, write_run
+from ..made_up import RMSE, clusters, diverged, events, finished, scored_twice, started, uploaded, write_run
 
 
 def report(tmp_path: Path, **runs):
@@ -34,9 +35,39 @@ def test_scores_with_their_spread(tmp_path):
     out = report(tmp_path, one=events(), two=events(start={"seed": 1}, upload={"after": 0.9}))
     head, row = csv.reader((out / "scores.csv").read_text().splitlines())
     found = dict(zip(head, row, strict=True))
-    assert (found["algorithm"], found["seeds"], found["MB up"]) == ("cdfl", "2", "0.0")
+    assert (found["algorithm"], found["metric"], found["seeds"], found["MB up"]) == ("cdfl", "accuracy", "2", "0.0")
     assert found["after"] == "0.855 ± 0.064"  # .81 and .9
     assert "0.855 ± 0.064" in (out / "report.html").read_text()
+
+
+def test_every_metric_is_there_with_its_name(tmp_path):
+    out = report(tmp_path, one=scored_twice(), two=scored_twice(seed=1), alone=scored_twice(algorithm="local"))
+    head, *rows = csv.reader((out / "scores.csv").read_text().splitlines())
+    found = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["algorithm"], row["metric"], row["after"]) for row in found] == [
+        ("cdfl", "accuracy", "0.810 ± 0.000"),
+        ("local", "accuracy", "0.810"),
+        ("cdfl", "rmse (lower is better)", "1.900 ± 0.000"),
+        ("local", "rmse (lower is better)", "1.900"),
+    ]
+    page = (out / "report.html").read_text()
+    assert "rmse (lower is better)</td>" in page
+    assert "1.900 ± 0.000</td>" in page
+
+
+def test_where_lower_is_better_rising_scores_are_odd():
+    rising = events(start={"metrics": [RMSE]})  # after > before > held, and clusters rise
+    assert "worse than what clients train themselves" in said(rising)
+    assert "upright is worse at the end (0.820) than at the start (0.700)" in said(rising)
+    falling = [
+        replace(event, held=0.9, before=0.8, after=0.7, served=0.7)
+        if isinstance(event, Uploaded)
+        else replace(event, scores=[0.9 - 0.01 * event.epoch] * 2)
+        if isinstance(event, Clusters)
+        else event
+        for event in rising
+    ]
+    assert findings([RunSeries.of("run", falling)]) == []
 
 
 def test_words_of_users_are_text(tmp_path):

@@ -56,5 +56,5 @@ def test_it_is_resumed_with_the_same_settings_only(mine, tmp_path):
 def test_it_is_compared_with_others(mine, tmp_path):
     result = cdfl("compare", mine, "--algorithms", "calm,cdfl", "--seeds", "2", "--out", tmp_path / "both")
     assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / "both" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "both" / "summary.json").read_text())["scores"]
     assert summary["calm"] == summary["cdfl"]  # it changes nothing but the name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from cdfl.algorithms import ALGORITHMS, Algorithm
 from cdfl.api.runs import Run, frame, html_table, simulate
+from cdfl.checks import did_you_mean
 from cdfl.core.settings import SettingValues, with_settings
 from cdfl.policy import Policy
 from cdfl.problems import Problem
-from cdfl.record import RunFolder, metric_label
+from cdfl.record import RunFolder, metric_label, score_text
 from cdfl.report import comparison
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, find_engine
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Column = Literal["held", "before", "after", "served", "cluster", "divergence"]
 COLUMNS: tuple[Column, ...] = ("held", "before", "after", "served", "cluster", "divergence")
+NOT_IN_FRAMES = ("more", "routed", "staleness")
 LABELS = ("held", "before", "after", "served", "clusters", "KL")
 
 
@@ -51,8 +54,9 @@ class Difference:
         return sum(value > 0 for value in self.each.values())
 
     def __repr__(self) -> str:
-        words = f"better by {self.mean:+.4f} ± {self.deviation:.4f}"
-        return f"Difference({words}, with {self.wins} of {len(self.each)} seeds)"
+        amount = score_text(abs(self.mean), self.deviation)
+        words = f"{'better' if self.mean >= 0 else 'worse'} by {amount} on average"
+        return f"Difference({words}; better with {self.wins} of {len(self.each)} seeds)"
 
 
 class Comparison:
@@ -64,6 +68,7 @@ class Comparison:
     def __init__(self, runs: Sequence[Run]) -> None:
         if not runs:
             raise ValueError("a comparison needs at least one run")
+        _check_alike(runs)
         self.runs = sorted(runs, key=lambda run: run.seed)
 
     @property
@@ -82,36 +87,50 @@ class Comparison:
         return sorted({run.seed for run in self.runs})
 
     @property
+    def metrics(self) -> dict[str, bool]:
+        """The metrics by name, each with whether higher is better; the first is the main one."""
+        return self.runs[0].metrics
+
+    @property
     def metric(self) -> str:
         """The name of the main metric."""
-        return next(iter(self.runs[0].metrics))
+        return next(iter(self.metrics))
 
     @property
     def higher_is_better(self) -> bool:
         """Whether more of the main metric is better."""
-        return self.runs[0].metrics[self.metric]
+        return self.metrics[self.metric]
 
-    def values(self, algorithm: str, column: Column = "after") -> dict[int, float]:
-        """Return one number of each run of an algorithm, by seed."""
-        if algorithm not in self.algorithms:
-            raise ValueError(f"there is no algorithm {algorithm!r}; there are {', '.join(self.algorithms)}")
-        found = {run.seed: getattr(run.summary, column) for run in self.runs if run.algorithm == algorithm}
+    def values(self, algorithm: str, column: Column = "after", metric: str | None = None) -> dict[int, float]:
+        """Return one number of each run of an algorithm, by seed; by the main metric unless another is named."""
+        for name, given, known in (("algorithm", algorithm, self.algorithms), ("column", column, COLUMNS)):
+            if given not in known:
+                there = f"there are {', '.join(known)}{did_you_mean(given, known)}"
+                raise ValueError(f"there is no {name} {given!r}; {there}")
+        self._is_higher_better(metric)
+        found = {run.seed: run._score(column, metric) for run in self.runs if run.algorithm == algorithm}
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def mean(self, algorithm: str, column: Column = "after") -> float:
+    def mean(self, algorithm: str, column: Column = "after", metric: str | None = None) -> float:
         """Return the mean over seeds."""
-        return fmean(self.values(algorithm, column).values())
+        return fmean(self.values(algorithm, column, metric).values())
 
-    def deviation(self, algorithm: str, column: Column = "after") -> float:
+    def deviation(self, algorithm: str, column: Column = "after", metric: str | None = None) -> float:
         """Return the standard deviation over seeds; 0 for one seed."""
-        values = list(self.values(algorithm, column).values())
+        values = list(self.values(algorithm, column, metric).values())
         return stdev(values) if len(values) > 1 else 0.0
 
-    def difference(self, one: str, other: str, column: Column = "after") -> Difference:
+    def difference(self, one: str, other: str, column: Column = "after", metric: str | None = None) -> Difference:
         """Return by how much `one` is better than `other`, seed by seed: where lower is better, signs are turned."""
-        ours, theirs = self.values(one, column), self.values(other, column)
-        sign = 1 if self.higher_is_better and column != "divergence" else -1
-        return Difference({seed: sign * (ours[seed] - theirs[seed]) for seed in ours.keys() & theirs.keys()})
+        ours, theirs = self.values(one, column, metric), self.values(other, column, metric)
+        sign = 1 if self._is_higher_better(metric) and column != "divergence" else -1
+        return Difference({seed: sign * (ours[seed] - theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())})
+
+    def _is_higher_better(self, metric: str | None) -> bool:
+        if metric is not None and metric not in self.metrics:
+            there = f"there are {', '.join(self.metrics)}{did_you_mean(metric, self.metrics)}"
+            raise ValueError(f"there is no metric {metric!r}; {there}")
+        return self.metrics[metric or self.metric]
 
     @property
     def best(self) -> str:
@@ -126,13 +145,17 @@ class Comparison:
             more = {
                 f"{metric} {name}": score for metric, own in run.summary.more.items() for name, score in own.items()
             }
-            summary = {name: value for name, value in vars(run.summary).items() if name not in ("more", "staleness")}
-            rows.append({"algorithm": run.algorithm, "seed": run.seed, **summary, **more})
+            more |= {f"routed {name}": score for name, score in run.summary.routed.items()}
+            summary = {name: value for name, value in vars(run.summary).items() if name not in NOT_IN_FRAMES}
+            rows.append({"algorithm": run.algorithm, "seed": run.seed, "metric": self.metric, **summary, **more})
         return frame(rows)
 
-    def plot(self) -> Figure:
-        """Return a matplotlib figure: how good the replies are, a curve for each algorithm with a band over seeds."""
-        return comparison([run.series for run in self.runs])
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a matplotlib figure: how good the replies are, a curve for each algorithm with a band over seeds.
+
+        `metric` is the main one unless it is named.
+        """
+        return comparison([run.series.by(metric) for run in self.runs])
 
     def save(self, folder: Path | str) -> Path:
         """Write a folder for each run into a new folder. `cdfl.load` reads it."""
@@ -144,33 +167,59 @@ class Comparison:
         return path
 
     def __repr__(self) -> str:
-        rows = [[name, *cells] for name, cells in self._cells().items()]
-        table = [["algorithm", *LABELS], *rows]
-        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        return "\n".join([self._title, *lines])
+        lines = []
+        for metric in self.metrics:
+            table = self._table(metric)
+            widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+            lines.append(self._title(metric))
+            lines += [
+                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+            ]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        rows = [[name, *cells] for name, cells in self._cells().items()]
-        return html_table(self._title, ["algorithm", *LABELS], rows)
+        """Return a table for each metric, for notebooks."""
+        tables = {self._title(metric): self._table(metric) for metric in self.metrics}
+        return "".join(html_table(title, head, rows) for title, (head, *rows) in tables.items())
 
-    @property
-    def _title(self) -> str:
-        label = metric_label(f"held-out {self.metric}", higher_is_better=self.higher_is_better)
-        return f"{self.name}, {len(self.seeds)} seeds: mean and deviation of {label}"
+    def _title(self, metric: str) -> str:
+        label = metric_label(f"held-out {metric}", higher_is_better=self._is_higher_better(metric))
+        return f"{self.name}, {len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}: mean and deviation of {label}"
 
-    def _cells(self) -> Mapping[str, list[str]]:
-        return {name: [self._cell(name, column) for column in COLUMNS] for name in self.algorithms}
+    def _table(self, metric: str) -> list[list[str]]:
+        """Return one row an algorithm, after the titles; what experts serve only if a run has experts."""
+        columns = {
+            name: label
+            for name, label in zip(COLUMNS, LABELS, strict=True)
+            if (name != "served" or any(run.summary.routed for run in self.runs))
+            and (name != "divergence" or metric == self.metric)  # it is of no metric
+        }
+        rows = [[name, *(self._cell(name, column, metric) for column in columns)] for name in self.algorithms]
+        return [["algorithm", *columns.values()], *rows]
 
-    def _cell(self, name: str, column: Column) -> str:
-        values = self.values(name, column)
+    def _cell(self, name: str, column: Column, metric: str) -> str:
+        values = self.values(name, column, metric)
         if not values:
             return "-"
-        spread = f" ± {self.deviation(name, column):.3f}" if len(values) > 1 else ""
-        return f"{self.mean(name, column):.3f}{spread}"
+        spread = self.deviation(name, column, metric) if len(values) > 1 else None
+        return score_text(self.mean(name, column, metric), spread)
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    """Raise ValueError unless runs have the same problem and metrics, and each algorithm has each seed once."""
+    first = runs[0]
+    for run in runs:
+        if run.name != first.name:
+            raise ValueError(f"the runs are of {first.name} and {run.name}; expected one problem")
+        if list(run.metrics.items()) != list(first.metrics.items()):
+            raise ValueError(
+                f"the runs are scored by {', '.join(first.metrics)} and by {', '.join(run.metrics)}; expected the same "
+                "metrics in the same order"
+            )
+    same = Counter((run.algorithm, run.seed) for run in runs)
+    (algorithm, seed), count = same.most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"there are {count} runs of {algorithm} with seed {seed}; expected one")
 
 
 @with_settings

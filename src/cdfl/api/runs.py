@@ -22,7 +22,7 @@ from cdfl.models import MODELS as NETWORKS
 from cdfl.models import build
 from cdfl.policy import Policy
 from cdfl.problems import Problem
-from cdfl.record import Event, Finished, RunFolder, Separated, Started, Uploaded, metric_label, only
+from cdfl.record import Event, Finished, RunFolder, Separated, Started, Uploaded, metric_label, only, score_text
 from cdfl.report import story
 from cdfl.report.progress import display, shown
 from cdfl.series import RunSeries
@@ -90,7 +90,7 @@ class Run:
     def notes(self) -> list[str]:
         """What a reader should know: about the data, clusters that cannot be told apart, and missing uploads."""
         warned = [line for event in only(self.events, Separated) for line in event.warnings]
-        short = [self.summary.shortfall] if self.summary.shortfall else []
+        short = [end.shortfall for end in only(self.events, Finished) if end.shortfall]
         return [*self._started.notes.splitlines(), *warned, *short]
 
     @property
@@ -129,12 +129,13 @@ class Run:
         """Return the uploads as a pandas DataFrame, a row each; mixtures have a column for each cluster."""
         return frame([self._row(upload) for upload in self.uploads])
 
-    def plot(self, against: Sequence[Run] = (), client: int | None = None) -> Figure:
+    def plot(self, against: Sequence[Run] = (), client: int | None = None, metric: str | None = None) -> Figure:
         """Return a matplotlib figure: one client's true and estimated mixtures, and the scores of all clients.
 
-        `against` adds other runs; those that differ in their seed only become one curve with a band.
+        `against` adds other runs; those that differ in their seed only become one curve with a band. `metric` is the
+        main one unless it is named.
         """
-        return story([run.series for run in (self, *against)], client)
+        return story([run.series.by(metric) for run in (self, *against)], client)
 
     @property
     def series(self) -> RunSeries:
@@ -156,7 +157,7 @@ class Run:
     def __repr__(self) -> str:
         if not only(self.events, Finished):
             return f"Run({self.algorithm} on {self.name}, seed {self.seed}: not finished)"
-        scores = ", ".join(f"{name} {_number(getattr(self.summary, name))}" for name in self._columns)
+        scores = ", ".join(f"{name} {score_text(getattr(self.summary, name))}" for name in self._columns)
         return (
             f"Run({self.algorithm} on {self.name}, seed {self.seed}: {self.summary.uploads} uploads; "
             f"{next(iter(self.metrics))} {scores})"
@@ -164,12 +165,14 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
+        if not only(self.events, Finished):
+            return f"<p>{html.escape(repr(self))}</p>"
         labels = [metric_label(name, higher_is_better=higher) for name, higher in self.metrics.items()]
         title = f"{self.algorithm} on {self.name}, seed {self.seed}: {self.summary.uploads} uploads"
         rows = []
         for column, words in self._columns.items():
             others = [self.summary.more[name][column] for name in list(self.metrics)[1:]]
-            rows.append([words, *(_number(value) for value in (getattr(self.summary, column), *others))])
+            rows.append([words, *(score_text(value) for value in (getattr(self.summary, column), *others))])
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return html_table(title, ["on held-out data", *labels], rows) + notes
 
@@ -177,6 +180,12 @@ class Run:
     def _columns(self) -> dict[str, str]:
         """The scores to show, and what they are; what experts serve only where replies are experts."""
         return {name: words for name, words in COLUMNS.items() if name != "served" or self.summary.routed}
+
+    def _score(self, name: str, metric: str | None = None) -> float | None:
+        """Return a number of the summary, such as "after"; by the main metric unless another is named."""
+        scores = self.summary.more.get(metric or "", {})
+        found: float | None = scores[name] if name in scores else getattr(self.summary, name)
+        return found
 
     def _row(self, upload: Uploaded) -> dict[str, Any]:
         kept = {
@@ -368,10 +377,6 @@ def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _span(numbers: Sequence[int]) -> str:

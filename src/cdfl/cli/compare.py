@@ -4,7 +4,7 @@ import json
 from contextlib import closing, nullcontext
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console, Group
@@ -40,13 +40,15 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
-from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label
+from cdfl.jsonable import jsonable
+from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label, score_text
 from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
-COLUMNS = ("held", "before", "after", "served", "cluster", "divergence")
+SCORE_COLUMNS = ("held", "before", "after", "served", "cluster")
+COLUMNS = (*SCORE_COLUMNS, "divergence")
 
 
 def compare(
@@ -109,9 +111,8 @@ def compare(
         folders = [_subfolder(folder.path, config, resume=resume) for config in configs]
         tracked = [(own.to_json(), each.path) for each, own in zip(folders, configs, strict=True)]
         results: dict[int, Finished] = {}
-        metric = configs[0].scenario.main_metric
-        label = metric_label(f"held-out {metric.name}", higher_is_better=metric.higher_is_better)
-        title = f"{configs[0].scenario.name}, {seeds} seeds: mean and deviation of {label}"
+        metrics: list[dict[str, Any]] = jsonable(configs[0].scenario.metrics)
+        title = f"{configs[0].scenario.name}, {seeds} seed{'s' if seeds > 1 else ''}: mean and deviation of "
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         bar = Progress(*columns, console=console)
         total = sum(config.scenario.num_uploads for config in configs)
@@ -139,28 +140,47 @@ def compare(
                 if isinstance(event, Finished):
                     results[which] = event
                 if _worth_showing(event):
-                    live.update(Group(*tables(title, names, configs, results), bar))
+                    live.update(Group(*tables(title, names, metrics, configs, results), bar))
     notes = [
         f"{configs[which].algorithm}, seed {configs[which].seed}: {end.shortfall}"
         for which, end in sorted(results.items())
         if end.shortfall
     ]
-    summary = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
+    scores = {name: {column: _values(name, column, configs, results) for column in COLUMNS} for name in names}
+    more = {
+        metric["name"]: {
+            name: {column: _values(name, column, configs, results, metric["name"]) for column in SCORE_COLUMNS}
+            for name in names
+        }
+        for metric in metrics[1:]
+    }
+    summary = {"metrics": metrics, "scores": scores, "more": more}
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     notes.append(f"results in {folder.path}/: summary.json and a folder for each run")
     notes += look_at(track.where)
-    values = {"folder": str(folder.path), "scores": summary}
-    show(values, Group(*tables(title, names, configs, results)), as_json=json_, notes=notes)
+    values = {"folder": str(folder.path)} | summary
+    show(values, Group(*tables(title, names, metrics, configs, results)), as_json=json_, notes=notes)
 
 
-def tables(title: str, names: list[str], configs: list[RunConfig], results: dict[int, Finished]) -> list[Table]:
+def tables(
+    title: str,
+    names: list[str],
+    metrics: list[dict[str, Any]],
+    configs: list[RunConfig],
+    results: dict[int, Finished],
+) -> list[Table]:
     """Return the scores and the costs of each algorithm, from the runs finished so far; each fits 80 columns."""
-    scores = make_table("algorithm", "held", "before", "after", "served", title=title)
+    scores = [make_table("algorithm", "held", "before", "after", "served", title=title + _label(metrics[0]))]
+    for metric in metrics[1:]:
+        scores.append(make_table("algorithm", *SCORE_COLUMNS, title=_label(metric)))
+        for name in names:
+            row = [_values(name, column, configs, results, metric["name"]) for column in SCORE_COLUMNS]
+            scores[-1].add_row(name, *map(_spread, row))
     costs = make_table("algorithm", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP")
     for name in names:
         done = [result for which, result in results.items() if configs[which].algorithm == name]
         cells = {column: _values(name, column, configs, results) for column in COLUMNS}
-        scores.add_row(name, *(_spread(cells[column]) for column in ("held", "before", "after", "served")))
+        scores[0].add_row(name, *(_spread(cells[column]) for column in ("held", "before", "after", "served")))
         costs.add_row(
             name,
             _spread(cells["cluster"]),
@@ -170,19 +190,24 @@ def tables(title: str, names: list[str], configs: list[RunConfig], results: dict
                 for cost, scale in (("bytes_down", 1e6), ("client_flops", 1e9), ("server_flops", 1e9))
             ),
         )
-    return [scores, costs]
+    return [*scores, costs]
 
 
-def _values(name: str, column: str, configs: list[RunConfig], results: dict[int, Finished]) -> list[float]:
-    """Return one number for each seed, in the order of the seeds."""
-    found = [getattr(results[which], column) for which in sorted(results) if configs[which].algorithm == name]
+def _label(metric: dict[str, Any]) -> str:
+    return metric_label(f"held-out {metric['name']}", higher_is_better=metric["higher_is_better"])
+
+
+def _values(
+    name: str, column: str, configs: list[RunConfig], results: dict[int, Finished], metric: str = ""
+) -> list[float]:
+    """Return one number for each seed, in the order of the seeds; by the main metric unless another is named."""
+    ended = [results[which] for which in sorted(results) if configs[which].algorithm == name]
+    found = [end.more[metric].get(column) if metric else getattr(end, column) for end in ended]
     return [value for value in found if value is not None]
 
 
 def _spread(values: list[float]) -> str:
-    if not values:
-        return ""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    return score_text(fmean(values), stdev(values) if len(values) > 1 else None) if values else ""
 
 
 def _subfolder(parent: Path, config: RunConfig, *, resume: bool) -> RunFolder:

@@ -28,6 +28,7 @@ def plot(
         bool,
         typer.Option("--samples", help="Show an image of each cluster beside its name; loads the scenario's data."),
     ] = False,
+    metric: Annotated[str | None, typer.Option(help="The score to draw; default: the main metric.")] = None,
     json_: Json = False,
 ) -> None:
     """Draw runs. Runs that differ in their seed only become one curve with a band.
@@ -39,7 +40,7 @@ def plot(
         from cdfl.report import figures, style
         from cdfl.series import groups
 
-        read = read_runs(find_runs(runs))
+        read = [run.by(metric) for run in read_runs(find_runs(runs))]
         is_story = client is not None or samples or len(groups(read)) == 1
         images = sample_images(read[0].started.scenario) if samples else None
         style.save(figures.story(read, client, images) if is_story else figures.comparison(read), out)

@@ -36,7 +36,7 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
-from cdfl.record import Clusters, Finished, Started, metric_label
+from cdfl.record import Clusters, Finished, Started, metric_label, score_text
 from cdfl.report.progress import display, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import find_engine
@@ -112,7 +112,7 @@ def run(
     notes = [ends[0].shortfall] if ends[0].shortfall else []
     notes.append(f"results in {folder.path}/: config, versions, events, models")
     notes += look_at(track.where)
-    values = {"folder": str(folder.path)} | asdict(ends[0])
+    values = {"folder": str(folder.path), "metrics": opened[0].metrics} | asdict(ends[0])
     show(values, _table(opened[0], starts[0], ends[0]), as_json=json_, notes=notes)
 
 
@@ -128,21 +128,17 @@ def _table(opened: Started, start: Clusters, end: Finished) -> Table:
     at_start = [fmean(scores) for scores in (start.scores, *start.more.values())]
     is_routed = "one" in end.routed
     one_model = ", as one model" if is_routed else ""
-    table.add_row(f"clients, on new data with the last reply{one_model}", *map(_number, held))
-    table.add_row("clients, before their upload", *map(_number, before))
-    table.add_row(f"clients, after the reply{one_model}", *map(_number, after))
+    table.add_row(f"clients, on new data with the last reply{one_model}", *map(score_text, held))
+    table.add_row("clients, before their upload", *map(score_text, before))
+    table.add_row(f"clients, after the reply{one_model}", *map(score_text, after))
     if is_routed:
-        table.add_row("clients, with experts and router, on new data", *map(_number, served_held))
-        table.add_row("clients, with experts and router, after the reply", *map(_number, served))
-        table.add_row("clients, with the likeliest expert for each input", _number(end.routed["one"]))
-    table.add_row("clusters, at the start", *map(_number, at_start))
-    table.add_row("clusters, at the end", *map(_number, cluster), end_section=True)
+        table.add_row("clients, with experts and router, on new data", *map(score_text, served_held))
+        table.add_row("clients, with experts and router, after the reply", *map(score_text, served))
+        table.add_row("clients, with the likeliest expert for each input", score_text(end.routed["one"]))
+    table.add_row("clusters, at the start", *map(score_text, at_start))
+    table.add_row("clusters, at the end", *map(score_text, cluster), end_section=True)
     if end.divergence is not None:
         table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
     table.add_row("uploads that were too stale", f"{end.deprecated_share:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

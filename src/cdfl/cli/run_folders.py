@@ -7,7 +7,7 @@ import typer
 
 from cdfl.cli.stores import check_no_store
 from cdfl.record import RunFolder
-from cdfl.series import RunSeries
+from cdfl.series import RunSeries, check_one_metric
 
 
 def find_runs(places: Sequence[Path]) -> dict[str, RunFolder]:
@@ -31,12 +31,7 @@ def read_runs(runs: dict[str, RunFolder]) -> list[RunSeries]:
     """Read runs that can be drawn together: they have uploads, and one metric."""
     warn_of_cut_lines(runs)
     read = [RunSeries.of(name, run.events()) for name, run in runs.items()]
-    odd = [run for run in read if run.metric != read[0].metric]
-    if odd:
-        raise ValueError(
-            f"{odd[0].name} is scored by {odd[0].metric}, {read[0].name} by {read[0].metric}; "
-            "expected runs with the same metric"
-        )
+    check_one_metric(read)
     return read
 
 

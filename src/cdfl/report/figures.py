@@ -7,7 +7,7 @@ import numpy as np
 
 from cdfl.report import style
 from cdfl.report.mixtures import history, mixture_figure, smoothing, whole_numbers
-from cdfl.series import Numbers, RunSeries, adaptation, groups, smoothed
+from cdfl.series import Numbers, RunSeries, adaptation, check_one_metric, groups, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequenc
     Left, for one client of the first run: what its data are made of, and what the server estimates. Right: the scores
     of all clients; with several algorithms, what the replies of each reach. `samples` are an image of each cluster.
     """
+    check_one_metric(runs)
     first = runs[0]
     chosen = first.telling_client() if client is None else client
     if not len(first.of_client(chosen)):
@@ -43,6 +44,7 @@ def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequenc
 
 def comparison(runs: Sequence[RunSeries]) -> "Figure":
     """Draw what the replies of several algorithms reach over time, and all scores at the end; bands are over seeds."""
+    check_one_metric(runs)
     grouped, window = groups(runs), smoothing(min(run.num_uploads for run in runs))
     with style.styled():
         figure = style.new_figure(11.5, max(3.4, 1.6 + 0.42 * len(grouped)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cdfl.record import score_text
 from cdfl.series import RunSeries, groups
 
 MANY_REJECTED = 0.05
@@ -48,8 +49,8 @@ def _of_clusters(run: RunSeries, better: int) -> list[str]:
     for cluster, name in enumerate(run.clusters):
         if better * (run.cluster_scores[-1, cluster] - run.cluster_scores[0, cluster]) < 0:
             found.append(
-                f"The model of cluster {name} is worse at the end ({run.cluster_scores[-1, cluster]:.3f}) than at the "
-                f"start ({run.cluster_scores[0, cluster]:.3f})."
+                f"The model of cluster {name} is worse at the end ({score_text(run.cluster_scores[-1, cluster])}) than "
+                f"at the start ({score_text(run.cluster_scores[0, cluster])})."
             )
     return found
 
@@ -62,5 +63,5 @@ def _of_seeds(name: str, runs: Sequence[RunSeries]) -> list[str]:
     usual = np.median(apart) or 1e-9
     worst = int(apart.argmax())
     if apart[worst] > 6 * usual and apart[worst] > 0.02 * abs(np.median(last)):
-        return [f"{name}: seed {runs[worst].started.seed} is far from the other seeds ({last[worst]:.3f})."]
+        return [f"{name}: seed {runs[worst].started.seed} is far from the other seeds ({score_text(last[worst])})."]
     return []

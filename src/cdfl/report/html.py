@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdfl.record import RunFolder, versions
+from cdfl.record import RunFolder, score_text, versions
 from cdfl.report import style
 from cdfl.report.figures import all_figures
 from cdfl.report.findings import findings
@@ -75,15 +75,16 @@ def write_report(
 
 
 def score_table(runs: Sequence[RunSeries]) -> list[list[str]]:
-    """Return one row an algorithm, after a row of titles: means over seeds, with their standard deviation."""
+    """Return one row an algorithm and metric, after a row of titles: means over seeds, with their deviation."""
     names = [name for name in style.SCORES if any(name in run.scores for run in runs)]
-    rows = [["algorithm", "seeds", *names, "clusters", "KL", "MB up", "MB down"]]
-    for algorithm, own in groups(runs).items():
-        cells = [_spread([run.last(run.scores[name]) for run in own if name in run.scores]) for name in names]
-        cells.append(_spread([float(run.cluster_scores[-1].mean()) for run in own]))
-        cells.append(_spread([run.last(run.divergence) for run in own if run.mixtures is not None]))
-        cells += [f"{np.mean([values(run) for run in own]) / 1e6:.1f}" for values in (_sent_up, _sent_down)]
-        rows.append([algorithm, str(len(own)), *cells])
+    rows = [["algorithm", "metric", "seeds", *names, "clusters", "KL", "MB up", "MB down"]]
+    for metric in [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]:
+        for algorithm, own in groups([run.by(metric) for run in runs]).items():
+            cells = [_spread([run.last(run.scores[name]) for run in own if name in run.scores]) for name in names]
+            cells.append(_spread([float(run.cluster_scores[-1].mean()) for run in own]))
+            cells.append(_spread([run.last(run.divergence) for run in own if run.mixtures is not None]))
+            cells += [f"{np.mean([values(run) for run in own]) / 1e6:.1f}" for values in (_sent_up, _sent_down)]
+            rows.append([algorithm, own[0].metric_label, str(len(own)), *cells])
     return rows
 
 
@@ -101,9 +102,8 @@ def _sent_down(run: RunSeries) -> float:
 
 
 def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{np.mean(values):.3f}" + (f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else "")
+    mean = float(np.mean(values)) if values else None
+    return score_text(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def _page(
@@ -116,7 +116,7 @@ def _page(
         f"<h1>{escape(title)}</h1>",
         f'<p class="quiet">{_described(read)}</p>',
         "<h2>Scores</h2>",
-        _table(_in_words(table), f"{first.metric_label} on held-out data; mean ± standard deviation over seeds"),
+        _table(_in_words(table), "On held-out data; mean ± standard deviation over seeds"),
         f'<p class="quiet">{LEGEND}</p>',
         "<h2>What was odd</h2>",
         "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in odd) + "</ul>" if odd else "<p>Nothing.</p>",

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Diverged, Event, Separated, Started, Uploaded, main_metric, pretraining
+from cdfl.record import Clusters, Diverged, Event, Separated, Started, Uploaded, main_metric, pretraining, score_text
 
 SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_UPDATES = 0.5  # of a line in a notebook
@@ -89,7 +89,8 @@ class _Scores:
         if not self._recent:
             return ""
         before, after = (sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in BOTH)
-        return f"{self.metric}: before {before:.3f}  after {after:.3f}  clusters {self.cluster or 0:.3f}"
+        scores = {"before": before, "after": after, "clusters": self.cluster}
+        return f"{self.metric}: " + "  ".join(f"{name} {score_text(score)}" for name, score in scores.items())
 
 
 BOTH = ("before", "after")

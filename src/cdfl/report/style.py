@@ -68,7 +68,10 @@ RULES: Any = {
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in this look."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install 'cdfl[sim]'") from None
 
     with matplotlib.rc_context(RULES):
         yield

@@ -85,7 +85,7 @@ def test_the_command_shows_one_table(cluster, tmp_path):
     status, words = call("compare", scenario_file(tmp_path), *options, *engine)
     assert status == 0, words
     assert "small, 2 seeds: mean and deviation of held-out accuracy" in words
-    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())["scores"]
     assert [len(summary[name]["after"]) for name in ("cdfl", "local")] == [2, 2]
 
 
