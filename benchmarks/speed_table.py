@@ -1,4 +1,4 @@
-"""The tables of what `benchmarks.speed`, `.floor` and `.clients` measured."""
+"""The tables of what `benchmarks.speed` and `.floor` measured."""
 
 from typing import Any
 
@@ -57,17 +57,6 @@ def floor() -> str:
                 f"| {precision} | {step:.2f} ms | {evaluation:.2f} ms | {seconds:.1f} s "
                 f"| {_seconds(runs['warm'], case['uploads']):.1f} s | {plain:.0f} s |"
             )
-    return "\n".join(rows) + "\n"
-
-
-def clients() -> str:
-    """Return time and memory for growing numbers of clients and uploads."""
-    rows = ["| clients | uploads | time | memory after a quarter | at the end | peak |", "|---|---|---|---|---|---|"]
-    for row in read("clients")["rows"]:
-        rows.append(
-            f"| {row['clients']:,} | {row['uploads']:,} | {row['seconds']:.0f} s | {row['mb_after_a_quarter']:,} MB "
-            f"| {row['mb_at_the_end']:,} MB | {row['mb_peak']:,} MB |"
-        )
     return "\n".join(rows) + "\n"
 
 

@@ -49,7 +49,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-cpu": partial(speed_table.speed, "speed-cpu"),
     "profile": speed_table.profile,
     "floor": speed_table.floor,
-    "clients": speed_table.clients,
     "populations": populations.table,
     "first-run": first_run.table,
     "unit-costs": unit_costs.table,
