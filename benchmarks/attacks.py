@@ -17,9 +17,9 @@ from cdfl.algorithms import CDFL, Algorithm, Assignment
 from cdfl.core import Evaluate, Reply, Upload
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Rng, Tick, TimeModel
-from cdfl.sim.workload import Workload
 
 POISONED = (
     "train, other labels"  # the name of an attacker's training samples, so that their labels are not the true ones
@@ -267,29 +267,29 @@ class OneFast:
                 yield Tick(tick.time, self.client)
 
 
-def attacked_workload(workload: Workload, attack: Attack) -> Workload:
-    """The same learning problem with attackers among its clients."""
-    attackers = attack.attackers(workload.seed, workload.scenario.num_clients)
-    other = workload.with_federation(AttackedFederation(workload.federation, attack, attackers))
+def attacked_instance(instance: ScenarioInstance, attack: Attack) -> ScenarioInstance:
+    """The same instance with attackers among its clients."""
+    attackers = attack.attackers(instance.seed, instance.scenario.num_clients)
+    other = instance.with_federation(AttackedFederation(instance.federation, attack, attackers))
     if attack.is_fast:
         other.scenario = replace(other.scenario, num_uploads=2 * other.scenario.num_uploads)
     return other
 
 
-def attacked_server(algorithm: Algorithm, workload: Workload, attack: Attack) -> AttackedServer:
+def attacked_server(algorithm: Algorithm, instance: ScenarioInstance, attack: Attack) -> AttackedServer:
     """The same server with attackers among its clients; only CDFL can be attacked."""
     if not isinstance(algorithm, CDFL):
         raise ValueError(f"{algorithm.name} cannot be attacked here; expected cdfl, which has the guard")
     return AttackedServer(
-        algorithm, attack, attack.attackers(workload.seed, workload.scenario.num_clients), workload.seed
+        algorithm, attack, attack.attackers(instance.seed, instance.scenario.num_clients), instance.seed
     )
 
 
 def attacked(simulation: Simulation, attack: Attack) -> Simulation:
     """A run with attackers: `SimulationGroup` trains its clients in common stacks with those of other runs."""
-    workload = attacked_workload(simulation.workload, attack)
-    server = attacked_server(simulation.algorithm, workload, attack)
+    instance = attacked_instance(simulation.instance, attack)
+    server = attacked_server(simulation.algorithm, instance, attack)
     time_model = simulation.time_model
     if attack.is_fast:
         time_model = OneFast(time_model, *server.attackers)
-    return Simulation(workload, server, time_model, simulation.engines, simulation.policy)
+    return Simulation(instance, server, time_model, simulation.engines, simulation.policy)

@@ -20,8 +20,8 @@ from benchmarks.kernels import microseconds
 from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.runner import configure
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.time_models import Uniform
-from cdfl.sim.workload import Workload
 
 DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,16 +37,16 @@ def main() -> None:
     parser.add_argument("--commit", help="commit of the code, for a copy without git")
     args = parser.parse_args()
     config = configure(args.scenario, num_clients=args.num_clients, num_uploads=args.num_uploads)
-    workload = Workload(config.scenario, config.scenario.federation(0, args.data_dir), config.settings)
-    steps, evaluations = counts(workload, args.num_uploads)
+    instance = ScenarioInstance(config.scenario, config.scenario.federation(0, args.data_dir), config.settings)
+    steps, evaluations = counts(instance, args.num_uploads)
     found: dict[str, Any] = {"scenario": args.scenario, "uploads": args.num_uploads, "steps": steps}
     found |= {"evaluations": evaluations, "machine": machine(), "commit": args.commit or commit(), "ms": {}}
     for precision, dtype in DTYPES.items():
         with tensor_cores(precision):
             batch = config.settings.training.batch_size
-            step = sum(microseconds(work) for work in convolutions(workload, batch, dtype, back=True))
+            step = sum(microseconds(work) for work in convolutions(instance, batch, dtype, back=True))
             evaluation = sum(
-                microseconds(work) for work in convolutions(workload, len(workload.proxy_sets[0][0]), dtype, back=False)
+                microseconds(work) for work in convolutions(instance, len(instance.proxy_sets[0][0]), dtype, back=False)
             )
         found["ms"][precision] = {"step": round(step / 1e3, 3), "evaluation": round(evaluation / 1e3, 3)}
         seconds = (steps * step + evaluations * evaluation) / 1e6
@@ -57,27 +57,27 @@ def main() -> None:
     args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def counts(workload: Workload, uploads: int) -> tuple[int, int]:
+def counts(instance: ScenarioInstance, uploads: int) -> tuple[int, int]:
     """Return the training steps of clients, and the evaluations of uploads on proxy sets."""
-    turns = [tick for tick in islice(workload.ticks(Uniform()), 10 * uploads) if tick.kind == "turn"][:uploads]
+    turns = [tick for tick in islice(instance.ticks(Uniform()), 10 * uploads) if tick.kind == "turn"][:uploads]
     seen: dict[int, int] = {}
     steps = 0
     for turn in turns:
-        steps += len(workload.turn_data(turn.client, seen.get(turn.client, 0)).plan)
+        steps += len(instance.turn_data(turn.client, seen.get(turn.client, 0)).plan)
         seen[turn.client] = seen.get(turn.client, 0) + 1
-    return steps, uploads * len(workload.proxy_sets)
+    return steps, uploads * len(instance.proxy_sets)
 
 
-def convolutions(workload: Workload, batch: int, dtype: torch.dtype, *, back: bool) -> list[Any]:
+def convolutions(instance: ScenarioInstance, batch: int, dtype: torch.dtype, *, back: bool) -> list[Any]:
     """Return one call for each convolution of the network: forward and, with `back`, also both gradients."""
     shapes: list[tuple[nn.Conv2d, torch.Size]] = []
     hooks = [
         layer.register_forward_hook(lambda layer, inputs, _: shapes.append((layer, inputs[0].shape)))
-        for layer in workload.model.modules()
+        for layer in instance.model.modules()
         if isinstance(layer, nn.Conv2d)
     ]
     with torch.no_grad():
-        workload.model.eval()(torch.zeros(1, *workload.federation.input_shape))
+        instance.model.eval()(torch.zeros(1, *instance.federation.input_shape))
     for hook in hooks:
         hook.remove()
     return [

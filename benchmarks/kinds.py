@@ -22,7 +22,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.core import flatten
 from cdfl.scenarios import load_scenario
 from cdfl.sim.runner import RunConfig, configure
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
 PROBLEMS = {
     "pictures": "digits-4",
@@ -84,23 +84,23 @@ def measure(name: str, seeds: int, clients: int, uploads: int) -> dict[str, Any]
 def serve(config: RunConfig) -> tuple[float, torch.Tensor]:
     """Serve a problem to real clients; return their score after the last reply of each, and the cluster models."""
     scenario, last = config.scenario, {}
-    workload = Workload(scenario, scenario.federation(config.seed), config.settings)
+    instance = ScenarioInstance(scenario, scenario.federation(config.seed), config.settings)
     passes = config.settings.replace(local_epochs=1)  # the plan holds all passes
     turns = [0] * scenario.num_clients
     with ExitStack() as opened:
         server = opened.enter_context(cdfl.serve(scenario, seed=config.seed, device="cpu", accept_all=True))
         clients = [opened.enter_context(server.client(str(number), settings=passes)) for number in range(len(turns))]
-        for tick in workload.ticks(config.time_model):
+        for tick in instance.ticks(config.time_model):
             if tick.kind == "join":
                 clients[tick.client].join()
                 continue
-            draw = workload.federation.draw(tick.client, turns[tick.client])
-            inputs, targets = workload.inputs(draw.train)
-            plan = workload.plan(draw, tick.client, turns[tick.client])
+            draw = instance.federation.draw(tick.client, turns[tick.client])
+            inputs, targets = instance.inputs(draw.train)
+            plan = instance.plan(draw, tick.client, turns[tick.client])
             clients[tick.client].update([(inputs[batch], targets[batch]) for batch in plan])
             turns[tick.client] += 1
             model = flatten(clients[tick.client].model)
-            last[tick.client] = float(workload.scores(model, draw.test)[0])
+            last[tick.client] = float(instance.scores(model, draw.test)[0])
             if sum(turns) == scenario.num_uploads:
                 break
         models = torch.stack([flatten(model) for model in server.cluster_models.values()])

@@ -31,7 +31,7 @@ from cdfl.data import Dirichlet, Drift, PaperDrift, Rotations, Sizes
 from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
 from cdfl.sim.routing import train_together
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
 SCENARIO = {"digits": "digits-4", "fashion-mnist": "fashion-mnist-4"}
 SERVER = {"digits": {"pretraining": 100, "proxy": 200}, "fashion-mnist": {"pretraining": 3000, "proxy": 1000}}
@@ -74,15 +74,15 @@ def measure(source: str, num_clusters: int, seed: int, device: str, data_dir: Pa
         kinds = kinds[:2]
     scenario = replace(base, clusters=Rotations(source, num_clusters), sizes=_sizes(source, many))
     settings = scenario.all_settings
-    first = Workload(scenario, scenario.federation(seed, data_dir).to(device), settings)
+    first = ScenarioInstance(scenario, scenario.federation(seed, data_dir).to(device), settings)
     estimators = Estimators(first)
     for name, drift, count in kinds:
         other = replace(scenario, drift=drift, sizes=_sizes(source, count))
-        workload = Workload(other, other.federation(seed, data_dir).to(device), settings)
+        instance = ScenarioInstance(other, other.federation(seed, data_dir).to(device), settings)
         estimates: dict[str, Estimates] = {}
         for client in range(CLIENTS):
-            true = workload.federation.draw(client, 0).true_mixture.tolist()
-            for way, estimate in estimators.of(workload, client, true).items():
+            true = instance.federation.draw(client, 0).true_mixture.tolist()
+            for way, estimate in estimators.of(instance, client, true).items():
                 kept = estimates.setdefault(way, {"kl": [], "main": []})
                 kept["kl"].append(divergence(true, estimate))
                 kept["main"].append(estimate[int(np.argmax(true))])
@@ -107,37 +107,37 @@ def _sizes(source: str, inputs: int) -> Sizes:
 class Estimators:
     """The ways to estimate a mixture, with the router and the clusters of one seed."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.module = workload.router_module()
-        self.router = workload.train_router(self.module, train_together)
+    def __init__(self, instance: ScenarioInstance) -> None:
+        self.module = instance.router_module()
+        self.router = instance.train_router(self.module, train_together)
         self.state: ServerState | None = None
-        if workload.device.type == "cpu":  # the others cost minutes on large data
-            clusters = workload.pretrain()
-            self.state = initial_state(clusters, workload.evaluate, workload.layout.num_parameters)
-            self.loss_scale = workload.loss_scale(clusters)
+        if instance.device.type == "cpu":  # the others cost minutes on large data
+            clusters = instance.pretrain()
+            self.state = initial_state(clusters, instance.evaluate, instance.layout.num_parameters)
+            self.loss_scale = instance.loss_scale(clusters)
 
-    def of(self, workload: Workload, client: int, true: list[float]) -> dict[str, list[float]]:
+    def of(self, instance: ScenarioInstance, client: int, true: list[float]) -> dict[str, list[float]]:
         """Return the estimates of one client's mixture by each way."""
-        turn = workload.turn_data(client, 0)
-        inputs, targets = workload.inputs(turn.draw.train)
+        turn = instance.turn_data(client, 0)
+        inputs, targets = instance.inputs(turn.draw.train)
         evidence = self.router.evidence(self.module, inputs).cpu()
         found = {"router": mixture_of(evidence, strength=PRIOR)}
         if self.state is not None:
-            losses = workload.losses_of_each(self.state.cluster_models, inputs, targets)
+            losses = instance.losses_of_each(self.state.cluster_models, inputs, targets)
             found["with targets"] = mixture_of(evidence - self.loss_scale * losses.double(), strength=PRIOR)
-            found["upload"] = _of_upload(workload, self.state, inputs, targets, turn.plan)
+            found["upload"] = _of_upload(instance, self.state, inputs, targets, turn.plan)
         rest = (1 - MEAN_SHARE) / (len(true) - 1)
         constant = [MEAN_SHARE if k == int(np.argmax(true)) else rest for k in range(len(true))]
         return {way: mixture.tolist() for way, mixture in found.items()} | {"constant": constant}
 
 
-def _of_upload(workload: Workload, state: ServerState, inputs: Tensor, targets: Tensor, plan: Tensor) -> Tensor:
+def _of_upload(instance: ScenarioInstance, state: ServerState, inputs: Tensor, targets: Tensor, plan: Tensor) -> Tensor:
     """Return the server's estimate from what a newcomer uploads."""
-    start = join(state, workload.settings).personal_model
+    start = join(state, instance.settings).personal_model
     batches = ((inputs[batch], targets[batch]) for batch in plan)
-    trained = client_update(workload.model, start, batches, workload.loss, workload.settings.training)
+    trained = client_update(instance.model, start, batches, instance.loss, instance.settings.training)
     upload = Upload(trained, state.epoch, base_model=start)
-    return server_update(state, upload, workload.settings, workload.evaluate)[1].mixture
+    return server_update(state, upload, instance.settings, instance.evaluate)[1].mixture
 
 
 def _summary(own: Estimates, true: list[float]) -> dict[str, float | None]:

@@ -139,7 +139,7 @@ def measure(group: Group, job: Job) -> dict[str, float | None]:
     run = run if job.attack == CLEAN else attacked(run, attack)
     for _ in run.events():
         pass
-    chosen = attack.attackers(job.seed, run.workload.scenario.num_clients)  # the same clients for every attack
+    chosen = attack.attackers(job.seed, run.instance.scenario.num_clients)  # the same clients for every attack
     attackers = frozenset() if job.attack == CLEAN else chosen
     shrunk = [each for client, each in run.algorithm.defence.shrunk if client not in attackers]  # type: ignore[attr-defined]
     return score(run.emitted, chosen, poisoned=job.attack != CLEAN) | {"honest_shrunk": _mean(shrunk)}
@@ -177,7 +177,7 @@ class Counting:
 
 def _as_served(run: Simulation) -> CDFL:
     """Return the algorithm of a run with the defence of a server, which tries steps on parts of the proxy sets."""
-    settings, trial = run.algorithm.settings, run.workload.evaluator(guard.TRIAL_SAMPLES)
+    settings, trial = run.algorithm.settings, run.instance.evaluator(guard.TRIAL_SAMPLES)
     return CDFL(settings, defence=Counting(defence_of(settings, trial)))
 
 

@@ -112,14 +112,14 @@ def timed(config: RunConfig, engine: RayEngine | None, data_dir: Path | None = N
 def memory(address: str, stacks: int) -> Found:
     """Train one small stack again and again on two workers, and note how large all processes are."""
     (simulation,) = simulations([configure("digits-4")])
-    workload, rows = simulation.workload, list[Found]()
-    turns = [workload.turn_data(client, 0) for client in range(8)]
+    instance, rows = simulation.instance, list[Found]()
+    turns = [instance.turn_data(client, 0) for client in range(8)]
     with cluster_engines(RayEngine(address, workers=2)) as make:
-        trainer = make(workload, simulation.algorithm, precision="float32").trainer
+        trainer = make(instance, simulation.algorithm, precision="float32").trainer
         for number in range(1, stacks + 1):
             trainer.train(
                 [
-                    Training(workload.federation, turn.draw.train, flatten(workload.model), turn.plan[:2], 0)
+                    Training(instance.federation, turn.draw.train, flatten(instance.model), turn.plan[:2], 0)
                     for turn in turns
                 ]
             )

@@ -28,7 +28,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.engine import Training
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
 SCENARIOS = {"gru": "handbook-4", "transformer": "handbook-4-transformer"}
 WINDOWS = 96  # of each client
@@ -99,13 +99,13 @@ def measure(model: str, device: str, clients: int, pairs: int, passes: int, data
     """Train the same clients both ways, several times."""
     scenario = load_scenario(SCENARIOS[model])
     settings = scenario.all_settings.replace(local_epochs=passes)
-    workload = Workload(scenario, scenario.federation(0, data_dir).to(device), settings)
-    trainings = [_training(workload, client) for client in range(clients)]
+    instance = ScenarioInstance(scenario, scenario.federation(0, data_dir).to(device), settings)
+    trainings = [_training(instance, client) for client in range(clients)]
     precision: Any = "tf32" if device.startswith("cuda") else "float32"
-    stack = make_engines(workload, precision=precision, width=clients).trainer
-    shape, outputs = workload.federation.input_shape, workload.federation.num_outputs
+    stack = make_engines(instance, precision=precision, width=clients).trainer
+    shape, outputs = instance.federation.input_shape, instance.federation.num_outputs
     networks = [PLAIN[model](outputs, shape[0]).to(device) for _ in range(clients)]
-    data = [workload.inputs(training.samples) for training in trainings]
+    data = [instance.inputs(training.samples) for training in trainings]
     plans = [training.plan.to(device) for training in trainings]
 
     def plain() -> None:
@@ -138,14 +138,14 @@ def measure(model: str, device: str, clients: int, pairs: int, passes: int, data
     }
 
 
-def _training(workload: Workload, client: int) -> Training:
+def _training(instance: ScenarioInstance, client: int) -> Training:
     """One client's training on a fixed number of windows of its main language."""
-    samples = workload.federation.all_samples("train", client % workload.federation.num_clusters)
+    samples = instance.federation.all_samples("train", client % instance.federation.num_clusters)
     chosen = slice(client * WINDOWS, (client + 1) * WINDOWS)
     own = type(samples)(samples.split, samples.cluster[chosen], samples.index[chosen])
-    training = workload.settings.training
+    training = instance.settings.training
     plan = batch_plan(WINDOWS, training.batch_size, training.local_epochs, torch.Generator().manual_seed(client))
-    return Training(workload.federation, own, flatten(workload.model), plan, 0)
+    return Training(instance.federation, own, flatten(instance.model), plan, 0)
 
 
 def _train(network: nn.Module, inputs: Tensor, targets: Tensor, plan: Tensor, rate: float) -> None:

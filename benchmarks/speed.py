@@ -31,10 +31,10 @@ from cdfl.sim.cuda_stack import tensor_cores
 from cdfl.sim.engine_choice import make_engines, make_fast
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.stack import Rows
 from cdfl.sim.time_models import TIME_MODELS
-from cdfl.sim.workload import Workload
 
 
 def main() -> None:
@@ -65,10 +65,10 @@ def main() -> None:
         case["uploads"], case["clients"] = config.scenario.num_uploads, config.scenario.num_clients
 
         def fast(watch: bool = False, config: Any = config, federation: Any = federation) -> dict[str, Any]:
-            workload = Workload(config.scenario, federation, config.settings)
-            engines = make_engines(workload, precision=config.precision, width=args.width)
-            algorithm = make_fast(make_algorithm(config.algorithm, config.settings), workload, engines)
-            simulation = Simulation(workload, algorithm, TIME_MODELS["uniform"], engines)
+            instance = ScenarioInstance(config.scenario, federation, config.settings)
+            engines = make_engines(instance, precision=config.precision, width=args.width)
+            algorithm = make_fast(make_algorithm(config.algorithm, config.settings), instance, engines)
+            simulation = Simulation(instance, algorithm, TIME_MODELS["uniform"], engines)
             watcher: AbstractContextManager[dict[str, float]] = stopwatch(simulation) if watch else nullcontext({})
             with watcher as times:
                 found = clocked(simulation.events())
@@ -79,9 +79,9 @@ def main() -> None:
                 config.device, torch.bfloat16, enabled=config.precision == "bfloat16", cache_enabled=False
             )
             with tensor_cores(config.precision), half:
-                workload = Workload(config.scenario, federation, config.settings)
+                instance = ScenarioInstance(config.scenario, federation, config.settings)
                 algorithm = make_algorithm(config.algorithm, config.settings)
-                case["plain"] = clocked(simulate(workload, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
+                case["plain"] = clocked(simulate(instance, algorithm, TIME_MODELS["uniform"]), args.plain_uploads)
                 case["plain"]["precision"] = config.precision
             report("plain", case["plain"], case)
         cold = fast()

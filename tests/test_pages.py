@@ -31,7 +31,7 @@ from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
 from cdfl.cli.init import EXAMPLE
-from cdfl.problems import Task
+from cdfl.problems import ProblemInstance
 from cdfl.scenarios import list_scenarios, load_problem
 from cdfl.server.run import open_engine
 from cdfl.server.store import Store
@@ -141,7 +141,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of the example server, pre-trained."""
     folder = tmp_path_factory.mktemp("pretrained")
     with Store.open(folder) as store:
-        open_engine(Task.of(load_problem(str(EXAMPLE))), store).close()
+        open_engine(ProblemInstance.of(load_problem(str(EXAMPLE))), store).close()
     return folder
 
 

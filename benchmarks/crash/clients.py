@@ -106,7 +106,7 @@ def live(url: str, client_id: str, folder: str, habits: dict[str, Any]) -> None:
 
     from benchmarks.crash import problem
     from cdfl.client import Client, Retry
-    from cdfl.problems.task import client_network
+    from cdfl.problems.problem_instance import client_network
 
     chance, seed = random.Random(), torch.Generator()
     seed.seed()

@@ -23,8 +23,8 @@ from benchmarks.attacks import (
     Turn,
     TwoSteps,
     attacked,
+    attacked_instance,
     attacked_server,
-    attacked_workload,
 )
 from cdfl.algorithms import make_algorithm
 from cdfl.core import Guard, Verdict
@@ -33,11 +33,11 @@ from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform
-from tests.sim.world import Result, assert_same, assert_same_events, make_workload, run_fast
+from tests.sim.world import Result, assert_same, assert_same_events, make_instance, run_fast
 
 pytestmark = pytest.mark.slow
 
-PROBLEM = make_workload(num_uploads=60)
+PROBLEM = make_instance(num_uploads=60)
 SOME = Attack().attackers(PROBLEM.seed, 12)
 CLUSTERS = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
 
@@ -47,12 +47,12 @@ def turn(number=0, seed=0):
     return Turn(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0]), CLUSTERS, number, client=0, random=random)
 
 
-def simulation(workload=PROBLEM, name="cdfl"):
-    return Simulation(workload, make_algorithm(name, workload.settings), Uniform(), make_engines(workload, width=64))
+def simulation(instance=PROBLEM, name="cdfl"):
+    return Simulation(instance, make_algorithm(name, instance.settings), Uniform(), make_engines(instance, width=64))
 
 
-def run_attacked(attack, workload=PROBLEM):
-    run = attacked(simulation(workload), attack)
+def run_attacked(attack, instance=PROBLEM):
+    run = attacked(simulation(instance), attack)
     return Result(run.events(), run.algorithm)
 
 
@@ -132,7 +132,7 @@ class TestAttacks:
 
 class TestData:
     def test_an_attacker_sees_its_own_images_under_other_labels(self):
-        data = attacked_workload(PROBLEM, FlippedLabels()).federation
+        data = attacked_instance(PROBLEM, FlippedLabels()).federation
         for client in range(12):
             honest, draw = PROBLEM.federation.draw(client, 5), data.draw(client, 5)
             images, labels = PROBLEM.federation.fetch(honest.train)
@@ -141,7 +141,7 @@ class TestData:
             assert torch.equal(seen, 9 - labels if client in SOME else labels)
 
     def test_what_scores_are_made_of_is_true(self):
-        data = attacked_workload(PROBLEM, FlippedLabels()).federation
+        data = attacked_instance(PROBLEM, FlippedLabels()).federation
         client = min(SOME)
         tested, true = (
             data.fetch(data.draw(client, 5).test),
@@ -155,9 +155,9 @@ class TestRuns:
     @pytest.mark.parametrize("name", ATTACKS)
     def test_plain_and_stacked_runs_are_attacked_alike(self, name):
         attack = ATTACKS[name]
-        workload = attacked_workload(PROBLEM, attack)
-        server = attacked_server(make_algorithm("cdfl", workload.settings), workload, attack)
-        assert_same(run_attacked(attack), Result(simulate(workload, server, Uniform()), server))
+        instance = attacked_instance(PROBLEM, attack)
+        server = attacked_server(make_algorithm("cdfl", instance.settings), instance, attack)
+        assert_same(run_attacked(attack), Result(simulate(instance, server, Uniform()), server))
 
     def test_nobody_attacks_in_an_honest_run(self):
         assert_same(run_attacked(Negated(share=0)), run_fast(PROBLEM))
@@ -176,7 +176,7 @@ class TestRuns:
 
     def test_the_server_looks_at_what_was_sent_not_at_what_was_trained(self):
         """A negated model is far away, so the guard shortens its change to a few percent; those of others hardly."""
-        careful = make_workload(PROBLEM.settings.replace(guard=True), num_uploads=60)
+        careful = make_instance(PROBLEM.settings.replace(guard=True), num_uploads=60)
         run = simulation(careful)
         run.algorithm.defence = watching = Watching(run.algorithm.defence.base_rate)
         run = attacked(run, Negated())

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from cdfl import wire
 from cdfl.cli import app
 from cdfl.cli.join import simulated_stream
-from cdfl.problems.task import client_network
+from cdfl.problems.problem_instance import client_network
 from cdfl.scenarios import load_problem
 
 from ..certificate import make_certificate

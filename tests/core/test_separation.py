@@ -5,7 +5,7 @@ import torch
 
 from cdfl.core.separation import separation
 from cdfl.data import Table
-from cdfl.problems import Problem, Task
+from cdfl.problems import Problem, ProblemInstance
 
 NAMES = ["a", "b", "c"]
 
@@ -55,6 +55,8 @@ def test_a_difference_of_a_hair_is_no_warning():
 def test_hospitals_that_are_the_same():
     """The same patients behind three names: nothing can tell them apart."""
     table = Table("breast-cancer", "malignant", lambda columns: torch.arange(len(columns["malignant"])).numpy() % 3)
-    task = Task.of(Problem(model="mlp", clusters=table, settings={"batch_size": 16, "separate_epochs": 2}))
-    (sentence, *_) = task.warnings(task.separation(task.pretrain()))
+    instance = ProblemInstance.of(
+        Problem(model="mlp", clusters=table, settings={"batch_size": 16, "separate_epochs": 2})
+    )
+    (sentence, *_) = instance.warnings(instance.separation(instance.pretrain()))
     assert sentence.startswith("these clusters cannot be told apart: ")

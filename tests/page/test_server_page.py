@@ -17,7 +17,7 @@ from cdfl.server.not_open_yet import Starting
 from cdfl.server.port import take_port
 from cdfl.server.run import make_server
 
-from ..server.live import Live, data, near, tiny_setup
+from ..server.live import Live, data, near, tiny_instance
 from .test_runs import shares
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -29,7 +29,7 @@ HTML = "<img/src=x/onerror=window.hacked=1>"
 @contextmanager
 def drifting_client(server, name="car-7"):
     """A real client; its data come from the cluster that is asked for."""
-    setup = tiny_setup()
+    setup = tiny_instance()
     settings = setup.settings.replace(local_epochs=40, learning_rate=0.05)
     with cdfl.Client(server.url, setup.model, name, settings=settings) as client:
         client.join()

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from cdfl import wire
 from cdfl.core import Layout, Settings
 from cdfl.data import Dataset, Datasets, Sizes
-from cdfl.problems import Problem, Task
+from cdfl.problems import Problem, ProblemInstance
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits
 from cdfl.server.not_open_yet import Starting
@@ -49,9 +49,9 @@ def of_server(pretraining: list[Any], proxy: list[Any], num_classes: int | None 
     return Datasets(tuple(Dataset(f"cluster {number}", *one, *two, num_classes) for number, (one, two) in pairs))
 
 
-def tiny_setup(**changes: Any) -> Task:
+def tiny_instance(**changes: Any) -> ProblemInstance:
     """The problem, read."""
-    return Task.of(tiny_problem(**changes))
+    return ProblemInstance.of(tiny_problem(**changes))
 
 
 def data(cluster: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +60,7 @@ def data(cluster: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs @ torch.stack([angle.cos(), angle.sin()]) > 0).long()
 
 
-LAYOUT = Layout.of(tiny_setup().model)
+LAYOUT = Layout.of(tiny_instance().model)
 
 
 class Live:
@@ -69,7 +69,7 @@ class Live:
     def __init__(
         self,
         place: Path | str,
-        setup: Task | None = None,
+        instance: ProblemInstance | None = None,
         *,
         blobs: Path | None = None,
         limits: Limits = FAST,
@@ -82,7 +82,7 @@ class Live:
     ) -> None:
         self.store = Store.open(place, blobs, retention, shared=shared)
         try:
-            self.engine = open_engine(setup or tiny_setup(), self.store, limits=limits, **options)
+            self.engine = open_engine(instance or tiny_instance(), self.store, limits=limits, **options)
         except BaseException:
             self.store.close()
             raise

@@ -55,7 +55,7 @@ REVERTS = (
     Revert("a reply that does not fit is refused", "server/app.py", "    except UnfitError:\n        return answer.body, answer.digest\n", "    except ZeroDivisionError:\n        return answer.body, answer.digest\n", "test_attacks.py -k does_not_fit"),
     Revert("streams outlive their token", "server/events.py", "                    if not await is_allowed():\n                        return\n", "                    await is_allowed()\n", "test_events.py -k no_longer_allowed"),
     Revert("other proxy data are taken silently", "server/run.py", "    if not changed:\n        return state\n", "    if True:\n        return state\n", "test_attacks.py -k other_proxy"),
-    Revert("another network is taken silently", "server/fingerprint.py", '        "model": fingerprint(_description(task.model)),\n', "", "test_attacks.py -k another_network"),
+    Revert("another network is taken silently", "server/fingerprint.py", '        "model": fingerprint(_description(instance.model)),\n', "", "test_attacks.py -k another_network"),
     Revert("a second server is let in", "server/database.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", "test_attacks.py -k no_second_server"),
     Revert("a proxy's page ends an upload", "client/connection.py", "if not is_answer and status not in NOT_A_SERVER:", "if False:", "../client"),
     Revert("any digits are seconds", "client/connection.py", "if text.strip().isascii() and text.strip().isdigit():", "if text.strip().isdigit():", "../client"),

@@ -15,7 +15,7 @@ from cdfl import wire
 from cdfl.core import join, personalize
 from cdfl.server.limits import Limits
 
-from .live import LAYOUT, Live, decoded, near, tiny_setup, wait_for
+from .live import LAYOUT, Live, decoded, near, tiny_instance, wait_for
 from .toy import was_sent
 
 OPERATOR = "of-the-operator"
@@ -109,8 +109,8 @@ class TestUpdates:
         assert response.headers[wire.OUTCOME] == "applied"
 
     def test_an_old_upload_is_deprecated_and_answered(self, tmp_path):
-        setup = tiny_setup()
-        with Live(tmp_path, setup.with_settings(max_staleness=1)) as server:
+        instance = tiny_instance()
+        with Live(tmp_path, instance.with_settings(max_staleness=1)) as server:
             server.model("slow")
             for epoch in range(2):
                 server.model("fast")

@@ -24,7 +24,7 @@ from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy
 from cdfl.server.uploads import NUM_THREADS, Uploads
 
-from .live import FAST, LAYOUT, Live, decoded, near, tiny_setup, wait_for
+from .live import FAST, LAYOUT, Live, decoded, near, tiny_instance, wait_for
 from .toy import Toy, same_state
 
 pytestmark = pytest.mark.slow
@@ -214,14 +214,14 @@ def test_a_reply_that_does_not_fit_is_sent_as_it_is(tmp_path):
 
 def test_other_proxy_data_at_a_restart_are_noticed(tmp_path, caplog):
     with Store.open(tmp_path) as store:
-        engine = open_engine(tiny_setup(), store)
+        engine = open_engine(tiny_instance(), store)
         before = engine.state
         engine.close()
-        again = open_engine(tiny_setup(), store)
+        again = open_engine(tiny_instance(), store)
         again.close()
         assert same_state(again.state, before)
         assert "changed since" not in caplog.text
-        other = tiny_setup()
+        other = tiny_instance()
         other.proxy_sets = [(inputs + 1, targets) for inputs, targets in other.proxy_sets]
         changed = open_engine(other, store)
         changed.close()
@@ -231,7 +231,7 @@ def test_other_proxy_data_at_a_restart_are_noticed(tmp_path, caplog):
 
 
 def test_another_network_with_the_same_tensors_is_noticed():
-    one, other = tiny_setup(), tiny_setup(model=nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, eps=0.1)))
+    one, other = tiny_instance(), tiny_instance(model=nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, eps=0.1)))
     assert one.layout == other.layout
     before, now = fingerprints_of(one), fingerprints_of(other)
     assert [name for name in now if now[name] != before[name]] == ["model"]

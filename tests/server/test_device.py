@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from cdfl import wire
 from cdfl.core import Settings
 from cdfl.data import Dataset, Datasets, Sizes
-from cdfl.problems import Problem, Task
+from cdfl.problems import Problem, ProblemInstance
 from cdfl.server.engine import Engine
 from cdfl.server.records import Claim, Retention
 from cdfl.server.store import Store
@@ -34,7 +34,7 @@ def full_precision(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def small_setup(device: str = "cpu") -> Task:
+def small_instance(device: str = "cpu") -> ProblemInstance:
     """Three clusters of images with a bright row, labelled by where it is; each cluster counts from another one."""
     random = torch.Generator().manual_seed(0)
 
@@ -57,15 +57,15 @@ def small_setup(device: str = "cpu") -> Task:
             shared_epochs=5, separate_epochs=5, batch_size=20, learning_rate=0.01, guard=True, max_staleness=9
         ),
     )
-    return Task.of(problem, device=device)
+    return ProblemInstance.of(problem, device=device)
 
 
-LAYOUT = small_setup().layout
+LAYOUT = small_instance().layout
 
 
 @pytest.fixture(scope="module")
 def start():
-    return small_setup().initial_state()
+    return small_instance().initial_state()
 
 
 def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
@@ -77,13 +77,21 @@ def trained(given: torch.Tensor, start, number: int) -> torch.Tensor:
     return model
 
 
-def open_engine(store: Store, setup: Task, start) -> Engine:
+def open_engine(store: Store, instance: ProblemInstance, start) -> Engine:
     """As `cdfl serve` does, without what the web needs."""
     recovered = store.recover()
     if recovered is None:
-        store.begin(start, setup.layout, setup.settings)
+        store.begin(start, instance.layout, instance.settings)
     state = start if recovered is None else recovered.state
-    return Engine(state, setup.layout, setup.settings, store, setup.evaluator(), setup.evaluator(), snapshot_every=1000)
+    return Engine(
+        state,
+        instance.layout,
+        instance.settings,
+        store,
+        instance.evaluator(),
+        instance.evaluator(),
+        snapshot_every=1000,
+    )
 
 
 def exchange(engine: Engine, client_id: str, number: int, start) -> wire.ReplyHead:
@@ -102,9 +110,9 @@ def run_twice(folder, device: str, start):
     """Half of the uploads, a restart without a snapshot, the other half: what was answered, and the last state."""
     heads, ends = [], []
     for half in (range(UPLOADS // 2), range(UPLOADS // 2, UPLOADS)):
-        setup = small_setup(device)
+        instance = small_instance(device)
         with Store.open(folder, retention=KEEP_ALL) as store:
-            engine = open_engine(store, setup, start)
+            engine = open_engine(store, instance, start)
             if ends:
                 assert same_state(engine.state, ends[-1])  # what the journal gives, on the CPU
             for number in half:
@@ -136,7 +144,7 @@ def test_an_engine_and_its_journal(tmp_path, device, start):
 @DEVICES
 def test_pretraining(device, start):
     """Training amplifies rounding: that the clusters are as good is what can be asked."""
-    there = small_setup(device).initial_state()
+    there = small_instance(device).initial_state()
     assert there.cluster_models.device.type == "cpu"
     assert (there.cluster_losses - start.cluster_losses).abs().max() < 0.2
     assert there.cluster_losses.max() < 1.5  # of a guess it is 1.8
@@ -149,7 +157,7 @@ def test_a_server(tmp_path, device):
         pytest.importorskip(needed)
     from .live import Live
 
-    with Live(tmp_path, small_setup(device), retention=KEEP_ALL) as server:
+    with Live(tmp_path, small_instance(device), retention=KEEP_ALL) as server:
         start = server.engine.state
         for number in range(UPLOADS):
             given = server.model(f"client-{number % 5}")
@@ -164,7 +172,7 @@ def test_a_server(tmp_path, device):
         assert end.epoch > UPLOADS / 2
         assert verify(server.store).findings == []
         server.engine.maintenance.finish = lambda state: None
-    with Live(tmp_path, small_setup(device)) as server:
+    with Live(tmp_path, small_instance(device)) as server:
         assert same_state(server.engine.state, end)
         again = server.update(body, f"client-{(UPLOADS - 1) % 5}", epoch, key=f"key-{UPLOADS - 1}")
         assert again.content == response.content

@@ -14,7 +14,7 @@ from cdfl.client import Client, ClientError, FlowerClient
 from cdfl.core import Settings, TrainingSettings, experts, flatten, personalize, router
 from cdfl.core.experts import unpack
 from cdfl.core.proxy import outputs
-from cdfl.problems import Task
+from cdfl.problems import ProblemInstance
 from cdfl.record import Uploaded, only
 from cdfl.server.records import Retention
 from cdfl.server.run import open_engine
@@ -22,7 +22,7 @@ from cdfl.server.store import Store
 from cdfl.server.verify import verify
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.userfile import SetupError
 
 from .live import LAYOUT, NUM_CLUSTERS, Live, near, of_server, tiny_problem
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with Live(folder, Task.of(problem()), retention=KEEP_ALL, accept_all=True) as live:
+    with Live(folder, ProblemInstance.of(problem()), retention=KEEP_ALL, accept_all=True) as live:
         yield live
 
 
@@ -154,7 +154,7 @@ def test_a_client_that_returns_to_an_older_reply_is_mixed_as_it_was_then(server)
 
 def test_servers_that_estimate_themselves(tmp_path):
     for settings in (EXPERTS.replace(send_mixture=False), EXPERTS.replace(reply="model")):
-        with Live(tmp_path / settings.replies.reply, Task.of(problem(settings=settings))) as live:
+        with Live(tmp_path / settings.replies.reply, ProblemInstance.of(problem(settings=settings))) as live:
             live.model()
             refused = live.update(near(live, 0), headers={wire.MIXTURE: "1,0,0"})
             assert live.refused(refused) == (422, "this server estimates mixtures itself; leave CDFL-Mixture out")
@@ -173,10 +173,10 @@ def test_servers_that_estimate_themselves(tmp_path):
 
 
 def test_a_restart_has_the_same_router_and_does_not_train_it(tmp_path, monkeypatch):
-    with Live(tmp_path, Task.of(problem())) as live:
+    with Live(tmp_path, ProblemInstance.of(problem())) as live:
         body, first = live.engine.replies.router, live.model().content
-    monkeypatch.setattr(Task, "train_router", None)
-    with Live(tmp_path, Task.of(problem())) as live:
+    monkeypatch.setattr(ProblemInstance, "train_router", None)
+    with Live(tmp_path, ProblemInstance.of(problem())) as live:
         assert live.engine.replies.router == body
         assert live.model().content == first
 
@@ -184,24 +184,24 @@ def test_a_restart_has_the_same_router_and_does_not_train_it(tmp_path, monkeypat
 def test_a_kill_before_the_router_is_kept(tmp_path, monkeypatch):
     """The clusters are there, the router is not: the next start trains it, and gets the same one."""
     with Store.open(tmp_path / "whole") as store:
-        open_engine(Task.of(problem()), store).close()
+        open_engine(ProblemInstance.of(problem()), store).close()
         expected = store.router()
 
     def killed(*_):
         raise KeyboardInterrupt
 
-    task = Task.of(problem())
+    instance = ProblemInstance.of(problem())
     for place in (
-        "cdfl.problems.task.Task.train_router",
-        "cdfl.problems.task.Task.loss_scale",
+        "cdfl.problems.problem_instance.ProblemInstance.train_router",
+        "cdfl.problems.problem_instance.ProblemInstance.loss_scale",
         "cdfl.server.tables.put",
     ):
         with monkeypatch.context() as patch, Store.open(tmp_path / "cut") as store:
             patch.setattr(place, killed)
             with pytest.raises(KeyboardInterrupt):
-                open_engine(task, store)
+                open_engine(instance, store)
     with Store.open(tmp_path / "cut") as store:
-        open_engine(Task.of(problem()), store).close()
+        open_engine(ProblemInstance.of(problem()), store).close()
         assert store.router() == expected
         assert [name for name in store.blobs.names() if name.startswith("router")] == [
             name for name in store.all_blobs() if name.startswith("router")
@@ -210,10 +210,10 @@ def test_a_kill_before_the_router_is_kept(tmp_path, monkeypatch):
 
 def test_a_router_of_another_problem_is_refused(tmp_path):
     with Store.open(tmp_path) as store:
-        open_engine(Task.of(problem()), store).close()
+        open_engine(ProblemInstance.of(problem()), store).close()
         other = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, NUM_CLUSTERS))
         with pytest.raises(SetupError, match="the problem's router is not the stored one: expected"):
-            open_engine(Task.of(problem(router=other)), store)
+            open_engine(ProblemInstance.of(problem(router=other)), store)
 
 
 # -- the client
@@ -336,7 +336,7 @@ def test_flower_clients_get_one_model(server):
 def test_a_module_of_ones_own(tmp_path):
     torch.manual_seed(0)
     mine = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, NUM_CLUSTERS))
-    with Live(tmp_path, Task.of(problem(router=mine))) as live:
+    with Live(tmp_path, ProblemInstance.of(problem(router=mine))) as live:
         with client_of(live, router=mine) as client:
             client.join()
             assert client.see(samples(1)[0]).mixture[1] > 0.8
@@ -378,25 +378,25 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
         reply="experts",
         send_mixture=send,
     )
-    workload = Workload(config.scenario, config.scenario.federation(config.seed), config.settings)
-    task = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
-    with Live(tmp_path, task, clock=lambda: 0.0) as live:
+    instance = ScenarioInstance(config.scenario, config.scenario.federation(config.seed), config.settings)
+    instance = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    with Live(tmp_path, instance, clock=lambda: 0.0) as live:
         live.engine.stepper.trial = None  # the simulation tries steps on whole proxy sets
         message = wire.decode_router(live.engine.replies.router)
-        workload.routing.router = message.router  # trained one by one, not in a stack: equal but for rounding
-        workload.routing.__dict__["loss_scale"] = message.loss_scale
+        instance.routing.router = message.router  # trained one by one, not in a stack: equal but for rounding
+        instance.routing.__dict__["loss_scale"] = message.loss_scale
         recording = Recording(config.settings)
-        events = only(list(simulate(workload, recording, config.time_model)), Uploaded)
+        events = only(list(simulate(instance, recording, config.time_model)), Uploaded)
         clients = {
-            number: Client(live.url, task.model, str(number), settings=config.settings, send_mixture=send)
+            number: Client(live.url, instance.model, str(number), settings=config.settings, send_mixture=send)
             for number in range(3)
         }
         for client in clients.values():
             client.join()
         for event, upload, state in zip(events, recording.uploads, recording.states, strict=True):
             client = clients[event.client]
-            turn = workload.turn_data(event.client, event.update)
-            inputs, targets = workload.inputs(turn.draw.train)
+            turn = instance.turn_data(event.client, event.update)
+            inputs, targets = instance.inputs(turn.draw.train)
             client.follow((inputs, targets))
             reply = client.upload(client.train([(inputs[batch], targets[batch]) for batch in turn.plan]))
             assert (reply.outcome, reply.epoch) == (event.outcome, state.epoch)
@@ -406,8 +406,8 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
             else:
                 assert same_state(live.engine.state, state)
             assert str(upload.client_id) == client.client_id
-            tests, expected = workload.inputs(turn.draw.test)
-            score = float(workload.metrics[0](client.predict(tests), expected))
+            tests, expected = instance.inputs(turn.draw.test)
+            score = float(instance.metrics[0](client.predict(tests), expected))
             assert score == pytest.approx(event.served, abs=0.03)  # one sample in forty, where shares are nearly equal
         for client in clients.values():
             client.close()
@@ -424,7 +424,7 @@ def test_many_clients_at_once(tmp_path):
         except BaseException as error:
             trouble.append(error)
 
-    with Live(tmp_path, Task.of(problem()), retention=KEEP_ALL, snapshot_every=5) as live:
+    with Live(tmp_path, ProblemInstance.of(problem()), retention=KEEP_ALL, snapshot_every=5) as live:
         threads = [threading.Thread(target=live_a_while, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
@@ -434,7 +434,7 @@ def test_many_clients_at_once(tmp_path):
         end = live.engine.state
         found = verify(live.store)
         assert (found.findings, found.replies > 0) == ([], True)
-    with Live(tmp_path, Task.of(problem())) as live:
+    with Live(tmp_path, ProblemInstance.of(problem())) as live:
         assert same_state(live.engine.state, end)
 
 

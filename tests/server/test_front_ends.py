@@ -17,7 +17,7 @@ from cdfl.server.store_errors import StoreBusy, StoreLost
 from cdfl.server.verify import verify
 from cdfl.userfile import SetupError
 
-from .live import Live, near, tiny_setup, wait_for
+from .live import Live, near, tiny_instance, wait_for
 from .toy import keep, same_state, spooled, stored_blobs
 
 pytestmark = pytest.mark.slow
@@ -224,7 +224,7 @@ def test_an_owner_that_is_paused_is_replaced(postgres, tmp_path):
 def test_a_front_end_with_another_problem_or_other_settings_is_refused(serve, place):
     serve()
     with pytest.raises(SetupError, match="another server serves this store with other settings or data: max_staleness"):
-        serve(setup=tiny_setup().with_settings(max_staleness=3))
+        serve(instance=tiny_instance().with_settings(max_staleness=3))
     with pytest.raises(StoreBusy, match=f"process {os.getpid()} on "):
         Store.open(*place)
 

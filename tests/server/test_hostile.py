@@ -24,7 +24,7 @@ from cdfl.server.connections import MOST_HEAD, MOST_WAITING
 from cdfl.server.limits import Limits
 from cdfl.server.uploads import Body
 
-from .live import FAST, LAYOUT, Live, near, of_server, tiny_setup, wait_for
+from .live import FAST, LAYOUT, Live, near, of_server, tiny_instance, wait_for
 from .toy import same_state, stored_blobs
 
 pytestmark = pytest.mark.slow
@@ -351,7 +351,7 @@ class TestConnections:
     def test_a_client_that_does_not_read_its_answer(self, tmp_path):
         """Sixteen megabytes do not fit into the buffers of a socket."""
         sample = torch.zeros(1, 2000), torch.ones(1, 2000)
-        large = tiny_setup(
+        large = tiny_instance(
             model=nn.Linear(2000, 2000),
             loss=mse_loss,
             clusters=of_server([sample], [sample], None),

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import load
 from benchmarks.result_files import ROOT
-from cdfl.problems import Task
+from cdfl.problems import ProblemInstance
 from cdfl.scenarios import load_problem
 
 pytestmark = pytest.mark.slow
@@ -36,8 +36,8 @@ def test_a_few_clients_and_a_few_strangers():
 
 
 def test_a_server_with_nothing_to_evaluate_still_tells_clusters_apart():
-    setup = Task.of(load_problem(str(ROOT / "benchmarks" / "fleet" / "blind_setup.py")))
-    state = setup.initial_state()
+    instance = ProblemInstance.of(load_problem(str(ROOT / "benchmarks" / "fleet" / "blind_setup.py")))
+    state = instance.initial_state()
     assert state.cluster_models.shape == (4, 582026)
-    losses = setup.evaluator().of_each(list(state.cluster_models))
+    losses = instance.evaluator().of_each(list(state.cluster_models))
     assert torch.equal(losses.argmin(dim=1), torch.arange(4))

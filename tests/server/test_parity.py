@@ -13,7 +13,7 @@ from cdfl.algorithms.cdfl import CDFL
 from cdfl.client import Client
 from cdfl.core import Layout
 from cdfl.data import Rotations, Sizes, Texts
-from cdfl.problems import Problem, Task
+from cdfl.problems import Problem, ProblemInstance
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.server.records import Retention
@@ -22,10 +22,10 @@ from cdfl.server.verify import verify
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure, run_events
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
-from cdfl.sim.workload import Workload
 
-from .live import LAYOUT, Live, decoded, near, tiny_setup
+from .live import LAYOUT, Live, decoded, near, tiny_instance
 from .toy import same_state
 
 pytestmark = pytest.mark.slow
@@ -115,30 +115,31 @@ def test_one_cluster_has_nothing_to_route(tmp_path):
     recording, _ = replayed(tmp_path, config)
     assert recording.models_down == "one"
     uploads = only(list(run_events(config)), Uploaded)
-    whole = Workload(one, one.federation(0), config.settings).model_bytes
+    whole = ScenarioInstance(one, one.federation(0), config.settings).model_bytes
     assert [(upload.bytes_down, upload.served) for upload in uploads] == [(whole, upload.after) for upload in uploads]
 
 
 def test_clients_of_a_service_train_the_models_of_the_reference(tmp_path):
     """Pictures, real clients: the same weights, bit for bit. The simulator's stacks round otherwise; see below."""
     config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
-    workload, recording = workload_of(config), Recording(config.settings)
-    list(simulate(workload, recording, config.time_model))
-    setup = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    instance, recording = instance_of(config), Recording(config.settings)
+    list(simulate(instance, recording, config.time_model))
+    instance = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
     passes = config.settings.replace(local_epochs=1)  # the plan holds both
-    with Live(tmp_path, setup, clock=lambda: 0.0, accept_all=True) as server, ExitStack() as opened:
+    with Live(tmp_path, instance, clock=lambda: 0.0, accept_all=True) as server, ExitStack() as opened:
         clients = [
-            opened.enter_context(Client(server.url, setup.model, str(number), settings=passes)) for number in range(4)
+            opened.enter_context(Client(server.url, instance.model, str(number), settings=passes))
+            for number in range(4)
         ]
         exchanges, turns = iter(recording.exchanges), [0] * 4
-        for tick in workload.ticks(config.time_model):
+        for tick in instance.ticks(config.time_model):
             client = clients[tick.client]
             if tick.kind == "join":
                 client.join()
                 continue
-            turn = workload.turn_data(tick.client, turns[tick.client])
+            turn = instance.turn_data(tick.client, turns[tick.client])
             turns[tick.client] += 1
-            inputs, targets = workload.inputs(turn.draw.train)
+            inputs, targets = instance.inputs(turn.draw.train)
             assert torch.equal(client.start_model(), next(exchanges)[0].base_model)
             client.upload(client.train([(inputs[batch], targets[batch]) for batch in turn.plan]))
             if sum(turns) == len(recording.exchanges):
@@ -151,9 +152,9 @@ def test_stacks_differ_from_the_reference_by_rounding_alone():
     config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
 
     def differs(dtype):
-        workload, plain, stacked = workload_of(config, dtype), Recording(config.settings), Recording(config.settings)
-        list(simulate(workload, plain, config.time_model))
-        fast = Simulation(workload_of(config, dtype), stacked, config.time_model, make_engines(workload, stacked))
+        instance, plain, stacked = instance_of(config, dtype), Recording(config.settings), Recording(config.settings)
+        list(simulate(instance, plain, config.time_model))
+        fast = Simulation(instance_of(config, dtype), stacked, config.time_model, make_engines(instance, stacked))
         list(fast.events())
         return float((plain.end.cluster_models - stacked.end.cluster_models).abs().max())
 
@@ -161,37 +162,37 @@ def test_stacks_differ_from_the_reference_by_rounding_alone():
     assert 1e-7 < differs(torch.float32) < 0.05
 
 
-def workload_of(config, dtype=torch.float32):
-    return Workload(config.scenario, config.scenario.federation(config.seed), config.settings, dtype)
+def instance_of(config, dtype=torch.float32):
+    return ScenarioInstance(config.scenario, config.scenario.federation(config.seed), config.settings, dtype)
 
 
 def replayed(folder, config):
     """Record a simulation, send its uploads to a server, and compare everything that comes back."""
-    workload = workload_of(config)
-    recording = Recording(workload.settings)
-    list(simulate(workload, recording, config.time_model))
-    setup = Task.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    instance = instance_of(config)
+    recording = Recording(instance.settings)
+    list(simulate(instance, recording, config.time_model))
+    instance = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
 
     arrivals = {}
     for upload, _ in recording.exchanges:
         arrivals.setdefault(str(upload.client_id), upload.base_epoch)
     outcomes = set()
-    with Live(folder, setup, clock=lambda: 0.0) as server:
+    with Live(folder, instance, clock=lambda: 0.0) as server:
         assert same_state(server.engine.state, recording.start)  # it has pre-trained by itself
         server.engine.stepper.trial = None  # the simulation tries steps on whole proxy sets
         for number, (upload, reply) in enumerate(recording.exchanges):
             epoch = server.engine.state.epoch
             for client_id in [name for name, arrival in arrivals.items() if arrival == epoch]:
                 response = server.model(client_id)
-                assert same_bits(response, setup.layout, recording.joins[epoch].personal_model)
+                assert same_bits(response, instance.layout, recording.joins[epoch].personal_model)
                 del arrivals[client_id]
-            body = wire.encode_model(upload.local_model, setup.layout)
+            body = wire.encode_model(upload.local_model, instance.layout)
             response = server.update(body, str(upload.client_id), upload.base_epoch, key=str(number))
             head = wire.ReplyHead.from_headers(response.headers)
             assert head.mixture == tuple(reply.mixture.tolist())
             assert head.rates == tuple(reply.rates.tolist())
             assert (head.epoch, head.staleness) == (reply.epoch, reply.staleness)
-            assert same_bits(response, setup.layout, reply.personal_model)
+            assert same_bits(response, instance.layout, reply.personal_model)
             assert server.store.client(str(upload.client_id)).memory.defence == reply.verdict.client
             outcomes.add(head.outcome)
         assert not arrivals
@@ -206,8 +207,8 @@ def same_bits(response, layout: Layout, vector: torch.Tensor) -> bool:
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
     """Six clients at once, honest and not, stale and fresh: whatever order came about is the journal's."""
-    setup = tiny_setup().with_settings(max_staleness=9, base_rate=0.5, measures=measures)
-    with Live(tmp_path, setup, snapshot_every=7, retention=KEEP_ALL) as server:
+    instance = tiny_instance().with_settings(max_staleness=9, base_rate=0.5, measures=measures)
+    with Live(tmp_path, instance, snapshot_every=7, retention=KEEP_ALL) as server:
         start = server.engine.state
         layout, settings = server.engine.layout, server.engine.settings
         trouble, sent, outcomes = [], {}, []
@@ -257,14 +258,14 @@ def test_concurrent_uploads_and_the_journal_run_again(tmp_path, measures):
         found = verify(store)
         assert found.entries > 0
         assert not found.findings
-    with Live(tmp_path, setup) as server:  # and so is what a restart finds
+    with Live(tmp_path, instance) as server:  # and so is what a restart finds
         assert same_state(server.engine.state, end)
 
 
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_recovery_without_a_snapshot_at_the_end(tmp_path, measures):
     """The journal alone, as after a crash."""
-    with Live(tmp_path, tiny_setup().with_settings(measures=measures), snapshot_every=1000) as server:
+    with Live(tmp_path, tiny_instance().with_settings(measures=measures), snapshot_every=1000) as server:
         server.model()
         for epoch in range(5):
             server.update(near(server, epoch % 3, seed=epoch), base_epoch=epoch, key=f"key-{epoch}")

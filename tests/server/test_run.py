@@ -8,7 +8,7 @@ from cdfl.server.run import in_service, open_engine
 from cdfl.server.store import Store
 from cdfl.userfile import SetupError
 
-from .live import data, of_server, tiny_setup
+from .live import data, of_server, tiny_instance
 from .toy import same_state
 
 pytestmark = pytest.mark.slow
@@ -17,25 +17,25 @@ ALIKE = Settings(shared_epochs=1, separate_epochs=0)
 
 def test_a_restart_does_not_pretrain_again(tmp_path):
     with Store.open(tmp_path) as store:
-        first = open_engine(tiny_setup(), store)
+        first = open_engine(tiny_instance(), store)
         first.close()
 
     def never(message):
         raise AssertionError(message)
 
     with Store.open(tmp_path) as store:
-        second = open_engine(tiny_setup(), store, progress=never)
+        second = open_engine(tiny_instance(), store, progress=never)
         second.close()
     assert same_state(first.state, second.state)
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_clusters_that_begin_equal_are_warned_of_while_it_helps(tmp_path, caplog, apart):
-    setup = tiny_setup() if apart else tiny_setup(settings=ALIKE)
+    instance = tiny_instance() if apart else tiny_instance(settings=ALIKE)
     for told in (not apart, False):
         caplog.clear()
         with Store.open(tmp_path) as store:
-            open_engine(setup, store).close()
+            open_engine(instance, store).close()
         assert ("all 3 clusters begin with the same weights" in caplog.text) == told
         assert ("pre-train them, and use a new --store" in caplog.text) == told
 
@@ -43,31 +43,31 @@ def test_clusters_that_begin_equal_are_warned_of_while_it_helps(tmp_path, caplog
 def test_one_cluster_needs_no_warning(tmp_path, caplog):
     one = of_server([data(0, 4)], [data(0, 4)])
     with Store.open(tmp_path) as store:
-        open_engine(tiny_setup(clusters=one, settings=ALIKE), store).close()
+        open_engine(tiny_instance(clusters=one, settings=ALIKE), store).close()
     assert caplog.text == ""
 
 
 def test_new_settings_are_kept(tmp_path):
     for rate in (0.1, 0.2):
         with Store.open(tmp_path) as store:
-            open_engine(tiny_setup().with_settings(base_rate=rate), store).close()
+            open_engine(tiny_instance().with_settings(base_rate=rate), store).close()
             assert store.snapshots()[-1].settings.rates.base_rate == rate
 
 
 def test_another_model_is_refused(tmp_path):
     with Store.open(tmp_path) as store:
-        open_engine(tiny_setup(), store).close()
+        open_engine(tiny_instance(), store).close()
         other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
         with pytest.raises(
             SetupError, match=r"not the stored one: 0.bias, 0.weight, 1.bias differ; serve the stored model"
         ):
-            open_engine(tiny_setup(model=other), store)
+            open_engine(tiny_instance(model=other), store)
 
 
 def test_another_number_of_clusters_is_refused(tmp_path):
     with Store.open(tmp_path) as store:
-        open_engine(tiny_setup(), store).close()
-        fewer = tiny_setup(clusters=of_server([data(0, 4)], [data(0, 4)]))
+        open_engine(tiny_instance(), store).close()
+        fewer = tiny_instance(clusters=of_server([data(0, 4)], [data(0, 4)]))
         with pytest.raises(SetupError, match="1 clusters, the store 3; serve as many, or use a new --store"):
             open_engine(fewer, store)
 

@@ -11,8 +11,8 @@ from cdfl.data import Dataset, Datasets
 from cdfl.metrics import METRICS, Metric, find_metrics
 from cdfl.record import Clusters, Started, Uploaded, only
 from cdfl.sim.engine_choice import can_stack, make_engines, takes_channels_last
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.stack import Stack
-from cdfl.sim.workload import Workload
 
 from .world import SETTINGS, assert_same, make_scenario, run_fast, run_plain
 
@@ -138,33 +138,33 @@ CASES = {
 STACKS = [name for name in CASES if name != "a recurrent network of torch"]
 
 
-def make_workload(name: str, **changes: object) -> Workload:
+def make_instance(name: str, **changes: object) -> ScenarioInstance:
     case = {"loss": F.cross_entropy, "sizes": None, **CASES[name], **changes}
     case["metrics"] = find_metrics(case["metrics"], case["loss"])
     scenario = make_scenario(**case, num_uploads=30)
-    return Workload(scenario, scenario.federation(0), SETTINGS, torch.float64)
+    return ScenarioInstance(scenario, scenario.federation(0), SETTINGS, torch.float64)
 
 
 @pytest.mark.parametrize("algorithm", ["cdfl", "fedsoft", "ifca", "fedbuff"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_fast_run_equals_the_reference(name, algorithm):
-    workload = make_workload(name)
-    plain = run_plain(workload, algorithm)
-    assert_same(run_fast(workload, algorithm, width=None), plain)
+    instance = make_instance(name)
+    plain = run_plain(instance, algorithm)
+    assert_same(run_fast(instance, algorithm, width=None), plain)
     if name in STACKS and algorithm == "cdfl":
-        assert isinstance(make_engines(workload, width=5).trainer, Stack)
-        assert_same(run_fast(workload, algorithm, width=5), plain)
+        assert isinstance(make_engines(instance, width=5).trainer, Stack)
+        assert_same(run_fast(instance, algorithm, width=5), plain)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_can_be_stacked(name):
-    workload = make_workload(name)
-    assert can_stack(workload) == (name in STACKS)
-    assert takes_channels_last(workload) == (name in ("images of floating-point numbers", "a target of many places"))
+    instance = make_instance(name)
+    assert can_stack(instance) == (name in STACKS)
+    assert takes_channels_last(instance) == (name in ("images of floating-point numbers", "a target of many places"))
 
 
 def test_events_name_every_metric():
-    events = run_fast(make_workload("a table, two numbers to predict")).events
+    events = run_fast(make_instance("a table, two numbers to predict")).events
     (started,) = only(events, Started)
     assert started.metrics == [
         {"name": "rmse", "higher_is_better": False},
@@ -182,34 +182,34 @@ def test_events_name_every_metric():
 
 def test_learning_lowers_what_is_better_low():
     settings = SETTINGS.replace(local_epochs=20, shared_epochs=20, learning_rate=0.02)
-    workload = make_workload("a table, two numbers to predict")
-    workload.settings = settings
-    clusters = only(run_fast(workload).events, Clusters)
+    instance = make_instance("a table, two numbers to predict")
+    instance.settings = settings
+    clusters = only(run_fast(instance).events, Clusters)
     assert sum(clusters[-1].scores) < sum(clusters[0].scores)
 
 
 def test_a_score_is_of_all_samples_together():
     """A root of a mean, or a maximum, is no mean over samples."""
     worst = Metric("worst", lambda outputs, targets: (outputs - targets).abs().max(), higher_is_better=False)
-    workload = make_workload("a table, two numbers to predict", metrics=(METRICS["rmse"], worst))
-    draw = workload.federation.draw(0, 0)
-    inputs, targets = workload.inputs(draw.test)
-    vector = workload.pretrain()[0]
-    errors = workload.outputs(vector, inputs) - targets
+    instance = make_instance("a table, two numbers to predict", metrics=(METRICS["rmse"], worst))
+    draw = instance.federation.draw(0, 0)
+    inputs, targets = instance.inputs(draw.test)
+    vector = instance.pretrain()[0]
+    errors = instance.outputs(vector, inputs) - targets
     expected = [float(errors.square().mean().sqrt()), float(errors.abs().max())]
-    assert workload.scores(vector, draw.test) == pytest.approx(expected)
+    assert instance.scores(vector, draw.test) == pytest.approx(expected)
 
 
 def test_many_outputs_are_scored_in_parts(monkeypatch):
-    workload = make_workload("tokens")
-    whole = run_fast(workload)
+    instance = make_instance("tokens")
+    whole = run_fast(instance)
     for module in ("cluster_losses", "scoring"):
         monkeypatch.setattr(f"cdfl.sim.{module}.NUMBERS", 1)
-    assert_same(run_fast(make_workload("tokens")), whole)
+    assert_same(run_fast(make_instance("tokens")), whole)
 
 
 def test_validation_scores_on_other_samples():
-    scenario = replace(make_workload("a table with classes").scenario, model=linear)
+    scenario = replace(make_instance("a table with classes").scenario, model=linear)
     one, other = (scenario.federation(0, validation=validation) for validation in (False, True))
     seen = [set(map(tuple, federation.test(0)[0].tolist())) for federation in (one, other)]
     assert not seen[0] & seen[1]

@@ -19,7 +19,7 @@ from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.stack import Stack
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
-from .world import SETTINGS, UNIFORM, assert_same_events, make_scenario, make_workload
+from .world import SETTINGS, UNIFORM, assert_same_events, make_instance, make_scenario
 
 pytestmark = pytest.mark.slow
 
@@ -244,14 +244,14 @@ def test_a_group_in_which_scores_are_told_between_stacks(tmp_path, monkeypatch, 
 
 def test_runs_of_a_group_are_the_runs_alone():
     """In float64, to 1e-9: common stacks change nothing but rounding."""
-    workloads = [make_workload(seed=0), make_workload(seed=1)]
+    instances = [make_instance(seed=0), make_instance(seed=1)]
     names = ["cdfl", "fedsoft", "local-keep"]
-    engines = make_engines(workloads[0], width=64)
+    engines = make_engines(instances[0], width=64)
 
     def simulations():
         return [
-            Simulation(workload, make_algorithm(name, SETTINGS), UNIFORM, engines)
-            for workload in workloads
+            Simulation(instance, make_algorithm(name, SETTINGS), UNIFORM, engines)
+            for instance in instances
             for name in names
         ]
 
@@ -300,16 +300,16 @@ def test_runs_whose_servers_differ_share_stacks():
 
 
 def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
-    workload = make_workload(num_uploads=25)
-    simulation = Simulation(workload, make_algorithm("fedsoft", SETTINGS), UNIFORM, make_engines(workload, width=64))
+    instance = make_instance(num_uploads=25)
+    simulation = Simulation(instance, make_algorithm("fedsoft", SETTINGS), UNIFORM, make_engines(instance, width=64))
     events = simulation.events()
     told = [event for _, event in zip(range(18), events, strict=False)]
     place = simulation.bookmark
-    checkpoint.save(tmp_path, place, workload.start)
-    twin_problem = make_workload(num_uploads=25)
+    checkpoint.save(tmp_path, place, instance.start)
+    twin_problem = make_instance(num_uploads=25)
     twin = Simulation(twin_problem, make_algorithm("fedsoft", SETTINGS), UNIFORM, make_engines(twin_problem, width=64))
     found = checkpoint.load(tmp_path, twin)
-    assert torch.equal(twin_problem.start, workload.start)
+    assert torch.equal(twin_problem.start, instance.start)
     assert (found.ticks, found.attempts, found.num_events) == (place.ticks, place.attempts, place.num_events)
     assert torch.equal(found.state.cluster_models, place.state.cluster_models)
     ours, theirs = place.moment.clients(), found.moment.clients()
@@ -333,13 +333,13 @@ def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
 
 
 def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
-    workload, settings = make_workload(num_uploads=25), SETTINGS.replace(measures="relative")
-    simulation = Simulation(workload, make_algorithm("cdfl", settings), UNIFORM, make_engines(workload, width=64))
+    instance, settings = make_instance(num_uploads=25), SETTINGS.replace(measures="relative")
+    simulation = Simulation(instance, make_algorithm("cdfl", settings), UNIFORM, make_engines(instance, width=64))
     for _ in zip(range(18), simulation.events(), strict=False):
         pass
     place = simulation.bookmark
-    checkpoint.save(tmp_path, place, workload.start)
-    twin = Simulation(workload, make_algorithm("cdfl", settings), UNIFORM, make_engines(workload, width=64))
+    checkpoint.save(tmp_path, place, instance.start)
+    twin = Simulation(instance, make_algorithm("cdfl", settings), UNIFORM, make_engines(instance, width=64))
     found = checkpoint.load(tmp_path, twin)
     assert bool(place.state.estimator_memory.all())
     assert torch.equal(found.state.estimator_memory, place.state.estimator_memory)
@@ -355,14 +355,14 @@ def test_a_checkpoint_keeps_what_is_usual_and_what_was_measured(tmp_path):
 
 
 def test_a_checkpoint_holds_what_clients_share_once(tmp_path):
-    workload = make_workload(num_uploads=5)
-    simulation = Simulation(workload, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(workload, width=64))
+    instance = make_instance(num_uploads=5)
+    simulation = Simulation(instance, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(instance, width=64))
     next(iter(simulation.events()))
     stepped = SimulationGroup([simulation])
     for _ in zip(range(4), stepped.events(), strict=False):
         pass
-    checkpoint.save(tmp_path, stepped.bookmarks[0], workload.start)
-    models = (tmp_path / checkpoint.FILE).stat().st_size / workload.model_bytes
+    checkpoint.save(tmp_path, stepped.bookmarks[0], instance.start)
+    models = (tmp_path / checkpoint.FILE).stat().st_size / instance.model_bytes
     assert models < 4 * 12  # every client holds the four models it was sent; they are the same four
     checkpoint.remove(tmp_path)
     checkpoint.remove(tmp_path)

@@ -12,7 +12,7 @@ from cdfl.models import build
 from cdfl.sim.cpu_workers import Workers, pool_first
 from cdfl.sim.engine import Training
 
-from .world import make_workload
+from .world import make_instance
 
 
 def names(model):
@@ -80,13 +80,13 @@ def test_what_could_notice_stays():
 
 
 def test_workers_leave_the_model_that_they_were_given():
-    workload = make_workload()
-    before, weights = str(workload.model), flatten(workload.model)
-    given = copy.deepcopy(workload.model)
-    engine = Workers(workload.model, workload.loss, workload.settings.training, workload.dtype)
+    instance = make_instance()
+    before, weights = str(instance.model), flatten(instance.model)
+    given = copy.deepcopy(instance.model)
+    engine = Workers(instance.model, instance.loss, instance.settings.training, instance.dtype)
     assert names(engine.model)[1:3] == ["MaxPool2d", "ReLU"]
-    assert str(workload.model) == before
-    inputs = torch.rand(5, *workload.federation.input_shape, dtype=workload.dtype)
+    assert str(instance.model) == before
+    inputs = torch.rand(5, *instance.federation.input_shape, dtype=instance.dtype)
     (outputs,) = engine.outputs(weights[None], inputs)
     torch.testing.assert_close(outputs, given(inputs).detach(), rtol=0, atol=1e-12)
 
@@ -104,20 +104,20 @@ class _Interrupted:
 
 def test_an_interrupt_stops_all_workers():
     """A program ends after its threads, and a training may take minutes."""
-    workload, others_train, steps = make_workload(), threading.Event(), []
+    instance, others_train, steps = make_instance(), threading.Event(), []
 
     def loss(outputs, targets):
         others_train.set()
         steps.append(1)
-        return workload.loss(outputs, targets)
+        return instance.loss(outputs, targets)
 
-    engine = Workers(workload.model, loss, workload.settings.training, workload.dtype, count=2)
-    samples = workload.federation.draw(0, 0).train
+    engine = Workers(instance.model, loss, instance.settings.training, instance.dtype, count=2)
+    samples = instance.federation.draw(0, 0).train
     long = torch.zeros(100_000, 1, dtype=torch.int64)  # minutes
-    start = flatten(workload.model)
+    start = flatten(instance.model)
     trainings = [
         Training(_Interrupted(others_train), samples, start, long, 0),
-        Training(workload.federation, samples, start, long, 0),
+        Training(instance.federation, samples, start, long, 0),
     ]
     with pytest.raises(KeyboardInterrupt):
         engine.train(trainings)

@@ -12,9 +12,9 @@ from cdfl.models import build
 from cdfl.sim.cuda_server import GraphServer
 from cdfl.sim.cuda_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import Training
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
-from .test_any_data import datasets, make_workload, tokens
+from .test_any_data import datasets, make_instance, tokens
 from .world import SETTINGS, make_scenario
 
 pytestmark = pytest.mark.slow
@@ -23,39 +23,39 @@ gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
 
 
-def on(device: str, workload: Workload) -> Workload:
-    return Workload(workload.scenario, workload.federation.to(device), workload.settings, torch.float64)
+def on(device: str, instance: ScenarioInstance) -> ScenarioInstance:
+    return ScenarioInstance(instance.scenario, instance.federation.to(device), instance.settings, torch.float64)
 
 
-def trainings_of(workload: Workload, count: int = 5) -> list[Training]:
-    draws = [workload.federation.draw(client, 0) for client in range(count)]
-    start = flatten(workload.model)
+def trainings_of(instance: ScenarioInstance, count: int = 5) -> list[Training]:
+    draws = [instance.federation.draw(client, 0) for client in range(count)]
+    start = flatten(instance.model)
     return [
-        Training(workload.federation, draw.train, start, workload.plan(draw, client, 0), 0)
+        Training(instance.federation, draw.train, start, instance.plan(draw, client, 0), 0)
         for client, draw in enumerate(draws)
     ]
 
 
-def alone(workload: Workload, training: Training) -> Tensor:
-    inputs, targets = workload.inputs(training.samples)
+def alone(instance: ScenarioInstance, training: Training) -> Tensor:
+    inputs, targets = instance.inputs(training.samples)
     batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(inputs.device))
-    return client_update(workload.model, training.start, batches, workload.loss, workload.settings.training)
+    return client_update(instance.model, training.start, batches, instance.loss, instance.settings.training)
 
 
-def stack_of(workload: Workload, **options: object) -> GraphStack:
-    training = workload.settings.training
+def stack_of(instance: ScenarioInstance, **options: object) -> GraphStack:
+    training = instance.settings.training
     return GraphStack(
-        workload.model, workload.loss, training, workload.dtype, precision="float32", images=False, **options
+        instance.model, instance.loss, training, instance.dtype, precision="float32", images=False, **options
     )
 
 
 @DEVICES
 @pytest.mark.parametrize("name", ["a table, two numbers to predict", "tokens", "a loss that branches"])
 def test_other_data_in_graphs(device: str, name: str) -> None:
-    workload = on(device, make_workload(name))
-    trainings = trainings_of(workload)
-    expected = torch.stack([alone(workload, training) for training in trainings])
-    assert (stack_of(workload).train(trainings) - expected).abs().max() < 1e-9
+    instance = on(device, make_instance(name))
+    trainings = trainings_of(instance)
+    expected = torch.stack([alone(instance, training) for training in trainings])
+    assert (stack_of(instance).train(trainings) - expected).abs().max() < 1e-9
 
 
 @DEVICES
@@ -63,17 +63,17 @@ def test_other_data_in_graphs(device: str, name: str) -> None:
 def test_text_in_graphs(device: str, model: str) -> None:
     clusters = datasets(tokens, lambda inputs, angle: (inputs + int(angle)) % 7, 7)
     scenario = make_scenario(clusters=clusters, model=model, sizes=None)
-    workload = Workload(scenario, scenario.federation(0).to(device), SETTINGS, torch.float64)
-    trainings = trainings_of(workload)
-    expected = torch.stack([alone(workload, training) for training in trainings])
-    stack = stack_of(workload)
+    instance = ScenarioInstance(scenario, scenario.federation(0).to(device), SETTINGS, torch.float64)
+    trainings = trainings_of(instance)
+    expected = torch.stack([alone(instance, training) for training in trainings])
+    stack = stack_of(instance)
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
-    proxies = ProxyLosses(stack, workload.proxy_sets).losses(expected[:4])
-    assert (proxies - workload.evaluate(expected[:4], torch.arange(4))).abs().max() < 1e-9
+    proxies = ProxyLosses(stack, instance.proxy_sets).losses(expected[:4])
+    assert (proxies - instance.evaluate(expected[:4], torch.arange(4))).abs().max() < 1e-9
     plain = make_algorithm("cdfl", SETTINGS)
-    server = GraphServer(plain, stack, workload.proxy_sets)
+    server = GraphServer(plain, stack, instance.proxy_sets)
     assert GraphServer.fits(plain)
-    state = server.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+    state = server.initial(instance.pretrain(), instance.evaluate, instance.layout.num_parameters)
     assert state.num_clusters == 4
 
 
@@ -90,11 +90,11 @@ class Waiting(nn.Module):
 
 @DEVICES
 def test_what_cannot_be_captured_runs_without_a_graph(device: str, caplog: pytest.LogCaptureFixture) -> None:
-    workload = on(device, make_workload("a table, two numbers to predict", model=Waiting))
-    trainings = trainings_of(workload)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    instance = on(device, make_instance("a table, two numbers to predict", model=Waiting))
+    trainings = trainings_of(instance)
+    expected = torch.stack([alone(instance, training) for training in trainings])
     with caplog.at_level(logging.WARNING, "cdfl.sim"):
-        assert (stack_of(workload).train(trainings) - expected).abs().max() < 1e-9
+        assert (stack_of(instance).train(trainings) - expected).abs().max() < 1e-9
     assert ("cannot be captured in a CUDA graph" in caplog.text) == (device == "cuda")
 
 

@@ -18,9 +18,9 @@ from cdfl.sim.cuda_stack import GraphStack, ProxyLosses
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.named_settings import preset_for
 from cdfl.sim.reference_simulation import simulate
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import Uniform
-from cdfl.sim.workload import Workload
 
 pytestmark = pytest.mark.slow
 
@@ -28,38 +28,38 @@ gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
 
 
-def make_workload(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> Workload:
+def make_instance(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> ScenarioInstance:
     sizes = Sizes(low=20, high=80, test=40, pretraining=60, proxy=60)
     scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model, sizes=sizes)
     settings = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
-    return Workload(scenario, scenario.federation(0).to(device), settings, dtype)
+    return ScenarioInstance(scenario, scenario.federation(0).to(device), settings, dtype)
 
 
-def trainings_of(workload: Workload, count: int) -> list[Training]:
-    start = flatten(workload.model)
-    draws = [workload.federation.draw(client, 0) for client in range(count)]
+def trainings_of(instance: ScenarioInstance, count: int) -> list[Training]:
+    start = flatten(instance.model)
+    draws = [instance.federation.draw(client, 0) for client in range(count)]
     return [
-        Training(workload.federation, draw.train, start, workload.plan(draw, client, 0), 0)
+        Training(instance.federation, draw.train, start, instance.plan(draw, client, 0), 0)
         for client, draw in enumerate(draws)
     ]
 
 
-def alone(workload: Workload, training: Training) -> torch.Tensor:
-    inputs, targets = workload.inputs(training.samples)
-    batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(workload.device))
-    return client_update(workload.model, training.start, batches, workload.loss, workload.settings.training)
+def alone(instance: ScenarioInstance, training: Training) -> torch.Tensor:
+    inputs, targets = instance.inputs(training.samples)
+    batches = ((inputs[batch], targets[batch]) for batch in training.plan.to(instance.device))
+    return client_update(instance.model, training.start, batches, instance.loss, instance.settings.training)
 
 
 @DEVICES
 @pytest.mark.parametrize("optimizer", [{"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9}])
 def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: dict[str, object]) -> None:
-    workload = make_workload(device, torch.float64, **optimizer)
+    instance = make_instance(device, torch.float64, **optimizer)
     stack = GraphStack(
-        workload.model, workload.loss, workload.settings.training, workload.dtype, width=5, precision="float32"
+        instance.model, instance.loss, instance.settings.training, instance.dtype, width=5, precision="float32"
     )
-    trainings = trainings_of(workload, 12)
+    trainings = trainings_of(instance, 12)
     models = stack.train(trainings)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    expected = torch.stack([alone(instance, training) for training in trainings])
     assert (models - expected).abs().max() < 1e-9
     again = stack.train(trainings[3:7])  # other stacks, the same buffers: nothing of the last stack is left in them
     assert (again - expected[3:7]).abs().max() < 1e-9
@@ -67,14 +67,14 @@ def test_a_row_of_a_stack_is_the_client_trained_alone(device: str, optimizer: di
 
 @DEVICES
 def test_buffers_grow_with_the_stacks(device: str) -> None:
-    workload = make_workload(device, torch.float64)
+    instance = make_instance(device, torch.float64)
     stack = GraphStack(
-        workload.model, workload.loss, workload.settings.training, workload.dtype, width=64, precision="float32"
+        instance.model, instance.loss, instance.settings.training, instance.dtype, width=64, precision="float32"
     )
-    trainings = trainings_of(workload, 9)
+    trainings = trainings_of(instance, 9)
     for count in (1, 2, 9):
         models = stack.train(trainings[:count])
-        expected = torch.stack([alone(workload, training) for training in trainings[:count]])
+        expected = torch.stack([alone(instance, training) for training in trainings[:count]])
         assert (models - expected).abs().max() < 1e-9
 
 
@@ -89,18 +89,18 @@ def test_buffers_grow_with_the_stacks(device: str) -> None:
     ],
 )
 def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, object]) -> None:
-    workload = make_workload(device, torch.float64, **options)
-    settings = workload.settings
-    plain = only(simulate(workload, make_algorithm("cdfl", settings), Uniform()), Uploaded)
+    instance = make_instance(device, torch.float64, **options)
+    settings = instance.settings
+    plain = only(simulate(instance, make_algorithm("cdfl", settings), Uniform()), Uploaded)
 
     def stack(proximal_strength: float) -> GraphStack:
         changed = replace(settings.training, proximal_strength=proximal_strength)
-        return GraphStack(workload.model, workload.loss, changed, workload.dtype, precision="float32")
+        return GraphStack(instance.model, instance.loss, changed, instance.dtype, precision="float32")
 
     evaluator = stack(0.0)
     engines = Engines(stack(settings.training.proximal_strength), stack(0.0), evaluator, scores_together=7)
-    algorithm = GraphServer(make_algorithm("cdfl", settings), evaluator, workload.proxy_sets)
-    fast = only(Simulation(workload, algorithm, Uniform(), engines).events(), Uploaded)
+    algorithm = GraphServer(make_algorithm("cdfl", settings), evaluator, instance.proxy_sets)
+    fast = only(Simulation(instance, algorithm, Uniform(), engines).events(), Uploaded)
     assert len(fast) == len(plain) == 40
     for ours, theirs in zip(fast, plain, strict=True):
         assert ours.client == theirs.client
@@ -113,14 +113,14 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
 @DEVICES
 @pytest.mark.parametrize("measures", ["plain", "relative"])
 def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measures: str) -> None:
-    workload = make_workload(device, torch.float64, measures=measures)
+    instance = make_instance(device, torch.float64, measures=measures)
     evaluator = GraphStack(
-        workload.model, workload.loss, workload.settings.training, workload.dtype, precision="float32"
+        instance.model, instance.loss, instance.settings.training, instance.dtype, precision="float32"
     )
-    plain = make_algorithm("cdfl", workload.settings)
-    graph = GraphServer(plain, evaluator, workload.proxy_sets)
-    start = workload.pretrain()
-    states = [own.initial(start, workload.evaluate, workload.layout.num_parameters) for own in (plain, graph)]
+    plain = make_algorithm("cdfl", instance.settings)
+    graph = GraphServer(plain, evaluator, instance.proxy_sets)
+    start = instance.pretrain()
+    states = [own.initial(start, instance.evaluate, instance.layout.num_parameters) for own in (plain, graph)]
     random = torch.Generator().manual_seed(0)
     seen = []
     for step in range(5):
@@ -128,11 +128,11 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
         states = seen[2] if step == 4 else states  # not the state that the graph holds
         noise = 0.01 * torch.randn(start.shape[1], generator=random, dtype=torch.float64).to(device)
         local_model, clusters = start[step % len(start)] + noise, torch.arange(len(start))
-        losses = workload.evaluate(local_model.expand_as(start), clusters).double().cpu()
+        losses = instance.evaluate(local_model.expand_as(start), clusters).double().cpu()
         upload = Upload(local_model, 0, losses=losses, base_model=start[0])
         assignment = Assignment(start[0], 0)
         answers = [
-            own.server_update(state, upload, assignment, workload.evaluate)
+            own.server_update(state, upload, assignment, instance.evaluate)
             for own, state in zip((plain, graph), states, strict=True)
         ]
         states = [state for state, _ in answers]
@@ -146,21 +146,21 @@ def test_the_graph_s_server_remembers_what_the_plain_one_does(device: str, measu
 @DEVICES
 def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path) -> None:
     def begin() -> Simulation:
-        workload = make_workload(device, torch.float32)
-        settings = workload.settings
+        instance = make_instance(device, torch.float32)
+        settings = instance.settings
         stacks = [
-            GraphStack(workload.model, workload.loss, own, precision="float32")
+            GraphStack(instance.model, instance.loss, own, precision="float32")
             for own in (settings.training, replace(settings.training, proximal_strength=0.0))
         ]
-        algorithm = GraphServer(make_algorithm("cdfl", settings), stacks[0], workload.proxy_sets)
-        return Simulation(workload, algorithm, Uniform(), Engines(stacks[0], stacks[1], stacks[0], scores_together=7))
+        algorithm = GraphServer(make_algorithm("cdfl", settings), stacks[0], instance.proxy_sets)
+        return Simulation(instance, algorithm, Uniform(), Engines(stacks[0], stacks[1], stacks[0], scores_together=7))
 
     whole = only(begin().events(), Uploaded)
     stopped = begin()
     told = list(islice(stopped.events(), 25))
     assert stopped.bookmark is not None
-    assert stopped.workload.start is not None
-    checkpoint.save(tmp_path, stopped.bookmark, stopped.workload.start)
+    assert stopped.instance.start is not None
+    checkpoint.save(tmp_path, stopped.bookmark, stopped.instance.start)
     resumed = begin()
     bookmark = checkpoint.load(tmp_path, resumed)
     resumed.resume(bookmark, told)
@@ -175,10 +175,10 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
 
 def test_the_graph_s_tensors_are_where_the_models_are() -> None:
     """A checkpoint comes back with its models on a GPU and the rest on the host; "meta" stands for the GPU here."""
-    workload = make_workload("cpu", torch.float32)
-    stack = GraphStack(workload.model, workload.loss, workload.settings.training, precision="float32")
-    server = GraphServer(make_algorithm("cdfl", workload.settings), stack, workload.proxy_sets)
-    state = server.initial(workload.pretrain(), workload.evaluate, workload.layout.num_parameters)
+    instance = make_instance("cpu", torch.float32)
+    stack = GraphStack(instance.model, instance.loss, instance.settings.training, precision="float32")
+    server = GraphServer(make_algorithm("cdfl", instance.settings), stack, instance.proxy_sets)
+    state = server.initial(instance.pretrain(), instance.evaluate, instance.layout.num_parameters)
     graph = _ServerGraph(server, server._on_device(state.replace(cluster_models=state.cluster_models.to("meta"))))
     parts = vars(graph.state) | vars(graph.upload) | vars(graph)
     devices = {name: value.device.type for name, value in parts.items() if isinstance(value, torch.Tensor)}
@@ -192,21 +192,21 @@ def test_one_training_of_the_paper_network_stays_within_a_bound(precision: str, 
     scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40)
     federation = scenario.federation(0).to("cuda")
     settings = preset_for(scenario, "default").replace(local_epochs=1)
-    workload = Workload(replace(scenario, model="small-cnn"), federation, settings)
+    instance = ScenarioInstance(replace(scenario, model="small-cnn"), federation, settings)
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
     ).cuda()
-    workload.model = layers
-    stack = GraphStack(layers, workload.loss, settings.training, precision=precision)
-    trainings = trainings_of(workload, 6)
+    instance.model = layers
+    stack = GraphStack(layers, instance.loss, settings.training, precision=precision)
+    trainings = trainings_of(instance, 6)
     models = stack.train(trainings)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    expected = torch.stack([alone(instance, training) for training in trainings])
     moved = (expected - trainings[0].start).norm()
     assert (models - expected).norm() / moved < bound
 
 
 def test_a_stack_that_does_not_fit_is_split() -> None:
-    workload = make_workload("cpu", torch.float64)
+    instance = make_instance("cpu", torch.float64)
 
     class Small(GraphStack):
         def _train_stack(self, trainings: list[Training]) -> torch.Tensor:  # type: ignore[override]
@@ -214,9 +214,9 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
                 raise torch.OutOfMemoryError("a stack of more than 3")
             return super()._train_stack(trainings)
 
-    stack = Small(workload.model, workload.loss, workload.settings.training, workload.dtype, precision="float32")
-    trainings = trainings_of(workload, 9)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    stack = Small(instance.model, instance.loss, instance.settings.training, instance.dtype, precision="float32")
+    trainings = trainings_of(instance, 9)
+    expected = torch.stack([alone(instance, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
     assert stack.width <= 3
 
@@ -225,28 +225,28 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
 @pytest.mark.parametrize("width", [1, 2, 6])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_big_network_is_called_row_by_row(device: str, width: int, normed: bool) -> None:
-    workload = make_workload(device, torch.float64, optimizer="sgd", momentum=0.9)
+    instance = make_instance(device, torch.float64, optimizer="sgd", momentum=0.9)
     if normed:
         torch.manual_seed(0)
         layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()
-        workload.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
-        workload.layout = Layout.of(workload.model)
+        instance.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
+        instance.layout = Layout.of(instance.model)
     stack = GraphStack(
-        workload.model,
-        workload.loss,
-        workload.settings.training,
-        workload.dtype,
+        instance.model,
+        instance.loss,
+        instance.settings.training,
+        instance.dtype,
         width=width,
         precision="float32",
         one_by_one=True,
     )
-    trainings = trainings_of(workload, 5)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    trainings = trainings_of(instance, 5)
+    expected = torch.stack([alone(instance, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
-    inputs, _ = workload.proxy_sets[0]
+    inputs, _ = instance.proxy_sets[0]
     said = stack.outputs(expected, inputs)
     for row, own in enumerate(said):
-        assert (own - workload.outputs(expected[row], inputs)).abs().max() < 1e-9
+        assert (own - instance.outputs(expected[row], inputs)).abs().max() < 1e-9
 
 
 @DEVICES
@@ -255,16 +255,16 @@ def test_images_of_three_channels_are_kept_with_four(device: str) -> None:
     network = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(144, 10)
     ).to(device, torch.float64)
-    workload = make_workload(device, torch.float64)
-    workload.model = network
-    workload.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
-    stack = GraphStack(network, workload.loss, workload.settings.training, workload.dtype, precision="float32")
+    instance = make_instance(device, torch.float64)
+    instance.model = network
+    instance.federation.input_shape = (3, 8, 8)  # grey images are then fetched as three equal channels
+    stack = GraphStack(network, instance.loss, instance.settings.training, instance.dtype, precision="float32")
     stack.network.force_kernels = True
-    trainings = trainings_of(workload, 4)
-    expected = torch.stack([alone(workload, training) for training in trainings])
+    trainings = trainings_of(instance, 4)
+    expected = torch.stack([alone(instance, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
-    sets = [workload.inputs(training.samples) for training in trainings[:2]]
+    sets = [instance.inputs(training.samples) for training in trainings[:2]]
     losses = ProxyLosses(stack, sets).losses(expected[:2])
     for row, (inputs, targets) in enumerate(sets):
         torch.nn.utils.vector_to_parameters(expected[row], network.parameters())
-        assert losses[row].item() == pytest.approx(workload.loss(network(inputs), targets).item())
+        assert losses[row].item() == pytest.approx(instance.loss(network(inputs), targets).item())

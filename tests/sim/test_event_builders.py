@@ -15,7 +15,7 @@ from cdfl.sim.event_builders import divergence, shortfall, staleness_histogram, 
 from cdfl.sim.time_models import Devices, Span, Tick
 from cdfl.wire import encode_model
 
-from .world import SETTINGS, SIZES, assert_same_events, make_workload, run_fast, run_plain
+from .world import SETTINGS, SIZES, assert_same_events, make_instance, run_fast, run_plain
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ LEAVING = Devices(stays=Span("constant", 2.0))
     ids=["never", "rarely", "left", "over"],
 )
 def test_a_run_with_fewer_uploads_says_why(options, message):
-    fast, plain = run_fast(make_workload(), **options), run_plain(make_workload(), **options)
+    fast, plain = run_fast(make_instance(), **options), run_plain(make_instance(), **options)
     end = fast.events[-1]
     assert re.match(message, end.shortfall), end.shortfall
     assert from_json(to_json(end)) == end
@@ -120,13 +120,13 @@ def test_a_run_with_fewer_uploads_says_why(options, message):
 def test_diverged_uploads_are_missing_ones():
     told = [Clusters(0, [0.5]), *[UPLOAD] * 37, *[Diverged(3.0, 5)] * 3]
     end = "37 of 40 uploads were made: trainings that diverged and were refused: 3"
-    assert shortfall(make_workload(), told, Counter(join=12, turn=40)) == end
-    assert shortfall(make_workload(), told[:-1], Counter(join=12, turn=39)).endswith("the time model had no more ticks")
-    assert shortfall(make_workload(), [UPLOAD] * 40, Counter(join=12, turn=40)) == ""
+    assert shortfall(make_instance(), told, Counter(join=12, turn=40)) == end
+    assert shortfall(make_instance(), told[:-1], Counter(join=12, turn=39)).endswith("the time model had no more ticks")
+    assert shortfall(make_instance(), [UPLOAD] * 40, Counter(join=12, turn=40)) == ""
 
 
 def test_a_whole_run_says_nothing():
-    end = run_fast(make_workload()).events[-1]
+    end = run_fast(make_instance()).events[-1]
     assert end.shortfall == ""
     assert "shortfall" not in to_json(end)
 
@@ -143,9 +143,9 @@ DOWN = {"fedsoft": 4, "ifca": 4, "local-keep": 0, "local": 0, "frozen": 0}  # mo
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedem"])  # its network has K components
 def test_the_costs_of_one_upload_by_hand(name):
-    workload = make_workload(SETTINGS.replace(local_epochs=2), num_uploads=1, sizes=replace(SIZES, low=18, high=18))
-    assert (workload.flops, workload.model_bytes) == ((FORWARD, TRAINING), BYTES)
-    (upload,) = only(run_plain(workload, name).events, Uploaded)
+    instance = make_instance(SETTINGS.replace(local_epochs=2), num_uploads=1, sizes=replace(SIZES, low=18, high=18))
+    assert (instance.flops, instance.model_bytes) == ((FORWARD, TRAINING), BYTES)
+    (upload,) = only(run_plain(instance, name).events, Uploaded)
     assert upload.samples == 18
     trained = 5 * 8  # two passes of 18, the last batch filled up
     down = DOWN.get(name, 1)
@@ -158,32 +158,32 @@ def test_the_costs_of_one_upload_by_hand(name):
     proxies = (4 + moved) * 12 if name == "cdfl" else 0  # the upload on all sets, what moved on its own
     assert upload.server_flops == proxies * FORWARD
     assert name != "cdfl" or 1 <= moved < 4
-    assert_same_events(run_fast(workload, name).events, run_plain(workload, name).events)
+    assert_same_events(run_fast(instance, name).events, run_plain(instance, name).events)
 
 
 @pytest.mark.parametrize("model", ["tiny", "normed", "dropping", "frozen", "small-cnn"])
 def test_counting_changes_neither_network_nor_chance(model):
-    workload = make_workload(model=model)
-    before, chance = flatten(workload.model), torch.get_rng_state()
-    forward, training = workload.flops
+    instance = make_instance(model=model)
+    before, chance = flatten(instance.model), torch.get_rng_state()
+    forward, training = instance.flops
     assert 0 < forward < training < 3 * forward  # the first layer has no gradient of its inputs
-    assert torch.equal(flatten(workload.model), before)
+    assert torch.equal(flatten(instance.model), before)
     assert torch.equal(torch.get_rng_state(), chance)
 
 
 @pytest.mark.parametrize("model", ["small-cnn", "normed"])
 def test_the_bytes_of_a_model_are_those_of_its_encoding(model):
-    workload = make_workload(model=model, dtype=torch.float32)
-    body = encode_model(flatten(workload.model), workload.layout)
+    instance = make_instance(model=model, dtype=torch.float32)
+    body = encode_model(flatten(instance.model), instance.layout)
     header = 8 + int.from_bytes(body[:8], "little")  # of safetensors: the names and shapes, which are not counted
-    assert len(body) == header + workload.model_bytes
-    (upload,) = only(run_plain(make_workload(model=model, dtype=torch.float32, num_uploads=1)).events, Uploaded)
+    assert len(body) == header + instance.model_bytes
+    (upload,) = only(run_plain(make_instance(model=model, dtype=torch.float32, num_uploads=1)).events, Uploaded)
     assert upload.bytes_up == upload.bytes_down == len(body) - header
 
 
 def test_too_old_an_upload_costs_the_server_nothing():
-    workload = make_workload(SETTINGS.replace(max_staleness=5))
-    uploads = only(run_fast(workload).events, Uploaded)
+    instance = make_instance(SETTINGS.replace(max_staleness=5))
+    uploads = only(run_fast(instance).events, Uploaded)
     old = [upload for upload in uploads if upload.staleness > 5]
     assert old
     for upload in uploads:
@@ -195,31 +195,31 @@ def test_too_old_an_upload_costs_the_server_nothing():
 
 
 def test_what_an_upload_tells():
-    workload = make_workload()
-    uploads = only(run_fast(workload).events, Uploaded)
+    instance = make_instance()
+    uploads = only(run_fast(instance).events, Uploaded)
     received = dict.fromkeys(range(12), 0)
     counts = dict.fromkeys(range(12), 0)
     for number, upload in enumerate(uploads, start=1):
         assert upload.epoch == number
         assert upload.staleness == number - received[upload.client]
         assert upload.update == counts[upload.client]
-        draw = workload.federation.draw(upload.client, upload.update)
+        draw = instance.federation.draw(upload.client, upload.update)
         assert upload.true_mixture == draw.true_mixture.tolist()
         assert upload.samples == len(draw.train)
         assert upload.divergence == divergence(upload.true_mixture, upload.mixture)
         assert sum(upload.mixture) == pytest.approx(1)
         received[upload.client], counts[upload.client] = number, counts[upload.client] + 1
-    clusters = only(run_fast(workload).events, Clusters)
+    clusters = only(run_fast(instance).events, Clusters)
     assert [event.epoch for event in clusters] == [0, 12, 24, 36, 40]
 
 
 def test_a_client_held_its_last_reply_when_new_data_came():
-    workload = make_workload()
-    uploads = only(run_plain(workload, "local-keep").events, Uploaded)
+    instance = make_instance()
+    uploads = only(run_plain(instance, "local-keep").events, Uploaded)
     first = uploads[0]
-    start = workload.pretrain().mean(dim=0)
-    assert first.held == workload.scores(start, workload.federation.draw(first.client, 0).test)[0]
+    start = instance.pretrain().mean(dim=0)
+    assert first.held == instance.scores(start, instance.federation.draw(first.client, 0).test)[0]
     # Whoever trains anew each time still held what it had trained before, not the common start.
-    again = only(run_plain(make_workload(), "local").events, Uploaded)
+    again = only(run_plain(make_instance(), "local").events, Uploaded)
     second = next(upload for upload in again if upload.update == 1)
-    assert second.held != workload.scores(start, workload.federation.draw(second.client, 1).test)[0]
+    assert second.held != instance.scores(start, instance.federation.draw(second.client, 1).test)[0]

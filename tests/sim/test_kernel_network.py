@@ -43,7 +43,7 @@ def mixture():
 NETWORKS = pytest.mark.parametrize("make", [convolutional, perceptron, regression, mixture])
 
 
-def workload(make, dtype, height=3, channels=1):
+def instance(make, dtype, height=3, channels=1):
     """A network, models around it as rows of a wider tensor, images channels last, targets."""
     torch.manual_seed(0)
     network = make().to(DEVICE, dtype)
@@ -72,7 +72,7 @@ def error(found, expected):
 
 @NETWORKS
 def test_a_chain_has_the_outputs_and_gradients_of_autograd(make):
-    network, layout, models, images, targets = workload(make, torch.float64)
+    network, layout, models, images, targets = instance(make, torch.float64)
     plain, kernels = both(network, layout)
     assert error(kernels.predict(models, images), plain.predict(models, images)) < 1e-14
     shared = images[:1].contiguous().expand(images.shape)  # NCHW, and the same for all
@@ -87,7 +87,7 @@ def test_its_precision_is_what_was_asked_for(make, precision, bound):
     if INTERPRETED and precision != "float32":
         pytest.skip("Triton's interpreter multiplies bfloat16 numbers as if they were integers")
     bound *= 4 if make is mixture else 1  # rounded logits also decide which component made a sample
-    network, layout, models, images, targets = workload(make, torch.float32)
+    network, layout, models, images, targets = instance(make, torch.float32)
     _, kernels = both(network, layout, precision)
     exact, _ = both(network.double(), layout)
     found = flat(kernels.gradients(models, images, targets))
@@ -102,7 +102,7 @@ def test_its_precision_is_what_was_asked_for(make, precision, bound):
 
 
 def test_a_row_that_diverges_leaves_the_others_alone():
-    network, layout, models, images, targets = workload(convolutional, torch.float32)
+    network, layout, models, images, targets = instance(convolutional, torch.float32)
     _, kernels = both(network, layout)
     expected = flat(kernels.gradients(models, images, targets))
     models[1] *= float("nan")
@@ -114,7 +114,7 @@ def test_a_row_that_diverges_leaves_the_others_alone():
 
 
 def test_frozen_layers_are_left_out():
-    network, layout, models, images, targets = workload(convolutional, torch.float64)
+    network, layout, models, images, targets = instance(convolutional, torch.float64)
     network[3].weight.requires_grad_(False)
     plain, kernels = both(network, layout)
     for (mine, own), (theirs, expected) in zip(
@@ -126,7 +126,7 @@ def test_frozen_layers_are_left_out():
 
 
 def test_images_may_have_more_channels_than_the_network():
-    network, layout, models, images, targets = workload(lambda: convolutional(3), torch.float64, channels=3)
+    network, layout, models, images, targets = instance(lambda: convolutional(3), torch.float64, channels=3)
     plain, kernels = both(network, layout)
     filled = torch.zeros(3, 5, 15, 15, 4, dtype=torch.float64, device=DEVICE)
     filled[..., :3] = images.permute(0, 1, 3, 4, 2)

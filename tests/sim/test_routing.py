@@ -10,7 +10,7 @@ from cdfl.core.router import train_one_by_one, train_router
 from cdfl.models.routers import build_router, router_spec
 from cdfl.sim.routing import train_together
 
-from .world import SETTINGS, make_workload
+from .world import SETTINGS, make_instance
 
 EXPERTS = SETTINGS.replace(reply="experts")
 
@@ -40,9 +40,9 @@ def test_routers_in_a_stack_are_those_that_are_trained_alone(inputs):
 
 
 def test_evidence_of_many_turns_is_that_of_each_alone():
-    workload, other = (make_workload(EXPERTS) for _ in range(2))
+    instance, other = (make_instance(EXPERTS) for _ in range(2))
     turns = [(client, turn) for client in range(3) for turn in range(2)]
-    together = workload.routing.of([workload.turn_data(*each) for each in turns])
+    together = instance.routing.of([instance.turn_data(*each) for each in turns])
     for each, found in zip(turns, together, strict=True):
         [alone] = other.routing.of([other.turn_data(*each)])
         assert found.train == pytest.approx(alone.train, abs=1e-9)
@@ -53,17 +53,17 @@ def test_evidence_of_many_turns_is_that_of_each_alone():
 
 
 def test_what_is_known_of_a_turn_is_not_computed_again():
-    workload = make_workload(EXPERTS)
-    turn = workload.turn_data(0, 0)
-    [first], [second] = workload.routing.of([turn]), workload.routing.of([turn])
+    instance = make_instance(EXPERTS)
+    turn = instance.turn_data(0, 0)
+    [first], [second] = instance.routing.of([turn]), instance.routing.of([turn])
     assert first is second
 
 
 def test_targets_decide_where_the_router_is_blind():
-    workload = make_workload(EXPERTS)
-    workload.start = workload.pretrain()
-    routing = workload.routing
-    [found] = routing.of([workload.turn_data(0, 0)])
+    instance = make_instance(EXPERTS)
+    instance.start = instance.pretrain()
+    routing = instance.routing
+    [found] = routing.of([instance.turn_data(0, 0)])
     blind = type(found)(torch.zeros_like(found.train), found.test, found.mixture, 0.0)
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
 

@@ -19,7 +19,7 @@ from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
 
-from .world import SETTINGS, assert_same, assert_same_events, make_workload, run_fast, run_plain
+from .world import SETTINGS, assert_same, assert_same_events, make_instance, run_fast, run_plain
 
 pytestmark = pytest.mark.slow
 
@@ -28,26 +28,26 @@ BUSY = SETTINGS.replace(max_staleness=25, staleness_slope=0.1)
 
 
 @cache
-def busy_workload(model="tiny", optimizer="adam", momentum=0.0):
+def busy_instance(model="tiny", optimizer="adam", momentum=0.0):
     settings = BUSY.replace(optimizer=optimizer, momentum=momentum)
-    return make_workload(settings, model=model, num_uploads=60)
+    return make_instance(settings, model=model, num_uploads=60)
 
 
 @cache
 def plain_run(name, **network):
-    return run_plain(busy_workload(**network), name)
+    return run_plain(busy_instance(**network), name)
 
 
-def workers(workload, count):
+def workers(instance, count):
     made = [
         Workers(
-            workload.model,
-            workload.loss,
-            replace(workload.settings.training, proximal_strength=rho),
-            workload.dtype,
+            instance.model,
+            instance.loss,
+            replace(instance.settings.training, proximal_strength=rho),
+            instance.dtype,
             count=count,
         )
-        for rho in (workload.settings.training.proximal_strength, 0.0)
+        for rho in (instance.settings.training.proximal_strength, 0.0)
     ]
     return Engines(*made, made[0])
 
@@ -64,13 +64,13 @@ def test_the_reference_run_has_everything_in_it():
 @pytest.mark.parametrize("width", [1, 3, 64])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stacks_of_any_width(name, width):
-    assert_same(run_fast(busy_workload(), name, width=width), plain_run(name))
+    assert_same(run_fast(busy_instance(), name, width=width), plain_run(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_towards_the_upload(name):
-    workload = make_workload(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
-    assert_same(run_fast(workload, name), run_plain(workload, name))
+    instance = make_instance(SETTINGS.replace(cluster_step="towards", base_rate=0.3))
+    assert_same(run_fast(instance, name), run_plain(instance, name))
 
 
 ROUTED = BUSY.replace(reply="experts")
@@ -78,8 +78,8 @@ ROUTED = BUSY.replace(reply="experts")
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_cluster_models_behind_a_router(name):
-    workload = make_workload(ROUTED)
-    fast, plain = run_fast(workload, name), run_plain(workload, name)
+    instance = make_instance(ROUTED)
+    fast, plain = run_fast(instance, name), run_plain(instance, name)
     assert_same(fast, plain)
     uploads = only(plain.events, Uploaded)
     assert all(bool(upload.routed) == (name not in ("fedasync", "fedbuff")) for upload in uploads)
@@ -93,19 +93,19 @@ def test_cluster_models_behind_a_router(name):
 
 def test_a_router_that_is_not_sure_asks_the_targets(monkeypatch):
     monkeypatch.setattr(experts, "SURE", 1.1)
-    workload = make_workload(ROUTED)
-    fast = run_fast(workload)
-    assert_same(fast, run_plain(workload))
+    instance = make_instance(ROUTED)
+    fast = run_fast(instance)
+    assert_same(fast, run_plain(instance))
     monkeypatch.setattr(experts, "SURE", 0.0)
-    inputs_alone = only(run_fast(workload).events, Uploaded)
+    inputs_alone = only(run_fast(instance).events, Uploaded)
     assert [upload.mixture for upload in only(fast.events, Uploaded)] != [upload.mixture for upload in inputs_alone]
 
 
 def test_a_mixture_that_is_not_sent_serves_the_client_alone():
-    workload = make_workload(ROUTED.replace(send_mixture=False))
-    run = run_fast(workload)
-    assert_same(run, run_plain(workload))
-    sent = only(run_fast(make_workload(ROUTED)).events, Uploaded)
+    instance = make_instance(ROUTED.replace(send_mixture=False))
+    run = run_fast(instance)
+    assert_same(run, run_plain(instance))
+    sent = only(run_fast(make_instance(ROUTED)).events, Uploaded)
     kept = only(run.events, Uploaded)
     assert [upload.mixture for upload in kept] != [upload.mixture for upload in sent]  # the server's own estimates
     assert kept[0].routed["divergence"] == sent[0].routed["divergence"]  # the client's
@@ -117,9 +117,9 @@ def test_the_guard_judges_uploads_that_bring_their_mixture(send_mixture, monkeyp
     for name in ("SENT_BLAMED", "CURRENT_BLAMED", "HARMFUL"):  # so that it rejects some
         monkeypatch.setattr(guard, name, 0.0)
     settings = ROUTED.replace(guard=True, shared_step=0.25, send_mixture=send_mixture)
-    workload = make_workload(settings)
-    run = run_fast(workload)
-    assert_same(run, run_plain(workload))
+    instance = make_instance(settings)
+    run = run_fast(instance)
+    assert_same(run, run_plain(instance))
     outcomes = Counter(upload.outcome for upload in only(run.events, Uploaded))
     assert min(outcomes["applied"], outcomes["rejected"]) > 0  # a rejected client keeps its experts
 
@@ -129,31 +129,31 @@ WORKERS = [name for name in ALGORITHMS if name != "fedem"]  # whose clients trai
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_workers(name):
-    workload = busy_workload()
-    assert_same(run_fast(workload, name, engines=workers(workload, 2)), plain_run(name))
+    instance = busy_instance()
+    assert_same(run_fast(instance, name, engines=workers(instance, 2)), plain_run(name))
 
 
 @pytest.mark.parametrize("model", ["normed", "frozen"])
 @pytest.mark.parametrize(("optimizer", "momentum"), [("adam", 0.0), ("sgd", 0.9)])
 def test_other_networks_and_optimizers(model, optimizer, momentum):
-    workload = make_workload(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
-    expected = run_plain(workload)
-    assert_same(run_fast(workload, width=5), expected)
-    assert_same(run_fast(workload, engines=workers(workload, 1)), expected)
+    instance = make_instance(BUSY.replace(optimizer=optimizer, momentum=momentum), model=model)
+    expected = run_plain(instance)
+    assert_same(run_fast(instance, width=5), expected)
+    assert_same(run_fast(instance, engines=workers(instance, 1)), expected)
 
 
 def test_a_client_that_never_uploads():
-    workload = make_workload(num_clients=12, num_uploads=10)
-    result = run_fast(workload)
+    instance = make_instance(num_clients=12, num_uploads=10)
+    result = run_fast(instance)
     assert len({upload.client for upload in only(result.events, Uploaded)}) < 12
-    assert_same(result, run_plain(workload))
+    assert_same(result, run_plain(instance))
 
 
 @pytest.mark.parametrize("name", TIME_MODELS)
 def test_every_time_model(name):
-    workload = make_workload()
-    result = run_fast(workload, time_model=TIME_MODELS[name])
-    assert_same(result, run_plain(workload, time_model=TIME_MODELS[name]))
+    instance = make_instance()
+    result = run_fast(instance, time_model=TIME_MODELS[name])
+    assert_same(result, run_plain(instance, time_model=TIME_MODELS[name]))
     assert len(only(result.events, Uploaded)) == 40
 
 
@@ -162,9 +162,9 @@ COMING_AND_GOING = Devices(joins=Span("exponential", 2.0), stays=Span("exponenti
 
 
 def test_ties_are_broken_by_who_came_first():
-    workload = make_workload()
-    result = run_fast(workload, time_model=TICK)
-    assert_same(result, run_plain(workload, time_model=TICK))
+    instance = make_instance()
+    result = run_fast(instance, time_model=TICK)
+    assert_same(result, run_plain(instance, time_model=TICK))
     uploads = only(result.events, Uploaded)
     assert [upload.time for upload in uploads] == sorted([1.0, 2.0, 3.0, 4.0] * 12)[:40]
     assert [upload.client for upload in uploads] == (list(range(12)) * 4)[:40]
@@ -172,9 +172,9 @@ def test_ties_are_broken_by_who_came_first():
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "local-keep"])
 def test_newcomers_and_leavers(name):
-    workload = make_workload()
-    result = run_fast(workload, name, COMING_AND_GOING)
-    assert_same(result, run_plain(workload, name, COMING_AND_GOING))
+    instance = make_instance()
+    result = run_fast(instance, name, COMING_AND_GOING)
+    assert_same(result, run_plain(instance, name, COMING_AND_GOING))
     uploads = only(result.events, Uploaded)
     assert 5 < len(uploads) <= 40
     newcomers = [upload for upload in uploads if upload.update == 0 and upload.epoch > 12]
@@ -185,9 +185,9 @@ def test_newcomers_and_leavers(name):
 
 def test_all_may_leave_before_the_last_upload():
     short = Devices(stays=Span("constant", 2.5))
-    workload = make_workload(num_clients=3)
-    result = run_fast(workload, time_model=short)
-    assert_same(result, run_plain(workload, time_model=short))
+    instance = make_instance(num_clients=3)
+    result = run_fast(instance, time_model=short)
+    assert_same(result, run_plain(instance, time_model=short))
     assert 0 < result.events[-1].uploads < 40
 
 
@@ -203,9 +203,9 @@ EAGER = {
 @pytest.mark.parametrize("name", EAGER)
 @pytest.mark.parametrize("algorithm", ["cdfl", "ifca"])
 def test_every_policy(name, algorithm):
-    workload = make_workload(num_uploads=20)
-    result = run_fast(workload, algorithm, policy=EAGER[name])
-    assert_same(result, run_plain(workload, algorithm, policy=EAGER[name]))
+    instance = make_instance(num_uploads=20)
+    result = run_fast(instance, algorithm, policy=EAGER[name])
+    assert_same(result, run_plain(instance, algorithm, policy=EAGER[name]))
     uploads = only(result.events, Uploaded)
     assert len(uploads) == 20
     assert uploads[-1].time > 25  # some turns were no uploads
@@ -213,9 +213,9 @@ def test_every_policy(name, algorithm):
 
 @pytest.mark.parametrize("policy", [MixtureMoves(0.1), POLICIES["follow"]])
 def test_policies_see_the_client_s_own_mixture(policy):
-    workload = make_workload(ROUTED, num_uploads=20)
-    result = run_fast(workload, policy=policy)
-    assert_same(result, run_plain(workload, policy=policy))
+    instance = make_instance(ROUTED, num_uploads=20)
+    result = run_fast(instance, policy=policy)
+    assert_same(result, run_plain(instance, policy=policy))
     uploads = only(result.events, Uploaded)
     assert len(uploads) == 20
     assert uploads[-1].time > 20  # some turns were no uploads
@@ -224,35 +224,35 @@ def test_policies_see_the_client_s_own_mixture(policy):
 def test_every_policy_ends_even_where_it_never_says_upload():
     same_class = {"adwin", "follow"}  # as kswin, which is more easily alarmed, and as mixture-moves
     assert set(EAGER) | {"always", "mixture-moves"} | same_class == set(POLICIES)
-    workload = make_workload(num_clients=4, num_uploads=3)
+    instance = make_instance(num_clients=4, num_uploads=3)
     never = EverySamples(10**9)
-    result = run_fast(workload, policy=never)
-    assert_same_events(result.events, run_plain(workload, policy=never).events)
+    result = run_fast(instance, policy=never)
+    assert_same_events(result.events, run_plain(instance, policy=never).events)
     assert (result.events[-1].uploads, result.events[-1].before, result.events[-1].staleness) == (0, None, {})
     for policy in POLICIES.values():
-        assert run_fast(workload, policy=policy).events[-1].uploads <= 3
+        assert run_fast(instance, policy=policy).events[-1].uploads <= 3
 
 
 def test_a_client_with_one_sample():
-    sizes = make_workload().scenario.sizes
-    workload = make_workload(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
-    result = run_fast(workload)
+    sizes = make_instance().scenario.sizes
+    instance = make_instance(sizes=type(sizes)(low=1, high=2, test=4, pretraining=8, proxy=8))
+    result = run_fast(instance)
     assert {upload.samples for upload in only(result.events, Uploaded)} == {1, 2}
-    assert_same(result, run_plain(workload))
+    assert_same(result, run_plain(instance))
 
 
 def test_float32_stays_within_a_stated_bound_of_the_plain_loop():
     """One training and one server step: models to 1e-5, events to 1e-4; later uploads amplify rounding."""
-    workload = make_workload(num_uploads=1, num_clients=1, dtype=torch.float32)
-    for engines in (None, workers(workload, 1)):
-        fast, plain = run_fast(workload, engines=engines), run_plain(workload)
+    instance = make_instance(num_uploads=1, num_clients=1, dtype=torch.float32)
+    for engines in (None, workers(instance, 1)):
+        fast, plain = run_fast(instance, engines=engines), run_plain(instance)
         assert (fast.models - plain.models).abs().max() < 1e-5
         assert_same(fast, plain, 1e-4)
 
 
 def test_nothing_is_trained_in_vain_or_twice():
-    workload = make_workload()
-    engines = make_engines(workload, width=64)
+    instance = make_instance()
+    engines = make_engines(instance, width=64)
     stacks = []
 
     class Counted:
@@ -260,7 +260,7 @@ def test_nothing_is_trained_in_vain_or_twice():
             stacks.append(len(trainings))
             return engines.trainer.train(trainings)
 
-    run_fast(workload, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
+    run_fast(instance, engines=Engines(Counted(), engines.pretrainer, engines.evaluator))
     assert sum(stacks) == 40
     assert len(stacks) < 20  # together, where they can be
 
@@ -274,9 +274,9 @@ HUGE = 1e200
 class Ruined:
     """A trainer that lets one client start from numbers that no training survives."""
 
-    def __init__(self, trainer, workload):
+    def __init__(self, trainer, instance):
         self.trainer = trainer
-        self.seeds = {workload.noise_seed(UNLUCKY, turn) for turn in range(100)}
+        self.seeds = {instance.noise_seed(UNLUCKY, turn) for turn in range(100)}
 
     def train(self, trainings):
         return self.trainer.train(
@@ -287,8 +287,8 @@ class Ruined:
         )
 
 
-def ruined_plain(monkeypatch, workload, name):
-    noise, update, now = workload.noise, reference_simulation.client_update, []
+def ruined_plain(monkeypatch, instance, name):
+    noise, update, now = instance.noise, reference_simulation.client_update, []
 
     @contextmanager
     def watched(client, turn):
@@ -299,17 +299,17 @@ def ruined_plain(monkeypatch, workload, name):
     def ruined(model, start, *given):
         return update(model, start * (HUGE if now[-1] == UNLUCKY else 1.0), *given)
 
-    monkeypatch.setattr(workload, "noise", watched)
+    monkeypatch.setattr(instance, "noise", watched)
     monkeypatch.setattr(reference_simulation, "client_update", ruined)
-    return run_plain(workload, name)
+    return run_plain(instance, name)
 
 
 @pytest.mark.parametrize("name", ["cdfl", "fedsoft", "ifca", "local", "fedbuff"])
 def test_one_client_that_always_diverges(name, monkeypatch):
-    workload = make_workload(model="normed")
-    engines = make_engines(workload, width=64)
-    engines = Engines(Ruined(engines.trainer, workload), engines.pretrainer, engines.evaluator)
-    result = run_fast(workload, name, engines=engines)
+    instance = make_instance(model="normed")
+    engines = make_engines(instance, width=64)
+    engines = Engines(Ruined(engines.trainer, instance), engines.pretrainer, engines.evaluator)
+    result = run_fast(instance, name, engines=engines)
     diverged, uploads = only(result.events, Diverged), only(result.events, Uploaded)
     assert {event.client for event in diverged} == {UNLUCKY}
     assert len(diverged) > 1  # it goes on from the model it had, and tries again
@@ -318,15 +318,15 @@ def test_one_client_that_always_diverges(name, monkeypatch):
     assert [event.epoch for event in uploads] == list(range(1, len(uploads) + 1))  # what is refused is no epoch
     assert (result.events[-1].uploads, result.events[-1].diverged) == (len(uploads), len(diverged))
     assert torch.isfinite(result.models).all()
-    assert_same(result, ruined_plain(monkeypatch, workload, name))
+    assert_same(result, ruined_plain(monkeypatch, instance, name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learning_rate_that_ruins_everybody(name):
     """Some local models are finite and have no finite loss; some clusters would not, either."""
     settings = SETTINGS.replace(optimizer="sgd", learning_rate=1e40, shared_epochs=0, separate_epochs=0, local_epochs=3)
-    workload = make_workload(settings)
-    results = run_fast(workload, name), run_plain(workload, name)
+    instance = make_instance(settings)
+    results = run_fast(instance, name), run_plain(instance, name)
     kinds = [[type(event).__name__ for event in result.events] for result in results]
     clients = [[event.client for event in only(result.events, Uploaded | Diverged)] for result in results]
     assert kinds[0] == kinds[1]

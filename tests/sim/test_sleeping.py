@@ -21,7 +21,7 @@ from cdfl.sim.population import Client, Population
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span, Tick
 
-from .world import SETTINGS, UNIFORM, assert_same, assert_same_events, make_workload, run_fast, run_plain
+from .world import SETTINGS, UNIFORM, assert_same, assert_same_events, make_instance, run_fast, run_plain
 
 SIMULATION = import_module("cdfl.sim.simulation")
 
@@ -42,15 +42,15 @@ def models_in_memory(size):
 
 @pytest.mark.slow
 def test_sleeping_clients_hold_no_models(sleepy):
-    workload = make_workload(num_clients=100, num_uploads=80)
-    engines = make_engines(workload)
-    simulation = Simulation(workload, make_algorithm("cdfl", SETTINGS), UNIFORM, engines)
-    before = models_in_memory(workload.layout.size)
+    instance = make_instance(num_clients=100, num_uploads=80)
+    engines = make_engines(instance)
+    simulation = Simulation(instance, make_algorithm("cdfl", SETTINGS), UNIFORM, engines)
+    before = models_in_memory(instance.layout.size)
     events, counts, asleep = [], [], []
     for event in simulation.events():
         events.append(event)
         if isinstance(event, Uploaded) and event.epoch % 20 == 0:
-            counts.append(models_in_memory(workload.layout.size) - before)
+            counts.append(models_in_memory(instance.layout.size) - before)
             sleeping = [client for _, client in simulation.clients.items() if client.prepared is None]
             asleep.append(sum(client.kept.is_asleep for client in sleeping) / len(sleeping))
     uploaded = {event.client for event in only(events, Uploaded)}
@@ -58,8 +58,8 @@ def test_sleeping_clients_hold_no_models(sleepy):
     assert max(counts) < 24, counts  # those of a stack and its scores, not one for each client
     assert counts[-1] < counts[0] + 4  # nor more and more
     assert min(asleep) > 0.9
-    assert simulation.store.bytes_awake < 8 * workload.model_bytes
-    assert_same_events(events, run_plain(workload).events)
+    assert simulation.store.bytes_awake < 8 * instance.model_bytes
+    assert_same_events(events, run_plain(instance).events)
     models = dict(simulation.personal_models())
     assert len(models) == 100
     assert len({model.numpy().tobytes() for model in models.values()}) == len(uploaded) + 1
@@ -68,15 +68,15 @@ def test_sleeping_clients_hold_no_models(sleepy):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedsoft", "fedem", "local"])
 def test_every_kind_of_state_comes_back(name, sleepy):
-    workload = make_workload(num_uploads=30)
-    assert_same(run_fast(workload, name), run_plain(workload, name))
+    instance = make_instance(num_uploads=30)
+    assert_same(run_fast(instance, name), run_plain(instance, name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cdfl"])
 def test_experts_come_back(name, sleepy):
-    workload = make_workload(SETTINGS.replace(reply="experts"), num_uploads=12)
-    assert_same(run_fast(workload, name), run_plain(workload, name))
+    instance = make_instance(SETTINGS.replace(reply="experts"), num_uploads=12)
+    assert_same(run_fast(instance, name), run_plain(instance, name))
 
 
 @pytest.mark.slow
@@ -85,19 +85,19 @@ def test_experts_come_back(name, sleepy):
 )
 @pytest.mark.parametrize("policy", [Sometimes(0.4), SIMULATION.ALWAYS])
 def test_turns_in_any_order(clock, policy, sleepy):
-    workload = make_workload(num_uploads=30)
+    instance = make_instance(num_uploads=30)
     assert_same(
-        run_fast(workload, time_model=clock, policy=policy), run_plain(workload, time_model=clock, policy=policy)
+        run_fast(instance, time_model=clock, policy=policy), run_plain(instance, time_model=clock, policy=policy)
     )
 
 
 def test_a_checkpoint_stores_newcomers_once(tmp_path):
-    workload = make_workload(num_clients=3000, num_uploads=8)
-    simulation = Simulation(workload, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(workload))
+    instance = make_instance(num_clients=3000, num_uploads=8)
+    simulation = Simulation(instance, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(instance))
     told = list(islice(simulation.events(), 5))
-    checkpoint.save(tmp_path, simulation.bookmark, workload.start)
-    assert (tmp_path / checkpoint.FILE).stat().st_size < 60_000 + 60 * workload.model_bytes
-    twin = Simulation(workload, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(workload))
+    checkpoint.save(tmp_path, simulation.bookmark, instance.start)
+    assert (tmp_path / checkpoint.FILE).stat().st_size < 60_000 + 60 * instance.model_bytes
+    twin = Simulation(instance, make_algorithm("ifca", SETTINGS), UNIFORM, make_engines(instance))
     found = checkpoint.load(tmp_path, twin)
     clients = found.moment.clients()
     assert list(clients) == list(range(3000))

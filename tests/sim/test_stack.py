@@ -6,21 +6,21 @@ import torch
 from cdfl.core import flatten
 from cdfl.scenarios import load_scenario
 from cdfl.sim.engine import Training, no_progress
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.stack import Stack
-from cdfl.sim.workload import Workload
 
 
 @pytest.fixture(scope="module")
 def stack_and_trainings():
     scenario = load_scenario("digits-4")
-    workload = Workload(scenario, scenario.federation(0), scenario.all_settings)
+    instance = ScenarioInstance(scenario, scenario.federation(0), scenario.all_settings)
     trainings = []
     for client in range(7):
-        turn = workload.turn_data(client, 0)
-        start = flatten(workload.model) + 1e-3 * client
+        turn = instance.turn_data(client, 0)
+        start = flatten(instance.model) + 1e-3 * client
         plan = turn.plan[: 2 + client % 4]
-        trainings.append(Training(workload.federation, turn.draw.train, start, plan, turn.noise_seed))
-    return Stack(workload.model, workload.loss, scenario.all_settings.training), trainings
+        trainings.append(Training(instance.federation, turn.draw.train, start, plan, turn.noise_seed))
+    return Stack(instance.model, instance.loss, scenario.all_settings.training), trainings
 
 
 @pytest.mark.parametrize("parts", [2, 3])

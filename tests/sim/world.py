@@ -17,9 +17,9 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TimeModel, Uniform
-from cdfl.sim.workload import Workload
 
 
 def tiny(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -103,11 +103,11 @@ def make_scenario(**changes: object) -> Scenario:
     return replace(load_scenario("digits-4"), name="small", **changes)
 
 
-def make_workload(
+def make_instance(
     settings: Settings = SETTINGS, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: object
-) -> Workload:
+) -> ScenarioInstance:
     scenario = make_scenario(**changes)
-    return Workload(scenario, scenario.federation(seed), settings, dtype)
+    return ScenarioInstance(scenario, scenario.federation(seed), settings, dtype)
 
 
 class Result:
@@ -128,23 +128,23 @@ class Result:
 
 
 def run_plain(
-    workload: Workload, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS
+    instance: ScenarioInstance, name: str = "cdfl", time_model: TimeModel = UNIFORM, policy: Policy = ALWAYS
 ) -> Result:
-    algorithm = make_algorithm(name, workload.settings)
-    return Result(simulate(workload, algorithm, time_model, policy), algorithm)
+    algorithm = make_algorithm(name, instance.settings)
+    return Result(simulate(instance, algorithm, time_model, policy), algorithm)
 
 
 def run_fast(
-    workload: Workload,
+    instance: ScenarioInstance,
     name: str = "cdfl",
     time_model: TimeModel = UNIFORM,
     policy: Policy = ALWAYS,
     width: int | None = 64,
     engines: Engines | None = None,
 ) -> Result:
-    algorithm = make_algorithm(name, workload.settings)
-    engines = engines or make_engines(workload, algorithm, width=width)
-    return Result(Simulation(workload, algorithm, time_model, engines, policy).events(), algorithm)
+    algorithm = make_algorithm(name, instance.settings)
+    engines = engines or make_engines(instance, algorithm, width=width)
+    return Result(Simulation(instance, algorithm, time_model, engines, policy).events(), algorithm)
 
 
 def assert_same_events(ours: Sequence[Event], theirs: Sequence[Event], tolerance: float = 1e-9) -> None:

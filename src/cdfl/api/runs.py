@@ -345,7 +345,7 @@ def _network(
     config: Mapping[str, Any], about: Mapping[str, Any], model: nn.Module | Problem | str | None, layout: Layout
 ) -> nn.Module | None:
     """Return the network of a stored run, if it is known."""
-    from cdfl.problems.task import make_network
+    from cdfl.problems.problem_instance import make_network
     from cdfl.scenarios import load_problem
 
     shape, outputs = tuple(about["input_shape"]), about["num_outputs"]

@@ -12,8 +12,8 @@ from torch import nn
 from cdfl.core.settings import SettingValues, with_settings
 from cdfl.device import find_device
 from cdfl.model_files import module_of
-from cdfl.problems import Problem, Task
-from cdfl.problems.task import client_network, client_router
+from cdfl.problems import Problem, ProblemInstance
+from cdfl.problems.problem_instance import client_network, client_router
 from cdfl.scenarios import load_problem
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class Server:
                 f"host is {host!r}; cdfl.serve has no tokens, so it listens on 127.0.0.1 only: use `cdfl serve`"
             )
         self.problem = problem
-        self._task = Task.of(problem, seed=seed, data_dir=data_dir, device=find_device(device))
-        self._task.check()
+        self._instance = ProblemInstance.of(problem, seed=seed, data_dir=data_dir, device=find_device(device))
+        self._instance.check()
         self._temporary = tempfile.TemporaryDirectory(prefix="cdfl-") if store is None else None
         self._open = ExitStack()
         try:
             socket = self._open.enter_context(take_port(host, port))
             opened = self._open.enter_context(Store.open(str(store or self._temporary.name)))  # type: ignore[union-attr]
             limits, metrics = Limits(), Metrics()
-            self._engine = open_engine(self._task, opened, accept_all=accept_all, limits=limits, metrics=metrics)
+            self._engine = open_engine(self._instance, opened, accept_all=accept_all, limits=limits, metrics=metrics)
             self._open.callback(self._engine.close)
             self._web = make_server(limits, metrics, Starting())
             self._web.open(self._engine, Access(Tokens(opened.database), is_open=True))
@@ -79,16 +79,16 @@ class Server:
     @property
     def cluster_models(self) -> dict[str, nn.Module]:
         """The cluster models as they are now, by name."""
-        state, names = self._engine.state, self._task.federation.names
+        state, names = self._engine.state, self._instance.federation.names
         pairs = zip(names, state.cluster_models, strict=True)
-        return {name: module_of(self._task.model, model) for name, model in pairs}
+        return {name: module_of(self._instance.model, model) for name, model in pairs}
 
     def client(self, client_id: str, **options: Any) -> Client:
         """Return a client of this server with the problem's network, loss and settings; options are `cdfl.Client`'s."""
         from cdfl.client import Client
 
         router = None if self.problem.router is None else client_router(self.problem)
-        given = {"loss": self.problem.loss, "settings": self._task.settings, "router": router, **options}
+        given = {"loss": self.problem.loss, "settings": self._instance.settings, "router": router, **options}
         return Client(self.url, client_network(self.problem), client_id, **given)
 
     def close(self) -> None:

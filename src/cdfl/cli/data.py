@@ -95,12 +95,12 @@ def sheet(
 
 def _check_problem(name: str, seed: int, data_dir: Path | None, *, as_json: bool) -> None:
     """Print the sizes of the clusters, the matrix of losses, and a sentence for each thing that is wrong."""
-    from cdfl.problems import Task
+    from cdfl.problems import ProblemInstance
 
     problem = load_problem(name)
     federation = problem.federation(seed, data_dir)
-    task = Task(problem, federation)
-    task.check()
+    instance = ProblemInstance(problem, federation)
+    instance.check()
     kind = "images" if federation.is_image else "inputs"
     shape = "x".join(map(str, federation.input_shape)) or "one number"
     head = f"{federation.num_clusters} clusters, {kind} {shape}, {federation.num_outputs} outputs"
@@ -109,11 +109,11 @@ def _check_problem(name: str, seed: int, data_dir: Path | None, *, as_json: bool
     for own, numbers in zip(federation.names, counts, strict=True):
         sizes.add_row(escape(own), *(f"{number:,}" for number in numbers))
     with progress_bar("pre-training the clusters") as progress:
-        found = task.separation(task.pretrain(trained=progress))
+        found = instance.separation(instance.pretrain(trained=progress))
     losses = make_table("model of", *map(escape, federation.names), title="loss on the proxy set of")
     for own, row in zip(federation.names, found.losses.tolist(), strict=True):
         losses.add_row(escape(own), *(f"{loss:.3g}" for loss in row))
-    wrong = task.warnings(found)
+    wrong = instance.warnings(found)
     values = {
         "clusters": federation.names,
         "sizes": [dict(zip(SPLITS, numbers, strict=True)) for numbers in counts],

@@ -73,16 +73,16 @@ def _programs(
     kind: str, out: Path, layout: Layout, models: list[Tensor], problem: str | None, data_dir: Path | None
 ) -> list[Path]:
     """Write each model as a program, which needs the network and two samples."""
-    from cdfl.problems import Task
+    from cdfl.problems import ProblemInstance
     from cdfl.scenarios import load_problem
 
     if problem is None:
         raise ValueError(f"--format {kind} needs the network; name the problem with --problem")
-    task = Task.of(load_problem(problem), data_dir=data_dir)
-    if task.layout != layout:
+    instance = ProblemInstance.of(load_problem(problem), data_dir=data_dir)
+    if instance.layout != layout:
         raise ValueError(f"the network of {problem} is not that of these models; name their problem with --problem")
-    inputs = task.proxy_sets[0][0][:2]
+    inputs = instance.proxy_sets[0][0][:2]
     return [
-        write_program(out / f"cluster-{number}", module_of(task.model, model), inputs, kind)
+        write_program(out / f"cluster-{number}", module_of(instance.model, model), inputs, kind)
         for number, model in enumerate(models)
     ]

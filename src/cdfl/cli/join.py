@@ -19,7 +19,7 @@ from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
 from cdfl.policy import POLICIES, find_policy
 from cdfl.problems import Problem
-from cdfl.problems.task import client_network, client_router
+from cdfl.problems.problem_instance import client_network, client_router
 from cdfl.scenarios import load_problem
 from cdfl.userfile import report_errors
 from cdfl.wire import DTYPES, DType, WireError

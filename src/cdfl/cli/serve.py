@@ -21,7 +21,7 @@ from cdfl.server.limits import Limits, LogLimit
 from cdfl.server.records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
-    from cdfl.problems import Task
+    from cdfl.problems import ProblemInstance
     from cdfl.server.tls import Tls
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
@@ -131,7 +131,7 @@ def serve(
         with take_port(host, port) as taken:  # from now on clients wait instead of failing
             from cdfl.device import find_device
             from cdfl.malloc import keep_freed_memory
-            from cdfl.problems import Task
+            from cdfl.problems import ProblemInstance
             from cdfl.scenarios import load_problem
             from cdfl.server.auth import Access, Tokens
             from cdfl.server.metrics import Metrics
@@ -145,15 +145,15 @@ def serve(
             with server.serving(taken):
                 starting.say("reading the problem and its data")
                 described = load_problem(problem).with_settings(**parse_settings(setting or []))
-                task = Task.of(described, seed=seed, data_dir=data_dir, device=find_device(device))
-                _check_body(max_body, task)
-                task.check()
-                for note in task.federation.notes:
+                instance = ProblemInstance.of(described, seed=seed, data_dir=data_dir, device=find_device(device))
+                _check_body(max_body, instance)
+                instance.check()
+                for note in instance.federation.notes:
                     console.print(note, soft_wrap=True)
                 with Store.open(store, blobs, retention, shared=True) as opened:
                     with StartProgress(console, starting, server.url) as shown:
                         engine = open_engine(
-                            task,
+                            instance,
                             opened,
                             accept_all=accept_all,
                             progress=shown.stage,
@@ -213,11 +213,11 @@ def _check_open(host: str, *, open_: bool, to_anyone: bool) -> bool:
     return open_ or to_anyone
 
 
-def _check_body(most: int | None, task: "Task") -> None:
+def _check_body(most: int | None, instance: "ProblemInstance") -> None:
     """Refuse a limit that is smaller than an upload."""
     from cdfl.wire import body_size
 
-    needed = body_size(task.layout)
+    needed = body_size(instance.layout)
     if most is not None and most < needed:
         raise ValueError(f"--max-body is {most}; an upload of this model has {needed} bytes, expected at least that")
 

@@ -68,7 +68,7 @@ class Problem:
     place: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse values of a wrong kind; `Task.check` finds the rest."""
+        """Refuse values of a wrong kind; `ProblemInstance.check` finds the rest."""
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise ValueError(
                 f"a problem has the name {self.name!r}, but files and folders are named after it; set "

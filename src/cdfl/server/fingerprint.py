@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdfl.problems import Task
+from cdfl.problems import ProblemInstance
 
 
-def fingerprints_of(task: Task) -> dict[str, str]:
+def fingerprints_of(instance: ProblemInstance) -> dict[str, str]:
     """Return a digest of what losses depend on, to notice at a restart that it has changed."""
     return {
-        "proxy_sets": fingerprint(task.proxy_sets),
-        "loss": fingerprint(task.loss),
-        "model": fingerprint(_description(task.model)),
+        "proxy_sets": fingerprint(instance.proxy_sets),
+        "loss": fingerprint(instance.loss),
+        "model": fingerprint(_description(instance.model)),
     }
 
 

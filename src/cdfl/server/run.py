@@ -19,7 +19,7 @@ from cdfl.core import Layout, ServerState, Settings
 from cdfl.core.estimate import reevaluated
 from cdfl.core.guard import TRIAL_SAMPLES
 from cdfl.core.router import train_one_by_one
-from cdfl.problems import Progress, Task
+from cdfl.problems import ProblemInstance, Progress
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
 from cdfl.server.cluster_comparison import Matrices
@@ -49,7 +49,7 @@ LAST_SECONDS = 60  # time to answer open requests when the server stops
 
 
 def open_engine(
-    task: Task,
+    instance: ProblemInstance,
     store: Store,
     *,
     accept_all: bool = False,
@@ -62,33 +62,33 @@ def open_engine(
 
     If another server owns the store, follow it.
     """
-    settings = in_service(task.settings, accept_all=accept_all)
+    settings = in_service(instance.settings, accept_all=accept_all)
     recovered = _own_or_wait(store, progress, replayed)
     if recovered is not None and not store.is_owner:
-        _check_same(task, recovered, settings, store)
+        _check_same(instance, recovered, settings, store)
         state = recovered.state
     elif recovered is None:
-        if task.settings.pretraining.separate_epochs == 0 and task.num_clusters > 1:
-            logger.warning(EQUAL_CLUSTERS, task.place or "the problem", task.num_clusters)
-        state = task.initial_state(progress, trained)
-        for sentence in task.warnings(task.separation(state.cluster_models.to(task.device))):
+        if instance.settings.pretraining.separate_epochs == 0 and instance.num_clusters > 1:
+            logger.warning(EQUAL_CLUSTERS, instance.place or "the problem", instance.num_clusters)
+        state = instance.initial_state(progress, trained)
+        for sentence in instance.warnings(instance.separation(state.cluster_models.to(instance.device))):
             logger.warning("%s", sentence)
-        store.begin(state, task.layout, settings)
+        store.begin(state, instance.layout, settings)
     else:
-        _check_fits(task, recovered)
-        state = _with_these_losses(task, recovered.state, store)
+        _check_fits(instance, recovered)
+        state = _with_these_losses(instance, recovered.state, store)
         if settings != recovered.settings or state is not recovered.state:
             store.snapshot(state, settings)
     if store.is_owner:
-        store.put_fingerprints(fingerprints_of(task))
-    evaluators = task.evaluator(), task.evaluator()
+        store.put_fingerprints(fingerprints_of(instance))
+    evaluators = instance.evaluator(), instance.evaluator()
     compared: dict[str, Any] = {
-        "trial": task.evaluator(TRIAL_SAMPLES),
-        "matrices": Matrices(task.evaluator()),
-        "cluster_names": task.federation.names,
-        "router": _router(task, state, store, settings, progress, trained),
+        "trial": instance.evaluator(TRIAL_SAMPLES),
+        "matrices": Matrices(instance.evaluator()),
+        "cluster_names": instance.federation.names,
+        "router": _router(instance, state, store, settings, progress, trained),
     }
-    return Engine(state, task.layout, settings, store, *evaluators, **compared | options)
+    return Engine(state, instance.layout, settings, store, *evaluators, **compared | options)
 
 
 def _own_or_wait(store: Store, progress: Progress, replayed: Callable[[int, int], None] | None) -> Recovered | None:
@@ -107,12 +107,12 @@ def _own_or_wait(store: Store, progress: Progress, replayed: Callable[[int, int]
         time.sleep(WAIT_SECONDS)
 
 
-def _check_same(task: Task, recovered: Recovered, settings: Settings, store: Store) -> None:
+def _check_same(instance: ProblemInstance, recovered: Recovered, settings: Settings, store: Store) -> None:
     """Refuse to serve beside a server with another problem or other settings."""
-    _check_fits(task, recovered)
+    _check_fits(instance, recovered)
     stored = store.fingerprints() or {}
     differ = _differences(settings.to_dict(), recovered.settings.to_dict())
-    differ += [name for name, digest in fingerprints_of(task).items() if stored.get(name) != digest]
+    differ += [name for name, digest in fingerprints_of(instance).items() if stored.get(name) != digest]
     if differ:
         raise SetupError(
             f"another server serves this store with other settings or data: {', '.join(differ[:3])} differ; serve the "
@@ -133,7 +133,7 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
 
 
 def _router(
-    task: Task,
+    instance: ProblemInstance,
     state: ServerState,
     store: Store,
     settings: Settings,
@@ -143,16 +143,18 @@ def _router(
     """Return the router as clients get it: the one in the store, or else a new one; None if replies are one model."""
     if settings.replies.reply != "experts":
         return None
-    kept, module = store.router(), task.router_module()
+    kept, module = store.router(), instance.router_module()
     if kept is None:
         progress("training the router")
-        router = task.train_router(module, partial(train_one_by_one, trained=trained))
-        message = RouterMessage(router, task.router_spec, task.loss_scale(state.cluster_models.to(task.device)))
+        router = instance.train_router(module, partial(train_one_by_one, trained=trained))
+        message = RouterMessage(
+            router, instance.router_spec, instance.loss_scale(state.cluster_models.to(instance.device))
+        )
         store.put_router(encode_router(message))
     else:
         message = decode_router(kept)
-        is_same = message.spec == task.router_spec and len(message.router.model) == Layout.of(module).size
-        if not is_same or message.router.num_clusters != task.num_clusters:
+        is_same = message.spec == instance.router_spec and len(message.router.model) == Layout.of(module).size
+        if not is_same or message.router.num_clusters != instance.num_clusters:
             raise SetupError(
                 f"the problem's router is not the stored one: expected {message.spec or 'a module of your own'}, as "
                 "stored; serve that one, or use a new --store"
@@ -167,24 +169,24 @@ def _router(
     return encode_router(message)
 
 
-def _with_these_losses(task: Task, state: ServerState, store: Store) -> ServerState:
+def _with_these_losses(instance: ProblemInstance, state: ServerState, store: Store) -> ServerState:
     """Return the state; evaluate the clusters again if the losses in it are those of other proxy sets or another loss.
 
     What was usual of other losses is then forgotten, too.
     """
-    before, now = store.fingerprints() or {}, fingerprints_of(task)
+    before, now = store.fingerprints() or {}, fingerprints_of(instance)
     changed = [name for name in now if before.get(name, now[name]) != now[name]]
     if not changed:
         return state
     logger.warning(
         "%s: %s changed since the last start; the clusters are evaluated again, and what was usual is forgotten",
-        task.place,
+        instance.place,
         " and ".join(changed),
     )
     unknown = torch.full_like(state.cluster_losses, torch.nan)
     empty = state.estimator_memory.new_empty(0)
     state = state.replace(cluster_losses=unknown, estimator_memory=empty, defence_memory=empty)
-    return reevaluated(state, task.evaluator())
+    return reevaluated(state, instance.evaluator())
 
 
 def in_service(settings: Settings, *, accept_all: bool) -> Settings:
@@ -299,17 +301,17 @@ def make_server(
     return WebServer(config, gate, connections, notifier, tls)
 
 
-def _check_fits(task: Task, recovered: Recovered) -> None:
-    if task.layout != recovered.layout:
-        ours, theirs = dict(zip(task.layout.names, task.layout.shapes, strict=True)), recovered.layout
+def _check_fits(instance: ProblemInstance, recovered: Recovered) -> None:
+    if instance.layout != recovered.layout:
+        ours, theirs = dict(zip(instance.layout.names, instance.layout.shapes, strict=True)), recovered.layout
         stored = dict(zip(theirs.names, theirs.shapes, strict=True))
         odd = sorted(name for name in ours.keys() | stored.keys() if ours.get(name) != stored.get(name))
         raise SetupError(
             f"the problem's model is not the stored one: {', '.join(odd[:3]) or 'the order of its tensors'} differ"
             f"{'s' if len(odd) == 1 else ''}; serve the stored model, or use a new --store"
         )
-    if task.num_clusters != recovered.state.num_clusters:
+    if instance.num_clusters != recovered.state.num_clusters:
         there = recovered.state.num_clusters
         raise SetupError(
-            f"the problem has {task.num_clusters} clusters, the store {there}; serve as many, or use a new --store"
+            f"the problem has {instance.num_clusters} clusters, the store {there}; serve as many, or use a new --store"
         )

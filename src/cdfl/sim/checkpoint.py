@@ -39,7 +39,7 @@ def save(folder: Path, bookmark: Bookmark, start: Tensor) -> None:
 
 def load(folder: Path, simulation: Simulation) -> Bookmark:
     """Read a bookmark for a new simulation of the same config."""
-    workload, store = simulation.workload, simulation.store
+    instance, store = simulation.instance, simulation.store
     with _opened(folder) as (file, numbers):
         records = file.get_slice("records")
 
@@ -47,8 +47,8 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
             data: bytes = records[place[0] : place[1]].numpy().tobytes()
             return data
 
-        workload.start = file.get_tensor("start").to(workload.device)
-        simulation.initial_state(workload.start)
+        instance.start = file.get_tensor("start").to(instance.device)
+        simulation.initial_state(instance.start)
         state = store.packer.unpack(record(numbers["state"]))
         kept = [store.keep_packed(record(place)) for place in numbers["kept"]]
         found: dict[int, Client] = {}
@@ -58,7 +58,7 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
             if about["prepared"] is not None:
                 (number,) = about["numbers"]
                 ahead = store.packer.unpack(record(about["prepared"]))
-                turn_data = workload.turn_data(number, client.turns)
+                turn_data = instance.turn_data(number, client.turns)
                 prepared = Prepared(client.kept.load(), turn_data, **ahead)
                 found[number] = Client(client.kept, client.turns, client.updates, client.memory, prepared)
         moment = Population(found).mark()

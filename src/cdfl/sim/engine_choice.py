@@ -17,9 +17,9 @@ from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.flops import count_calls
 from cdfl.sim.kernel_network import KernelNetwork
+from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
-from cdfl.sim.workload import Workload, client_workload
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 
@@ -39,13 +39,13 @@ EVALUATION_FLOPS = 2e12
 class MakeEngines(Protocol):
     """Makes the engines for a network: here, or on a cluster."""
 
-    def __call__(self, workload: Workload, algorithm: Algorithm, *, precision: Precision) -> Engines:
+    def __call__(self, instance: ScenarioInstance, algorithm: Algorithm, *, precision: Precision) -> Engines:
         """Return engines for the network that the clients of an algorithm train."""
         ...
 
 
 def make_engines(
-    workload: Workload,
+    instance: ScenarioInstance,
     algorithm: Algorithm | None = None,
     *,
     precision: Precision = "float32",
@@ -56,40 +56,40 @@ def make_engines(
 
     `cores` is the number of CPU cores to use; None for all.
 
-    The network is that of the workload, or another one that the clients of `algorithm` train.
+    The network is that of the instance, or another one that the clients of `algorithm` train.
 
     A network that cannot be stacked is trained one client at a time, with the same results.
     """
-    if algorithm is not None and (clients := client_workload(workload, algorithm)) is not workload:
-        own, usual = (make_engines(each, precision=precision, width=width, cores=cores) for each in (clients, workload))
+    if algorithm is not None and (clients := client_instance(instance, algorithm)) is not instance:
+        own, usual = (make_engines(each, precision=precision, width=width, cores=cores) for each in (clients, instance))
         return replace(own, pretrainer=usual.pretrainer, of_clusters=usual.evaluator)
-    training = workload.settings.training
+    training = instance.settings.training
     free = replace(training, proximal_strength=0.0)  # pre-training has no received model to stay close to
-    check_precision(precision, workload.device.type)
+    check_precision(precision, instance.device.type)
 
     def stack(settings: TrainingSettings) -> Stack:
-        return Stack(workload.model, workload.loss, settings, workload.dtype, width or 64, precision, images=images)
+        return Stack(instance.model, instance.loss, settings, instance.dtype, width or 64, precision, images=images)
 
     def workers(settings: TrainingSettings) -> Workers:
         kinds = {"random": random, "images": images}
-        return Workers(workload.model, workload.loss, settings, workload.dtype, precision, cores, **kinds)
+        return Workers(instance.model, instance.loss, settings, instance.dtype, precision, cores, **kinds)
 
-    batch_flops = workload.flops.forward * training.batch_size
-    random, images = draws_random(workload), takes_channels_last(workload)
-    if not can_stack(workload):
+    batch_flops = instance.flops.forward * training.batch_size
+    random, images = draws_random(instance), takes_channels_last(instance)
+    if not can_stack(instance):
         return Engines(workers(training), workers(free), workers(training))
-    if workload.device.type == "cuda":
+    if instance.device.type == "cuda":
         from cdfl.sim.cuda_stack import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (STREAMS if big else 64)
-        together = max(256, int(EVALUATION_FLOPS / max(1, workload.flops.forward)))
+        together = max(256, int(EVALUATION_FLOPS / max(1, instance.flops.forward)))
         trainer, pretrainer = (
             GraphStack(
-                workload.model,
-                workload.loss,
+                instance.model,
+                instance.loss,
                 settings,
-                workload.dtype,
+                instance.dtype,
                 height,
                 precision,
                 together,
@@ -99,24 +99,24 @@ def make_engines(
             for settings in (training, free)
         )
         return Engines(trainer, pretrainer, trainer, scores_together=64)
-    calls = count_calls(workload.model, workload.examples[0])
+    calls = count_calls(instance.model, instance.examples[0])
     small = batch_flops < SMALL_BATCH_FLOPS or batch_flops / max(1, calls) < SMALL_CALL_FLOPS
     if width is not None or (small and precision == "float32"):
         return Engines(stack(training), stack(free), workers(training))
     return Engines(workers(training), workers(free), workers(training))
 
 
-def can_stack(workload: Workload) -> bool:
-    """Return whether clients with the network of a workload can be trained in a stack.
+def can_stack(instance: ScenarioInstance) -> bool:
+    """Return whether clients with the network of an instance can be trained in a stack.
 
     Layers that have kernels of their own can. Others are tried, on the host first: there it needs none of the libraries
     that a GPU loads for seconds.
     """
-    if workload.loss is cross_entropy and KernelNetwork.of(workload.model, workload.layout, "ieee") is not None:
+    if instance.loss is cross_entropy and KernelNetwork.of(instance.model, instance.layout, "ieee") is not None:
         return True
-    inputs, targets = workload.examples
-    on_host = vmap_trains(copy.deepcopy(workload.model).cpu(), workload.loss, inputs.cpu(), targets.cpu())
-    return on_host or (inputs.is_cuda and vmap_trains(workload.model, workload.loss, inputs, targets))
+    inputs, targets = instance.examples
+    on_host = vmap_trains(copy.deepcopy(instance.model).cpu(), instance.loss, inputs.cpu(), targets.cpu())
+    return on_host or (inputs.is_cuda and vmap_trains(instance.model, instance.loss, inputs, targets))
 
 
 def vmap_trains(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> bool:
@@ -149,15 +149,15 @@ def vmap_trains(network: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor)
     return True
 
 
-def takes_channels_last(workload: Workload) -> bool:
+def takes_channels_last(instance: ScenarioInstance) -> bool:
     """Return whether the inputs are images (n, C, H, W) that the network takes channels last, by trying it.
 
     `inputs.view(len(inputs), -1)`, for example, works only on images that are stored channels first.
     """
-    inputs = workload.examples[0].cpu()
+    inputs = instance.examples[0].cpu()
     if inputs.ndim != 4 or not inputs.is_floating_point():
         return False
-    model = copy.deepcopy(workload.model).cpu().train()
+    model = copy.deepcopy(instance.model).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model(inputs)  # an error of the network comes out as it is
         try:
@@ -167,19 +167,19 @@ def takes_channels_last(workload: Workload) -> bool:
     return True
 
 
-def draws_random(workload: Workload) -> bool:
+def draws_random(instance: ScenarioInstance) -> bool:
     """Return whether this network draws random numbers in training, as dropout does, by trying it."""
-    model = copy.deepcopy(workload.model).cpu().train()
+    model = copy.deepcopy(instance.model).cpu().train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        model(workload.examples[0].cpu())
+        model(instance.examples[0].cpu())
         return not torch.equal(before, torch.get_rng_state())
 
 
-def make_fast(algorithm: Algorithm, workload: Workload, engines: Engines) -> Algorithm:
+def make_fast(algorithm: Algorithm, instance: ScenarioInstance, engines: Engines) -> Algorithm:
     """Return the algorithm with its server step as a CUDA graph, if that is possible and faster."""
-    is_plain = workload.loss is cross_entropy and workload.federation.num_classes is not None
-    if workload.device.type == "cuda" and is_plain:
+    is_plain = instance.loss is cross_entropy and instance.federation.num_classes is not None
+    if instance.device.type == "cuda" and is_plain:
         from cdfl.sim.cuda_server import GraphServer
         from cdfl.sim.cuda_stack import GraphStack
 
@@ -187,7 +187,7 @@ def make_fast(algorithm: Algorithm, workload: Workload, engines: Engines) -> Alg
         # plain algorithm is faster, because it evaluates only those.
         stack = engines.evaluator
         if GraphServer.fits(algorithm) and isinstance(stack, GraphStack) and not stack.network.one_by_one:
-            return GraphServer(algorithm, stack, workload.proxy_sets)
+            return GraphServer(algorithm, stack, instance.proxy_sets)
     return algorithm
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
-from cdfl.problems.task import Outputs
+from cdfl.problems.problem_instance import Outputs
 from cdfl.record import Clusters, Diverged, Event, Finished, Routed, Separated, Started, Uploaded, only
-from cdfl.sim.workload import TURNS_PER_UPLOAD, Workload
+from cdfl.sim.scenario_instance import TURNS_PER_UPLOAD, ScenarioInstance
 from cdfl.wire.experts import experts_size
 
 SMOOTHING = 1e-4
@@ -65,25 +65,25 @@ def divergence(true_mixture: Sequence[float], mixture: Sequence[float]) -> float
     return max(0.0, sum(p * log(p / q) for p, q in zip(true_mixture, smoothed, strict=True) if p > 0))
 
 
-def started_event(workload: Workload, algorithm: Algorithm) -> Started:
+def started_event(instance: ScenarioInstance, algorithm: Algorithm) -> Started:
     """Return the first event of a run."""
-    scenario = workload.scenario
+    scenario = instance.scenario
     return Started(
         scenario=scenario.name,
         algorithm=algorithm.name,
-        seed=workload.seed,
+        seed=instance.seed,
         num_clients=scenario.num_clients,
-        num_clusters=workload.federation.num_clusters,
+        num_clusters=instance.federation.num_clusters,
         num_uploads=scenario.num_uploads,
-        model_bytes=workload.model_bytes,
-        metrics=[metric.to_jsonable() for metric in workload.metrics],
-        clusters=workload.federation.names,
-        notes="\n".join(workload.federation.notes),
+        model_bytes=instance.model_bytes,
+        metrics=[metric.to_jsonable() for metric in instance.metrics],
+        clusters=instance.federation.names,
+        notes="\n".join(instance.federation.notes),
     )
 
 
 def uploaded_event(
-    workload: Workload,
+    instance: ScenarioInstance,
     algorithm: Algorithm,
     info: UploadInfo,
     draw: Draw,
@@ -93,14 +93,14 @@ def uploaded_event(
 ) -> Uploaded:
     """Return the event of one upload, with its costs; `scores` has one entry for each metric."""
     main, *others = scores
-    num_clusters = workload.federation.num_clusters
-    down = bytes_down(workload, algorithm, is_first=info.update == 0)
+    num_clusters = instance.federation.num_clusters
+    down = bytes_down(instance, algorithm, is_first=info.update == 0)
     # A client that receives all cluster models evaluates each on its data.
     tried = num_clusters * len(draw.train) if algorithm.models_down == "clusters" else 0
-    asked = len(draw.train) * workload.routing.flops if algorithm.models_down == "experts" and own else 0
+    asked = len(draw.train) * instance.routing.flops if algorithm.models_down == "experts" and own else 0
     server_passes = 0
     if algorithm.uses_proxy and reply.outcome != "deprecated":
-        sizes = [len(targets) for _, targets in workload.proxy_sets]
+        sizes = [len(targets) for _, targets in instance.proxy_sets]
         moved = [size for size, rate in zip(sizes, reply.rates.tolist(), strict=True) if rate > 0]
         server_passes = sum(sizes) + sum(moved)
     true_mixture = draw.true_mixture.tolist()
@@ -121,27 +121,27 @@ def uploaded_event(
         mixture=mixture,
         divergence=None if mixture is None else divergence(true_mixture, mixture),
         rates=reply.rates.tolist(),
-        bytes_up=0 if algorithm.models_down == "none" else workload.model_bytes,
+        bytes_up=0 if algorithm.models_down == "none" else instance.model_bytes,
         bytes_down=down,
-        client_flops=info.trained * workload.flops.training + tried * workload.flops.forward + asked,
-        server_flops=server_passes * workload.flops.forward,
+        client_flops=info.trained * instance.flops.training + tried * instance.flops.forward + asked,
+        server_flops=server_passes * instance.flops.forward,
         trained=info.trained,
         more={
             metric.name: {"held": each.held, "before": each.before, "after": each.after, **_served(algorithm, each)}
-            for metric, each in zip(workload.metrics[1:], others, strict=True)
+            for metric, each in zip(instance.metrics[1:], others, strict=True)
         },
         routed={} if own is None else asdict(_routed(main, own, true_mixture)),
     )
 
 
-def bytes_down(workload: Workload, algorithm: Algorithm, *, is_first: bool) -> int:
+def bytes_down(instance: ScenarioInstance, algorithm: Algorithm, *, is_first: bool) -> int:
     """Return the bytes of a reply's body. The router comes once, with the first reply to a client."""
-    num_clusters = workload.federation.num_clusters
+    num_clusters = instance.federation.num_clusters
     if algorithm.models_down == "experts":
         num_models = num_clusters if algorithm.estimates else 1  # one model for all needs no router
-        experts = experts_size(workload.layout, num_models, algorithm.settings.replies.expert_dtype)
-        return experts + (workload.routing.num_bytes if is_first and num_models > 1 else 0)
-    return {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down] * workload.model_bytes
+        experts = experts_size(instance.layout, num_models, algorithm.settings.replies.expert_dtype)
+        return experts + (instance.routing.num_bytes if is_first and num_models > 1 else 0)
+    return {"one": 1, "clusters": num_clusters, "none": 0}[algorithm.models_down] * instance.model_bytes
 
 
 def _served(algorithm: Algorithm, scores: Scores) -> dict[str, float]:
@@ -159,34 +159,34 @@ def _routed(scores: Scores, own: OwnEstimate, true_mixture: list[float]) -> Rout
 
 
 def clusters_event(
-    workload: Workload, epoch: int, models: Tensor, scores: Sequence[Sequence[float]], losses: Tensor
+    instance: ScenarioInstance, epoch: int, models: Tensor, scores: Sequence[Sequence[float]], losses: Tensor
 ) -> Clusters:
     """Return the event of the cluster models (K, P) or (1, P): their scores by each metric, and proxy losses (·, K)."""
     main, *others = map(list, scores)
-    trained = models[:, : workload.layout.num_parameters].expand(len(main), -1)
+    trained = models[:, : instance.layout.num_parameters].expand(len(main), -1)
     return Clusters(
         epoch,
         main,
-        {metric.name: own for metric, own in zip(workload.metrics[1:], others, strict=True)},
+        {metric.name: own for metric, own in zip(instance.metrics[1:], others, strict=True)},
         losses=[[loss if isfinite(loss) else None for loss in row] for row in losses.expand(len(main), -1).tolist()],
         distances=torch.cdist(trained, trained, compute_mode="donot_use_mm_for_euclid_dist").double().tolist(),
     )
 
 
-def separated_event(workload: Workload, models: Tensor, outputs: Outputs | None = None) -> Separated:
+def separated_event(instance: ScenarioInstance, models: Tensor, outputs: Outputs | None = None) -> Separated:
     """Return whether the clusters (K, P) that a run begins with can be told apart."""
-    found = workload.separation(models, outputs)
-    return Separated(found.losses.tolist(), workload.warnings(found))
+    found = instance.separation(models, outputs)
+    return Separated(found.losses.tolist(), instance.warnings(found))
 
 
-def shortfall(workload: Workload, events: Iterable[Event], ticks: Counter[str]) -> str:
+def shortfall(instance: ScenarioInstance, events: Iterable[Event], ticks: Counter[str]) -> str:
     """Return why a run made fewer uploads than planned, given its ticks of each kind; "" if it made all."""
-    events, asked = list(events), workload.scenario.num_uploads
+    events, asked = list(events), instance.scenario.num_uploads
     made, diverged = len(only(events, Uploaded)), len(only(events, Diverged))
     if made == asked:
         return ""
     reasons = [f"trainings that diverged and were refused: {diverged}"] if diverged else []
-    if made + diverged < asked and ticks.total() == workload.most_ticks:
+    if made + diverged < asked and ticks.total() == instance.most_ticks:
         times = f"uploaded {made + diverged} times" if made + diverged else "never uploaded"
         reasons.append(
             f"the policy {times} in {ticks['turn']} turns, and a run ends after about "

@@ -8,7 +8,7 @@ from torch import Tensor
 from cdfl.algorithms import Assignment
 from cdfl.policy import Memory
 from cdfl.sim.client_store import Held, Kept
-from cdfl.sim.workload import TurnData
+from cdfl.sim.scenario_instance import TurnData
 
 
 @dataclass(frozen=True, eq=False)

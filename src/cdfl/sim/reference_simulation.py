@@ -30,8 +30,8 @@ from cdfl.sim.event_builders import (
     uploaded_event,
 )
 from cdfl.sim.routing import TurnEvidence, has_router
+from cdfl.sim.scenario_instance import OwnView, ScenarioInstance, client_instance
 from cdfl.sim.time_models import TimeModel
-from cdfl.sim.workload import OwnView, Workload, client_workload
 
 
 @dataclass
@@ -48,39 +48,39 @@ class Client:
 
 
 def simulate(
-    workload: Workload, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS
+    instance: ScenarioInstance, algorithm: Algorithm, time_model: TimeModel, policy: Policy = ALWAYS
 ) -> Iterator[Event]:
     """Run a scenario, and yield every event as it happens."""
-    scenario, federation = workload.scenario, workload.federation
-    clients_have = client_workload(workload, algorithm)  # the network that they train
+    scenario, federation = instance.scenario, instance.federation
+    clients_have = client_instance(instance, algorithm)  # the network that they train
     events: list[Event] = []
     yield started_event(clients_have, algorithm)
 
     # Initialization: the server pre-trains its clusters and sends their average to every client.
-    start = workload.pretrain()
-    state = algorithm.initial(start, workload.evaluate, workload.layout.num_parameters)
+    start = instance.pretrain()
+    state = algorithm.initial(start, instance.evaluate, instance.layout.num_parameters)
 
     is_routed = has_router(algorithm, state)
 
     def sent_experts() -> Tensor | None:
         replies = algorithm.settings.replies
         models = algorithm.cluster_models(state)
-        return rounded(models, workload.layout, replies.expert_dtype) if algorithm.models_down == "experts" else None
+        return rounded(models, instance.layout, replies.expert_dtype) if algorithm.models_down == "experts" else None
 
     def scored() -> Event:
         models = algorithm.cluster_models(state)
         proxies = torch.arange(federation.num_clusters)
-        losses = torch.stack([workload.evaluate(model.expand(len(proxies), -1), proxies) for model in models])
-        return clusters_event(workload, state.epoch, models, workload.cluster_scores(models), losses)
+        losses = torch.stack([instance.evaluate(model.expand(len(proxies), -1), proxies) for model in models])
+        return clusters_event(instance, state.epoch, models, instance.cluster_scores(models), losses)
 
     events.append(scored())
     yield events[-1]
-    events.append(separated_event(workload, start))
+    events.append(separated_event(instance, start))
     yield events[-1]
     clients: dict[int, Client] = {}
     attempts = 0
     ticks: Counter[str] = Counter()
-    for time, client, kind in workload.ticks(time_model):
+    for time, client, kind in instance.ticks(time_model):
         if attempts == scenario.num_uploads:
             break
         ticks[kind] += 1
@@ -95,10 +95,10 @@ def simulate(
         mine = clients[client]
         turn, draw = mine.turns, federation.draw(client, mine.turns)
         mine.turns += 1
-        view, evidence, seen = workload.view(draw), None, None
+        view, evidence, seen = instance.view(draw), None, None
         if is_routed:
-            [evidence] = workload.routing.of([workload.turn_data(client, turn)])
-            mixture = _own_mixture(workload, algorithm, mine, draw, evidence)
+            [evidence] = instance.routing.of([instance.turn_data(client, turn)])
+            mixture = _own_mixture(instance, algorithm, mine, draw, evidence)
             view = replace(view, experts=mine.experts, mixture=partial(Tensor.clone, mixture))
             before = mine.reply.mixture if mine.uploaded_mixture is None else mine.uploaded_mixture
             seen = OwnView(mixture, before, evidence.strange)
@@ -110,12 +110,12 @@ def simulate(
             continue
 
         # Client: train from the model it received, on its own data, and upload.
-        inputs, targets = workload.inputs(draw.train)
-        plan = workload.plan(draw, client, turn).to(targets.device)
+        inputs, targets = instance.inputs(draw.train)
+        plan = instance.plan(draw, client, turn).to(targets.device)
         batches = ((inputs[batch], targets[batch]) for batch in plan)
-        with workload.noise(client, turn):
+        with instance.noise(client, turn):
             local_model = client_update(
-                clients_have.model, assignment.personal_model, batches, workload.loss, workload.settings.training
+                clients_have.model, assignment.personal_model, batches, instance.loss, instance.settings.training
             )
         attempts += 1
         upload = Upload(
@@ -131,7 +131,7 @@ def simulate(
             if not bool(torch.isfinite(local_model).all()):
                 raise NotFiniteError("the training has diverged")
             earlier = state.epoch
-            state, reply = algorithm.server_update(state, upload, assignment, workload.evaluate)
+            state, reply = algorithm.server_update(state, upload, assignment, instance.evaluate)
         except NotFiniteError:
             events.append(Diverged(time, client))
             yield events[-1]
@@ -148,8 +148,8 @@ def simulate(
             own = OwnEstimate(mixture, evidence.strange)
             current = algorithm.cluster_models(state) if experts is None else experts
             weights = expert_weights(evidence.test, mixture)
-            columns += [_served(workload, current, draw, each) for each in (weights, likeliest(weights))]
-            columns += [] if mine.experts is None else [_served(workload, mine.experts, draw, weights)]
+            columns += [_served(instance, current, draw, each) for each in (weights, likeliest(weights))]
+            columns += [] if mine.experts is None else [_served(instance, mine.experts, draw, weights)]
         scores = [Scores(*each) for each in zip(*columns, strict=True)]
         info = UploadInfo(time, client, mine.updates, plan.numel(), state.epoch)
         events.append(uploaded_event(clients_have, algorithm, info, draw, reply, scores, own))
@@ -165,23 +165,23 @@ def simulate(
     if state.epoch % scenario.num_clients != 0:
         events.append(scored())
         yield events[-1]
-    yield summarize(events, scenario.num_clients, shortfall(workload, events, ticks))
+    yield summarize(events, scenario.num_clients, shortfall(instance, events, ticks))
 
 
 def _own_mixture(
-    workload: Workload, algorithm: Algorithm, client: Client, draw: Draw, evidence: TurnEvidence
+    instance: ScenarioInstance, algorithm: Algorithm, client: Client, draw: Draw, evidence: TurnEvidence
 ) -> Tensor:
     """Return a client's own estimate of its mixture (K,) on fresh data."""
     models = algorithm.cluster_models(client.state) if client.experts is None else client.experts
-    return workload.routing.own_mixture(
+    return instance.routing.own_mixture(
         evidence,
         client.reply.mixture,
-        lambda places: workload.sample_losses(models, draw.train.at(places.numpy())),
+        lambda places: instance.sample_losses(models, draw.train.at(places.numpy())),
     )
 
 
-def _served(workload: Workload, experts: Tensor, draw: Draw, weights: Tensor) -> list[float]:
+def _served(instance: ScenarioInstance, experts: Tensor, draw: Draw, weights: Tensor) -> list[float]:
     """Return the score, by each metric, of experts (K, P) that are weighted for each held-out sample (n, K)."""
-    inputs, targets = workload.inputs(draw.test)
-    outputs = torch.stack([workload.outputs(vector, inputs) for vector in experts])
-    return [float(metric(workload.combine(outputs, weights), targets)) for metric in workload.metrics]
+    inputs, targets = instance.inputs(draw.test)
+    outputs = torch.stack([instance.outputs(vector, inputs) for vector in experts])
+    return [float(metric(instance.combine(outputs, weights), targets)) for metric in instance.metrics]

@@ -21,8 +21,8 @@ from cdfl.data import Draw, Samples
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engine_choice import vmap_trains
 from cdfl.sim.flops import count_flops
+from cdfl.sim.scenario_instance import ScenarioInstance, TurnData
 from cdfl.sim.stack import Stack
-from cdfl.sim.workload import TurnData, Workload
 
 CHUNK = 8192  # inputs that the router sees at once
 
@@ -38,13 +38,13 @@ class TurnEvidence:
 
 
 class Routing:
-    """The router of a workload. Its answers depend on data alone, so runs of one seed share them."""
+    """The router of an instance. Its answers depend on data alone, so runs of one seed share them."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.module: nn.Module = workload.router_module()
-        self.router: Router = workload.train_router(self.module, train_together)
-        self.flops = count_flops(self.module, workload.examples[0]).forward
+    def __init__(self, instance: ScenarioInstance) -> None:
+        self.instance = instance
+        self.module: nn.Module = instance.router_module()
+        self.router: Router = instance.train_router(self.module, train_together)
+        self.flops = count_flops(self.module, instance.examples[0]).forward
         self.num_bytes = 4 * Layout.of(self.module).size
         self._known: WeakKeyDictionary[TurnData, TurnEvidence] = WeakKeyDictionary()
 
@@ -56,9 +56,9 @@ class Routing:
     @cached_property
     def loss_scale(self) -> float:
         """The factor that makes the experts' losses evidence, from the pre-trained clusters and the proxy sets."""
-        if self.workload.start is None:
+        if self.instance.start is None:
             raise RuntimeError("the clusters are not pre-trained")
-        return self.workload.loss_scale(self.workload.start)
+        return self.instance.loss_scale(self.instance.start)
 
     def of(self, turns: Sequence[TurnData]) -> list[TurnEvidence]:
         """Return what the router tells about some turns; those that are new are computed together."""
@@ -75,7 +75,7 @@ class Routing:
     def _compute(self, draws: Sequence[Draw]) -> list[TurnEvidence]:
         if not draws:
             return []
-        federation, dtype = self.workload.federation, self.workload.dtype
+        federation, dtype = self.instance.federation, self.instance.dtype
         train = [inputs for inputs, _ in fetch_all([(federation, draw.train) for draw in draws], dtype)]
         test = [inputs for inputs, _ in fetch_all([(federation, draw.test) for draw in draws], dtype)]
         sizes = [len(inputs) for inputs in train]

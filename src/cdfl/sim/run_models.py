@@ -33,8 +33,8 @@ class RunModels:
         clusters = simulation.algorithm.cluster_models(simulation.state).detach().cpu().clone()
         last = simulation.personal_models() if personal else ()
         kept = {number: model.detach().cpu().clone() for number, model in last}
-        workload = simulation.workload
-        return cls(workload.layout, about_models(simulation), list(clusters), kept, workload.model)
+        instance = simulation.instance
+        return cls(instance.layout, about_models(simulation), list(clusters), kept, instance.model)
 
     def save(self, folder: Path) -> None:
         """Write the cluster models to a run's folder."""
@@ -57,14 +57,14 @@ class RunModels:
 
 def about_models(simulation: Simulation) -> dict[str, Any]:
     """Return what is stored beside the models of a run."""
-    workload = simulation.workload
+    instance = simulation.instance
     count = len(simulation.algorithm.cluster_models(simulation.state))
-    names = workload.federation.names
+    names = instance.federation.names
     names = names if len(names) == count else ["all"]  # one model serves all
     return {
         "names": names,
         "epoch": simulation.state.epoch,
-        "scenario": workload.scenario.name,
-        "input_shape": list(workload.federation.input_shape),
-        "num_outputs": workload.federation.num_outputs,
+        "scenario": instance.scenario.name,
+        "input_shape": list(instance.federation.input_shape),
+        "num_outputs": instance.federation.num_outputs,
     }

@@ -28,10 +28,10 @@ from cdfl.sim.named_settings import find_preset, preset_for
 from cdfl.sim.on_ray.connection import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
 from cdfl.sim.run_models import RunModels
+from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
-from cdfl.sim.workload import Workload, client_workload
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SAMPLES_TRIED = 32  # of each cluster, before anything is trained
@@ -197,7 +197,7 @@ def run_simulations(
     personal: bool = False,
 ) -> Generator[tuple[int, Event]]:
     """Run simulations, as many side by side as fit in memory; the arguments are those of `compare_events`."""
-    for group in _groups(built, _memory_budget(str(built[0].workload.device))):
+    for group in _groups(built, _memory_budget(str(built[0].instance.device))):
         folder_of = {which: folders[which] for which in group} if folders is not None else {}
         yield from _run_group({which: built[which] for which in group}, folder_of, resume=resume)
         for which in group:
@@ -232,10 +232,10 @@ def _run_group(
                 return
             for place, simulation in enumerate(together.simulations):
                 path, bookmark = folders[numbers[place]].path, together.bookmarks.get(place)
-                if bookmark is None or simulation.workload.start is None:
+                if bookmark is None or simulation.instance.start is None:
                     checkpoint.remove(path)
                 else:
-                    checkpoint.save(path, bookmark, simulation.workload.start)
+                    checkpoint.save(path, bookmark, simulation.instance.start)
 
         saved = time.monotonic()
         try:
@@ -266,24 +266,26 @@ def simulations(
 
     The data are read, unless a `federation` holds them.
     """
-    workloads: dict[int, Workload] = {}
+    instances: dict[int, ScenarioInstance] = {}
     built: list[Simulation] = []
     made: dict[str, Engines] = {}
     first = configs[0]
     federation = (federation or read_data(first, data_dir)).to(first.device)
     for config in configs:
-        if config.seed not in workloads:
-            workloads[config.seed] = Workload(config.scenario, federation.reseeded(config.seed), config.settings)
+        if config.seed not in instances:
+            instances[config.seed] = ScenarioInstance(
+                config.scenario, federation.reseeded(config.seed), config.settings
+            )
             if not built:
-                workloads[config.seed].check(SAMPLES_TRIED)
-        workload = workloads[config.seed]
-        algorithm = make_algorithm(config.algorithm, config.settings.for_clusters(workload.num_clusters))
-        network = "" if client_workload(workload, algorithm) is workload else algorithm.name
+                instances[config.seed].check(SAMPLES_TRIED)
+        instance = instances[config.seed]
+        algorithm = make_algorithm(config.algorithm, config.settings.for_clusters(instance.num_clusters))
+        network = "" if client_instance(instance, algorithm) is instance else algorithm.name
         if network not in made:  # algorithms with the same network share engines
-            made[network] = make(workload, algorithm, precision=config.precision)
+            made[network] = make(instance, algorithm, precision=config.precision)
         engines = made[network]
         built.append(
-            Simulation(workload, make_fast(algorithm, workload, engines), config.time_model, engines, config.policy)
+            Simulation(instance, make_fast(algorithm, instance, engines), config.time_model, engines, config.policy)
         )
     return built
 
@@ -303,9 +305,9 @@ def _groups(built: Sequence[Simulation], budget: int) -> Iterator[list[int]]:
 
 def _bytes_of(simulation: Simulation) -> int:
     """Return the bytes of a simulation: a received, a trained and a scored model for clients awake, and the data."""
-    workload = simulation.client_workload
-    awake = min(workload.scenario.num_clients, simulation.most_trained)
-    return 3 * awake * workload.model_bytes + workload.federation.num_bytes
+    instance = simulation.client_instance
+    awake = min(instance.scenario.num_clients, simulation.most_trained)
+    return 3 * awake * instance.model_bytes + instance.federation.num_bytes
 
 
 def _memory_budget(device: str) -> int:

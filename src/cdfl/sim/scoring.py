@@ -16,7 +16,7 @@ from cdfl.sim.cluster_losses import NUMBERS, ClusterLosses
 from cdfl.sim.engine import Engines, fetch_all
 from cdfl.sim.event_builders import OwnEstimate, Scores, UploadInfo, clusters_event, uploaded_event
 from cdfl.sim.routing import TurnEvidence, served
-from cdfl.sim.workload import Workload, client_workload
+from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores
 WAITING_BYTES = 2**33  # of cluster models that wait with them
@@ -55,9 +55,11 @@ class UnscoredClusters:
 class Scoring:
     """Collects what has no scores yet, and makes the events of it."""
 
-    def __init__(self, workload: Workload, algorithm: Algorithm, engines: Engines, losses: ClusterLosses) -> None:
-        self.workload = workload
-        self.client_workload = client_workload(workload, algorithm)
+    def __init__(
+        self, instance: ScenarioInstance, algorithm: Algorithm, engines: Engines, losses: ClusterLosses
+    ) -> None:
+        self.instance = instance
+        self.client_instance = client_instance(instance, algorithm)
         self.algorithm = algorithm
         self.engines = engines
         self.losses = losses
@@ -66,7 +68,7 @@ class Scoring:
 
     def expect_router(self) -> None:
         """Let fewer uploads wait: with a router each holds up to 2 K models."""
-        held = 2 * self.workload.federation.num_clusters * self.workload.model_bytes
+        held = 2 * self.instance.federation.num_clusters * self.instance.model_bytes
         self.most_waiting = max(1, min(MOST_WAITING, WAITING_BYTES // held))
 
     def events(self) -> Iterator[Event]:
@@ -80,18 +82,18 @@ class Scoring:
                 behind = item.behind
                 own = None if behind is None else OwnEstimate(behind.mixture, behind.evidence.strange)
                 yield uploaded_event(
-                    self.client_workload, self.algorithm, item.info, item.draw, next(replies), next(scores), own
+                    self.client_instance, self.algorithm, item.info, item.draw, next(replies), next(scores), own
                 )
             elif isinstance(item, Diverged):
                 yield item
             else:
                 scored, losses = self._cluster_scores(item.models), self.losses.on_proxy_sets(item.models)
-                yield clusters_event(self.workload, item.epoch, item.models, scored, losses)
+                yield clusters_event(self.instance, item.epoch, item.models, scored, losses)
 
     def _scores(self, answered: Sequence[Unscored]) -> list[list[Scores]]:
         """Return the scores of each client on its held-out samples, by each metric."""
-        per_upload = 3 + (2 * self.workload.federation.num_clusters if answered[0].behind is not None else 0)
-        together = max(1, NUMBERS // (per_upload * len(answered[0].draw.test) * self.workload.output_size))
+        per_upload = 3 + (2 * self.instance.federation.num_clusters if answered[0].behind is not None else 0)
+        together = max(1, NUMBERS // (per_upload * len(answered[0].draw.test) * self.instance.output_size))
         return [
             scores
             for first in range(0, len(answered), together)
@@ -99,7 +101,7 @@ class Scoring:
         ]
 
     def _scores_of(self, answered: Sequence[Unscored]) -> list[list[Scores]]:
-        ready = fetch_all([(self.workload.federation, item.draw.test) for item in answered], self.workload.dtype)
+        ready = fetch_all([(self.instance.federation, item.draw.test) for item in answered], self.instance.dtype)
         models = [item.held for item in answered] + [item.local_model for item in answered]
         models += [item.reply.personal_model for item in answered]
         outputs = self.engines.evaluator.outputs(torch.stack(models), [inputs for inputs, _ in ready] * 3)
@@ -107,7 +109,7 @@ class Scoring:
         if answered[0].behind is not None:
             outputs = outputs + self._served(answered, [inputs for inputs, _ in ready])
         targets = [targets for _, targets in ready] * (len(outputs) // count)
-        found = [_score(metric, outputs, targets) for metric in self.workload.metrics]
+        found = [_score(metric, outputs, targets) for metric in self.instance.metrics]
         return [[Scores(*own[place::count]) for own in found] for place in range(count)]
 
     def _served(self, answered: Sequence[Unscored], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -120,17 +122,17 @@ class Scoring:
             return self.losses.evaluator.outputs(torch.cat(list(models)), copies)
 
         after = outputs([each.experts for each in behind])
-        found = served(self.workload.combine, after, evidence, mixtures)
-        found += served(self.workload.combine, after, evidence, mixtures, one_expert=True)
+        found = served(self.instance.combine, after, evidence, mixtures)
+        found += served(self.instance.combine, after, evidence, mixtures, one_expert=True)
         held = [each.held for each in behind if each.held is not None]
-        return found + (served(self.workload.combine, outputs(held), evidence, mixtures) if held else [])
+        return found + (served(self.instance.combine, outputs(held), evidence, mixtures) if held else [])
 
     def _cluster_scores(self, models: Tensor) -> list[list[float]]:
         """Return the score of each cluster's model on its test set, by each metric."""
-        sets = self.workload.test_sets
+        sets = self.instance.test_sets
         outputs = self.losses.evaluator.outputs(models.expand(len(sets), -1), [inputs for inputs, _ in sets])
         targets = [targets for _, targets in sets]
-        return [_score(metric, outputs, targets) for metric in self.workload.metrics]
+        return [_score(metric, outputs, targets) for metric in self.instance.metrics]
 
 
 def _score(metric: Metric, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:

@@ -25,9 +25,9 @@ from cdfl.sim.event_builders import UploadInfo, separated_event, shortfall, star
 from cdfl.sim.packing import Packer, kinds_in
 from cdfl.sim.population import Client, Moment, Population, Prepared, Trained
 from cdfl.sim.routing import has_router
+from cdfl.sim.scenario_instance import DRAWS_KEPT, OwnView, ScenarioInstance, TurnData, client_instance
 from cdfl.sim.scoring import BehindRouter, Scoring, Unscored, UnscoredClusters
 from cdfl.sim.time_models import TimeModel
-from cdfl.sim.workload import DRAWS_KEPT, OwnView, TurnData, Workload, client_workload
 
 MOST_TRAINED = 1024  # at most this many clients are trained ahead
 TRAINED_BYTES = 2**30  # of their models, unless these are very large
@@ -63,14 +63,14 @@ class Simulation:
 
     def __init__(
         self,
-        workload: Workload,
+        instance: ScenarioInstance,
         algorithm: Algorithm,
         time_model: TimeModel,
         engines: Engines,
         policy: Policy = ALWAYS,
     ) -> None:
-        self.workload = workload
-        self.client_workload = client_workload(workload, algorithm)
+        self.instance = instance
+        self.client_instance = client_instance(instance, algorithm)
         self.algorithm = algorithm
         self.engines = engines
         self.policy = policy
@@ -79,13 +79,13 @@ class Simulation:
         self.emitted: list[Event] = []
         self.state: Any = None
         self.clients = Population()
-        self.losses = ClusterLosses(workload, engines.of_clusters or engines.evaluator)
-        self.scoring = Scoring(workload, algorithm, engines, self.losses)
-        self.store = ClientStore(Packer(), awake_bytes(workload.device))
+        self.losses = ClusterLosses(instance, engines.of_clusters or engines.evaluator)
+        self.scoring = Scoring(instance, algorithm, engines, self.losses)
+        self.store = ClientStore(Packer(), awake_bytes(instance.device))
         self.has_router = False  # known when the run starts
         self._newcomer: tuple[Any, Client] | None = None  # a state, and a client that joined at it
         self._ahead: dict[int, TurnData] = {}  # of the next turns of clients that were just trained
-        self.most_trained = min(MOST_TRAINED, max(LEAST_TRAINED, TRAINED_BYTES // self.client_workload.model_bytes))
+        self.most_trained = min(MOST_TRAINED, max(LEAST_TRAINED, TRAINED_BYTES // self.client_instance.model_bytes))
 
     def resume(self, bookmark: Bookmark, events: Sequence[Event]) -> None:
         """Continue from a bookmark, given the run's events; events after the bookmark are emitted again."""
@@ -113,11 +113,11 @@ class Simulation:
 
     def steps(self) -> Steps:
         """Yield events, and requests; the caller sends the local models (B, P) of each request."""
-        num_uploads, num_clients = self.workload.scenario.num_uploads, self.workload.scenario.num_clients
+        num_uploads, num_clients = self.instance.scenario.num_uploads, self.instance.scenario.num_clients
         if self.bookmark is None:
             yield from self._begin()
         # With `ALWAYS` every turn is an upload, so no turn after the last upload is trained for.
-        agenda = Agenda(self.workload.ticks(self.time_model), num_uploads if self.policy == ALWAYS else None)
+        agenda = Agenda(self.instance.ticks(self.time_model), num_uploads if self.policy == ALWAYS else None)
         self.bookmark = place = self.bookmark or self._mark(ticks=0, attempts=0)
         self.state, self.clients, self.store = place.state, Population(place.moment.clients()), place.store
         self.has_router = has_router(self.algorithm, self.state)
@@ -150,26 +150,26 @@ class Simulation:
         if self.state.epoch % num_clients != 0:
             self._score_clusters()
         yield from self._emit()
-        yield summarize(self.emitted, num_clients, shortfall(self.workload, self.emitted, agenda.passed))
+        yield summarize(self.emitted, num_clients, shortfall(self.instance, self.emitted, agenda.passed))
 
     def _begin(self) -> Steps:
         """Initialization: start the server from the pre-trained clusters, and score them."""
-        workload = self.workload
-        self.emitted.append(started_event(self.client_workload, self.algorithm))
+        instance = self.instance
+        self.emitted.append(started_event(self.client_instance, self.algorithm))
         yield self.emitted[-1]
-        if workload.start is None:
+        if instance.start is None:
             raise RuntimeError("the clusters are not pre-trained; iterate over `events`, not over `steps`")
-        self.state = self.initial_state(workload.start)
+        self.state = self.initial_state(instance.start)
         self._score_clusters()
         yield from self._emit()
-        if workload.separated is None:  # runs of one seed begin with the same clusters
-            workload.separated = separated_event(workload, workload.start, self.losses.evaluator.outputs)
-        self.emitted.append(workload.separated)
+        if instance.separated is None:  # runs of one seed begin with the same clusters
+            instance.separated = separated_event(instance, instance.start, self.losses.evaluator.outputs)
+        self.emitted.append(instance.separated)
         yield self.emitted[-1]
 
     def initial_state(self, start: Tensor) -> Any:
         """Return the server's state at epoch 0, and let records refer to its tensors."""
-        state = self.algorithm.initial(start, self.losses.evaluate, self.workload.layout.num_parameters)
+        state = self.algorithm.initial(start, self.losses.evaluate, self.instance.layout.num_parameters)
         shared = {name: value for name, value in vars(state).items() if isinstance(value, Tensor)}
         self.store.packer = Packer(Held, Trained, *kinds_in(state), shared=shared)
         return state
@@ -197,12 +197,12 @@ class Simulation:
             some = numbers[first : first + DRAWS_KEPT]
             drawn = [self._ahead.pop(number) if number in self._ahead else self._turn_data(number) for number in some]
             if self.has_router:
-                self.workload.routing.of(drawn)  # all together
+                self.instance.routing.of(drawn)  # all together
             for number, turn_data in zip(some, drawn, strict=True):
                 self._prepare_one(number, turn_data)
 
     def _turn_data(self, number: int, later: int = 0) -> TurnData:
-        return self.workload.turn_data(number, self.clients[number].turns + later)
+        return self.instance.turn_data(number, self.clients[number].turns + later)
 
     def _prepare_one(self, number: int, turn_data: TurnData) -> None:
         client = self.clients[number]
@@ -220,18 +220,18 @@ class Simulation:
             own = None
             if own_mixture is not None:
                 before = held.reply.mixture if held.mixture is None else held.mixture
-                own = OwnView(own_mixture, before, self.workload.routing.of([turn_data])[0].strange)
-            seen = self.client_workload.observe(assignment.personal_model, draw, number, client.turns, own)
+                own = OwnView(own_mixture, before, self.instance.routing.of([turn_data])[0].strange)
+            seen = self.client_instance.observe(assignment.personal_model, draw, number, client.turns, own)
             memory, uploads = decide_upload(self.policy, memory, seen)
         prepared = Prepared(held, turn_data, assignment, uploads, own_mixture)
         self.clients[number] = replace(client, memory=memory, prepared=prepared)
 
     def _own_mixture(self, held: Held, turn_data: TurnData) -> Tensor:
         """Return a client's own estimate of its mixture (K,) at its next turn."""
-        evidence = self.workload.routing.of([turn_data])[0]
+        evidence = self.instance.routing.of([turn_data])[0]
         models = self.algorithm.cluster_models(held.state) if held.experts is None else held.experts
         train = turn_data.draw.train
-        return self.workload.routing.own_mixture(
+        return self.instance.routing.own_mixture(
             evidence, held.reply.mixture, lambda places: self.losses.on_samples(models, train.at(places.numpy()))
         )
 
@@ -247,7 +247,7 @@ class Simulation:
             if agenda.returns_within(each, SOON * self.most_trained):
                 self._ahead[each] = self._turn_data(each, 1)
         if self.has_router and self._ahead:
-            self.workload.routing.of([self._ahead[each] for each in ready if each in self._ahead])
+            self.instance.routing.of([self._ahead[each] for each in ready if each in self._ahead])
         self._take_trained(ready, models)
 
     def _sleeps(self, number: int) -> bool:
@@ -262,7 +262,7 @@ class Simulation:
         assert prepared is not None  # noqa: S101
         turn = prepared.turn_data
         start = prepared.assignment.personal_model
-        return Training(self.workload.federation, turn.draw.train, start, turn.plan, turn.noise_seed)
+        return Training(self.instance.federation, turn.draw.train, start, turn.plan, turn.noise_seed)
 
     def _take_trained(self, numbers: Sequence[int], models: Tensor) -> None:
         """Store trained models with their losses until their uploads are due."""
@@ -306,7 +306,7 @@ class Simulation:
             weights = reply_weights(reply.mixture, self.algorithm.settings.rates)
             reply = reply.replace(personal_model=personalize(experts, weights))
         self._wait_for_scores(time, number, prepared, trained, reply, experts)
-        if self.state.epoch > earlier and self.state.epoch % self.workload.scenario.num_clients == 0:
+        if self.state.epoch > earlier and self.state.epoch % self.instance.scenario.num_clients == 0:
             self._score_clusters()
         kept = self.store.keep(Held(reply, self._state_for_clients(), experts, prepared.mixture))
         self.clients[number] = replace(client, kept=kept, updates=client.updates + 1)
@@ -319,7 +319,7 @@ class Simulation:
         models = self.algorithm.cluster_models(self.state) if experts is None else experts
         behind = None
         if prepared.mixture is not None and len(models) > 1:
-            evidence = self.workload.routing.of([turn_data])[0]
+            evidence = self.instance.routing.of([turn_data])[0]
             behind = BehindRouter(evidence, prepared.mixture, held.experts, models)
         before = held.reply.personal_model
         self.scoring.waiting.append(Unscored(info, turn_data.draw, before, trained.local_model, reply, behind))
@@ -329,7 +329,7 @@ class Simulation:
         if self.algorithm.models_down != "experts":
             return None
         models = self.algorithm.cluster_models(self.state)
-        return rounded(models, self.workload.layout, self.algorithm.settings.replies.expert_dtype)
+        return rounded(models, self.instance.layout, self.algorithm.settings.replies.expert_dtype)
 
     # -- events
 

@@ -11,8 +11,8 @@ from cdfl.core import flatten
 from cdfl.core.batches import batch_plan
 from cdfl.record import Event, pretraining
 from cdfl.sim.engine import Trainer, Training, joined, no_progress
+from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Bookmark, Request, Simulation, Steps
-from cdfl.sim.workload import Workload
 
 
 class SimulationGroup:
@@ -29,8 +29,8 @@ class SimulationGroup:
 
     def events(self) -> Iterator[tuple[int, Event]]:
         """Run all simulations to their end; yield (which, event)."""
-        workloads = {id(simulation.workload): simulation.workload for simulation in self.simulations}.values()
-        untrained = [workload for workload in workloads if workload.start is None]
+        instances = {id(simulation.instance): simulation.instance for simulation in self.simulations}.values()
+        untrained = [instance for instance in instances if instance.start is None]
         with counted_pretraining(self.engines.pretrainer, untrained):
             for _ in self._advance(dict(enumerate(map(_pretraining, untrained)))):
                 pass  # pre-training has no events
@@ -63,14 +63,14 @@ class SimulationGroup:
 
 
 @contextmanager
-def counted_pretraining(trainer: Trainer, workloads: Sequence[Workload]) -> Iterator[None]:
+def counted_pretraining(trainer: Trainer, instances: Sequence[ScenarioInstance]) -> Iterator[None]:
     """Report the progress of pre-training to `record.pretraining`, as (steps so far, steps in all)."""
     report, total, turn, done = pretraining.get(), 0, Lock(), 0
-    for workload in workloads:
+    for instance in instances:
         sizes = [
-            len(workload.federation.all_samples("pretraining", k)) for k in range(workload.federation.num_clusters)
+            len(instance.federation.all_samples("pretraining", k)) for k in range(instance.federation.num_clusters)
         ]
-        passes, batch = workload.settings.pretraining, workload.settings.training.batch_size
+        passes, batch = instance.settings.pretraining, instance.settings.training.batch_size
         total += ceil(passes.shared_epochs * sum(sizes) / min(batch, sum(sizes)))
         total += sum(ceil(passes.separate_epochs * size / min(batch, size)) for size in sizes)
 
@@ -80,22 +80,22 @@ def counted_pretraining(trainer: Trainer, workloads: Sequence[Workload]) -> Iter
             done = min(total, done + steps)
             report(done, total)
 
-    trainer.on_step = count if workloads else no_progress
+    trainer.on_step = count if instances else no_progress
     try:
         yield
     finally:
         trainer.on_step = no_progress
 
 
-def _pretraining(workload: Workload) -> Steps:
-    """Set `workload.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
-    shuffle, batch_size = workload.pretraining_shuffle(), workload.settings.training.batch_size
-    passes = workload.settings.pretraining
-    sets = [workload.federation.all_samples("pretraining", k) for k in range(workload.federation.num_clusters)]
+def _pretraining(instance: ScenarioInstance) -> Steps:
+    """Set `instance.start` (K, P) to what `cdfl.core.pretrain` returns, but train the clusters together."""
+    shuffle, batch_size = instance.pretraining_shuffle(), instance.settings.training.batch_size
+    passes = instance.settings.pretraining
+    sets = [instance.federation.all_samples("pretraining", k) for k in range(instance.federation.num_clusters)]
     plan = batch_plan(sum(map(len, sets)), batch_size, passes.shared_epochs, shuffle)
-    noise = workload.pretraining_noise_seed
-    everything = Training(workload.federation, joined(sets), flatten(workload.model), plan, noise)
+    noise = instance.pretraining_noise_seed
+    everything = Training(instance.federation, joined(sets), flatten(instance.model), plan, noise)
     shared = (yield Request([everything], proximal=False))[0]
     plans = [batch_plan(len(own), batch_size, passes.separate_epochs, shuffle) for own in sets]
-    separate = [Training(workload.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
-    workload.start = yield Request(separate, proximal=False)
+    separate = [Training(instance.federation, own, shared, plan, noise) for own, plan in zip(sets, plans, strict=True)]
+    instance.start = yield Request(separate, proximal=False)

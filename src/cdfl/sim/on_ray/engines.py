@@ -13,7 +13,7 @@ from cdfl.sim.on_ray.packing import pack
 from cdfl.sim.on_ray.pool import Pool
 from cdfl.sim.on_ray.trainer import RayTrainer
 from cdfl.sim.on_ray.worker import Work
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
 
 @contextmanager
@@ -22,10 +22,10 @@ def cluster_engines(engine: RayEngine) -> Iterator[MakeEngines]:
     pools: list[Pool] = []
     with connected(engine) as ray:
 
-        def make(workload: Workload, algorithm: Algorithm, *, precision: Precision) -> Engines:
-            local = make_engines(workload, algorithm, precision=precision)
-            work = pack(Work.of(workload, algorithm, precision))
-            pools.append(pool := Pool(ray, engine, work, gpus=workload.device.type == "cuda"))
+        def make(instance: ScenarioInstance, algorithm: Algorithm, *, precision: Precision) -> Engines:
+            local = make_engines(instance, algorithm, precision=precision)
+            work = pack(Work.of(instance, algorithm, precision))
+            pools.append(pool := Pool(ray, engine, work, gpus=instance.device.type == "cuda"))
             trainer, pretrainer = (
                 RayTrainer(pool, proximal=proximal, in_stacks=not isinstance(like, Workers))
                 for proximal, like in ((True, local.trainer), (False, local.pretrainer))

@@ -17,7 +17,7 @@ from cdfl.scenarios import Scenario
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.engine_choice import Precision, make_engines
 from cdfl.sim.on_ray.packing import Packed, unpack
-from cdfl.sim.workload import Workload
+from cdfl.sim.scenario_instance import ScenarioInstance
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class Work:
     precision: Precision
 
     @classmethod
-    def of(cls, workload: Workload, algorithm: Algorithm, precision: Precision) -> Self:
+    def of(cls, instance: ScenarioInstance, algorithm: Algorithm, precision: Precision) -> Self:
         """Return the work of a run. The federation holds the samples already, so the scenario needs none."""
-        scenario = replace(workload.scenario, clusters=None, policy=None, stream=None)
-        federation, kind = workload.federation.to("cpu"), workload.device.type
-        return cls(scenario, workload.settings, federation, workload.dtype, kind, algorithm, precision)
+        scenario = replace(instance.scenario, clusters=None, policy=None, stream=None)
+        federation, kind = instance.federation.to("cpu"), instance.device.type
+        return cls(scenario, instance.settings, federation, instance.dtype, kind, algorithm, precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, cores: int) -> None:
         self.cores = cores
         self.done = 0  # steps of single clients, in all orders
-        self.workload: Workload
+        self.instance: ScenarioInstance
         self.engines: Engines
         self.federations: dict[int, Federation] = {}
 
@@ -85,16 +85,16 @@ class Worker:
         work: Work = unpack(packed)
         with torch_threads(self.cores):
             federation = work.federation.to(work.device)
-            self.workload = Workload(work.scenario, federation, work.settings, work.dtype)
+            self.instance = ScenarioInstance(work.scenario, federation, work.settings, work.dtype)
             self.federations = {federation.seed: federation}
-            self.engines = make_engines(self.workload, work.algorithm, precision=work.precision, cores=self.cores)
+            self.engines = make_engines(self.instance, work.algorithm, precision=work.precision, cores=self.cores)
         for trainer in (self.engines.trainer, self.engines.pretrainer):
             trainer.on_step = self._count
         return version("cdfl")
 
     def train(self, order: Order) -> np.ndarray:
         """Train; return the local models (B, P)."""
-        starts = torch.tensor(order.starts, device=self.workload.device)
+        starts = torch.tensor(order.starts, device=self.instance.device)
         trainings = [self._training(order, starts, place) for place in range(len(order.plans))]
         trainer = self.engines.trainer if order.proximal else self.engines.pretrainer
         with torch_threads(self.cores):
@@ -114,7 +114,7 @@ class Worker:
 
     def _federation(self, seed: int) -> Federation:
         if seed not in self.federations:
-            self.federations[seed] = self.workload.federation.reseeded(seed)
+            self.federations[seed] = self.instance.federation.reseeded(seed)
         return self.federations[seed]
 
     def _count(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""A problem with its data read and divided by a seed, and its network made: what is trained and evaluated."""
+"""An instance of a problem: a seed has divided its data and made its network, so it can be trained and evaluated."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ONE_NUMBER = "one number, a tensor of shape []"
 BROADCAST = "Using a target size"  # the beginning of torch's warning
 
 
-class Task:
-    """A problem, ready to be learned; the server's side of it. All random choices follow from the federation's seed."""
+class ProblemInstance:
+    """A problem with its data, network and settings, as the server sees it. The federation's seed makes all choices."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Task:
         return self.problem.place
 
     def with_settings(self, **changes: Any) -> Self:
-        """Return the task with some settings changed."""
+        """Return the instance with some settings changed."""
         other = copy.copy(self)
         other.settings = self.settings.replace(**changes).for_clusters(self.num_clusters)
         return other

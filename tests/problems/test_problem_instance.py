@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import cdfl
 from cdfl.core import Settings, flatten
-from cdfl.problems import Task
-from cdfl.problems.task import client_network
+from cdfl.problems import ProblemInstance
+from cdfl.problems.problem_instance import client_network
 from cdfl.scenarios import load_problem
 from cdfl.userfile import SetupError
 
@@ -31,7 +31,7 @@ def said_by(attempt):
 class TestNetwork:
     def test_a_function_is_seeded(self):
         state = torch.get_rng_state()
-        one, again, other = (Task.of(problem(), seed=seed) for seed in (0, 0, 1))
+        one, again, other = (ProblemInstance.of(problem(), seed=seed) for seed in (0, 0, 1))
         assert torch.equal(flatten(one.model), flatten(again.model))
         assert not torch.equal(flatten(one.model), flatten(other.model))
         assert torch.equal(torch.get_rng_state(), state)
@@ -39,9 +39,9 @@ class TestNetwork:
     def test_a_network_keeps_its_weights_and_is_not_changed(self):
         net = nn.Linear(2, 1)
         before = flatten(net)
-        task = Task.of(problem(model=net), seed=5)
-        assert torch.equal(flatten(task.model), before)
-        task.initial_state()
+        instance = ProblemInstance.of(problem(model=net), seed=5)
+        assert torch.equal(flatten(instance.model), before)
+        instance.initial_state()
         assert torch.equal(flatten(net), before)
 
     def test_a_function_may_ask_for_the_shape(self):
@@ -51,7 +51,7 @@ class TestNetwork:
             asked.append((input_shape, num_outputs))
             return nn.Linear(2, 1)
 
-        Task.of(problem(model=make))
+        ProblemInstance.of(problem(model=make))
         assert asked == [((2,), 1)]
 
     @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ class TestNetwork:
         ],
     )
     def test_a_function_that_makes_none(self, model, words):
-        assert words in said_by(lambda: Task.of(problem(model=model)))
+        assert words in said_by(lambda: ProblemInstance.of(problem(model=model)))
 
     def test_a_client_reads_no_data_unless_the_shape_decides(self):
         def never():
@@ -79,7 +79,7 @@ class TestCheck:
     """One line: what came, what was expected, before anything is trained."""
 
     def test_a_problem_that_is_fine(self):
-        Task.of(problem()).check()
+        ProblemInstance.of(problem()).check()
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -155,7 +155,7 @@ class TestCheck:
         ],
     )
     def test_mistakes(self, changes, words):
-        assert words in said_by(lambda: Task.of(problem(**changes)).check())
+        assert words in said_by(lambda: ProblemInstance.of(problem(**changes)).check())
 
     def test_a_file_and_its_line(self, tmp_path):
         path = tmp_path / "mine.py"
@@ -164,7 +164,7 @@ class TestCheck:
             "clusters = [(torch.ones(8, 2), torch.ones(8, 1))]\n"
             "problem = cdfl.Problem(model=torch.nn.Linear(2, 1), loss=loss, clusters=clusters)\n"
         )
-        said = said_by(Task.of(load_problem(str(path))).check)
+        said = said_by(ProblemInstance.of(load_problem(str(path))).check)
         assert said.startswith(
             f"{path}, line 5: `loss(outputs, targets)` on cluster 'cluster 0' with a tensor of shape"
         )
@@ -176,7 +176,7 @@ class TestCheck:
             seen.append(len(outputs))
             return F.mse_loss(outputs, targets)
 
-        Task.of(problem(loss=loss)).check(1)
+        ProblemInstance.of(problem(loss=loss)).check(1)
         assert set(seen) == {1}
 
     def test_a_run_checks_what_a_server_checks(self):
@@ -187,27 +187,27 @@ class TestCheck:
 class TestStart:
     def test_clusters_are_pretrained_from_one_shared_model(self):
         said = []
-        state = Task.of(problem()).initial_state(said.append)
+        state = ProblemInstance.of(problem()).initial_state(said.append)
         assert said == ["pre-training, shared model", "pre-training, cluster 1 of 2", "pre-training, cluster 2 of 2"]
         assert (state.epoch, state.num_parameters) == (0, 3)
-        assert torch.equal(state.cluster_models, Task.of(problem()).initial_state().cluster_models)
+        assert torch.equal(state.cluster_models, ProblemInstance.of(problem()).initial_state().cluster_models)
         assert not torch.equal(state.cluster_models[0], state.cluster_models[1])
 
     def test_without_passes_they_are_the_model(self):
-        task = Task.of(problem()).with_settings(shared_epochs=0, separate_epochs=0)
-        models = task.initial_state().cluster_models
-        assert torch.equal(models, flatten(task.model).expand(2, -1))
+        instance = ProblemInstance.of(problem()).with_settings(shared_epochs=0, separate_epochs=0)
+        models = instance.initial_state().cluster_models
+        assert torch.equal(models, flatten(instance.model).expand(2, -1))
 
     def test_each_thread_has_an_evaluator_of_its_own(self):
-        task = Task.of(problem())
-        one, other = task.evaluator(), task.evaluator()
+        instance = ProblemInstance.of(problem())
+        one, other = instance.evaluator(), instance.evaluator()
         assert one.model is not other.model
-        models = task.initial_state().cluster_models
+        models = instance.initial_state().cluster_models
         assert torch.equal(one(models, torch.arange(2)), other(models, torch.arange(2)))
         assert torch.equal(one.of_each([models[1]])[0].float(), one(models[1].expand(2, -1), torch.arange(2)))
 
     def test_a_server_may_take_all_samples(self):
         greedy = problem(sizes=cdfl.Sizes(pretraining=15, proxy=5))
-        task = Task.of(greedy)
-        assert [len(targets) for _, targets in task.sets("pretraining")] == [15, 15]
-        assert [len(targets) for _, targets in task.proxy_sets] == [5, 5]
+        instance = ProblemInstance.of(greedy)
+        assert [len(targets) for _, targets in instance.sets("pretraining")] == [15, 15]
+        assert [len(targets) for _, targets in instance.proxy_sets] == [5, 5]

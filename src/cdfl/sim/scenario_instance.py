@@ -1,4 +1,4 @@
-"""The work of a run: a task and its simulated clients, evaluated one model at a time."""
+"""An instance of a scenario: its data and the clients that a run simulates, evaluated one model at a time."""
 
 import copy
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from cdfl.core.experts import combine_for
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.policy import Observation
-from cdfl.problems import Task
+from cdfl.problems import ProblemInstance
 from cdfl.record import Separated
 from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
@@ -42,10 +42,10 @@ class TurnData:
     noise_seed: int
 
 
-def client_workload(workload: "Workload", algorithm: Algorithm) -> "Workload":
-    """Return the workload with the network that an algorithm's clients train; mostly that of a cluster."""
-    network = algorithm.network(workload.model, workload.federation.num_clusters)
-    return workload if network is workload.model else workload.with_network(network)
+def client_instance(instance: "ScenarioInstance", algorithm: Algorithm) -> "ScenarioInstance":
+    """Return the instance with the network that an algorithm's clients train; mostly that of a cluster."""
+    network = algorithm.network(instance.model, instance.federation.num_clusters)
+    return instance if network is instance.model else instance.with_network(network)
 
 
 class OwnView(NamedTuple):
@@ -56,7 +56,7 @@ class OwnView(NamedTuple):
     strange: float  # share of inputs that fit no cluster
 
 
-class Workload(Task):
+class ScenarioInstance(ProblemInstance):
     """What `reference_simulation` and `simulation` share. Its methods compute one model at a time."""
 
     def __init__(
@@ -74,15 +74,15 @@ class Workload(Task):
         self.test_sets = self.sets("test")
         self.turn_data = lru_cache(maxsize=DRAWS_KEPT)(self._turn_data)
 
-    def with_federation(self, federation: Federation) -> "Workload":
-        """Return the same learning problem with other client data."""
+    def with_federation(self, federation: Federation) -> "ScenarioInstance":
+        """Return the same instance with other client data."""
         other = copy.copy(self)
         other.federation = federation
         other.__dict__.pop("routing", None)
         other.turn_data = lru_cache(maxsize=DRAWS_KEPT)(other._turn_data)
         return other
 
-    def with_network(self, network: nn.Module) -> "Workload":
+    def with_network(self, network: nn.Module) -> "ScenarioInstance":
         """Return the same data with another network."""
         other = copy.copy(self)
         for name in ("routing", "flops", "output_size"):
@@ -174,7 +174,7 @@ class Workload(Task):
 
     @cached_property
     def routing(self) -> "Routing":
-        """The router of this workload, trained when it is first needed."""
+        """The router of this instance, trained when it is first needed."""
         from cdfl.sim.routing import Routing  # that module needs this one
 
         return Routing(self)
