@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# The tests start many processes: compiled modules are kept, even if the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-ray test-flower test-trackers test-page test-long test-reverts check docs pictures install clean
 
 demo: $(READY)

@@ -369,7 +369,7 @@ def test_many_read_while_one_writes(toy, store):
 
     def read():
         try:
-            while not stop.wait(0.001):
+            while not stop.wait(0.01):
                 record = store.client("car-7")
                 seen.append(record.last.epoch)
                 reply = store.read_reply(record.last)

@@ -1,5 +1,6 @@
 """The journal run again, against what the server had computed; and what `verify` notices."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,35 @@ def lively(store, settings=PICKY) -> Toy:
     outcomes = {entry.outcome for entry in store.entries(after=0)}
     assert outcomes == {"applied", "deprecated", "rejected"} or not store.retention.keep_uploads
     return toy
+
+
+@pytest.fixture(scope="module")
+def lively_folders(tmp_path_factory):
+    return tmp_path_factory.mktemp("lively")
+
+
+@pytest.fixture
+def copy_of_lively(lively_folders, tmp_path):
+    """Return a function that opens a copy of a lively store on SQLite: what verify finds depends on no database."""
+    opened = []
+
+    def copy(settings=PICKY):
+        original = lively_folders / settings.estimate.measures
+        if not original.exists():
+            with Store.open(original, retention=KEEP_ALL) as store:
+                lively(store, settings)
+        shutil.copytree(original, tmp_path / "copy")
+        opened.append(Store.open(tmp_path / "copy", retention=KEEP_ALL))
+        return opened[-1]
+
+    yield copy
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def lively_store(copy_of_lively):
+    return copy_of_lively()
 
 
 def at(store, epoch):
@@ -160,18 +190,17 @@ def test_a_rollback_brings_everything_back(store, settings):
 
 
 @pytest.mark.parametrize("kind", ["upload", "base", "reply", "snapshot"])
-def test_a_flipped_bit_in_any_blob_is_found(store, kind):
-    lively(store)
-    for name in stored_blobs(store, kind)[:4]:
-        path = store.blobs.folder / name
+def test_a_flipped_bit_in_any_blob_is_found(lively_store, kind):
+    for name in stored_blobs(lively_store, kind)[:4]:
+        path = lively_store.blobs.folder / name
         whole = path.read_bytes()
         place = len(whole) - 21  # inside the tensors
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        findings = verify(store).findings
+        findings = verify(lively_store).findings
         assert len(findings) == 1
         assert name in findings[0]
         path.write_bytes(whole)
-    assert verify(store).findings == []
+    assert verify(lively_store).findings == []
 
 
 def change(store, epoch, **changes):
@@ -202,16 +231,16 @@ def change(store, epoch, **changes):
         ("cluster_losses", (0.5, 0.5, 0.5), 12, "snapshot 12: cluster_losses is not what a replay gives"),
     ],
 )
-def test_a_changed_row_is_found(store, field, value, epoch, words):
-    lively(store, RELATIVE)
+def test_a_changed_row_is_found(copy_of_lively, field, value, epoch, words):
+    store = copy_of_lively(RELATIVE)
     assert at(store, epoch).outcome == "applied"
     change(store, epoch, **{field: value})
     findings = verify(store).findings
     assert any(finding.startswith(words) for finding in findings), findings
 
 
-def test_a_changed_snapshot_is_found(store):
-    lively(store, RELATIVE)
+def test_a_changed_snapshot_is_found(copy_of_lively):
+    store = copy_of_lively(RELATIVE)
     (snapshot,) = (each for each in store.snapshots() if each.epoch == 12)
     with store.writing() as connection:
         changed = snapshots.update().where(snapshots.c.epoch == 12)
@@ -219,33 +248,30 @@ def test_a_changed_snapshot_is_found(store):
     assert "snapshot 12: estimator_memory is not what a replay gives" in verify(store).findings
 
 
-def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(store):
-    lively(store)
-    entry = at(store, 7)
+def test_a_change_in_the_last_bit_is_found_and_may_be_tolerated(lively_store):
+    entry = at(lively_store, 7)
     nearly = (
         torch.tensor(entry.mixture[0], dtype=torch.float64).nextafter(torch.tensor(1.0)).item(),
         *entry.mixture[1:],
     )
-    change(store, 7, mixture=nearly)
-    assert len(verify(store).findings) >= 1
-    assert not [finding for finding in verify(store, tolerance=1e-9).findings if finding.startswith("entry")]
+    change(lively_store, 7, mixture=nearly)
+    assert len(verify(lively_store).findings) >= 1
+    assert not [finding for finding in verify(lively_store, tolerance=1e-9).findings if finding.startswith("entry")]
 
 
-def test_distances_of_other_hardware_may_be_tolerated(store):
-    lively(store)
-    entry = at(store, 7)
+def test_distances_of_other_hardware_may_be_tolerated(lively_store):
+    entry = at(lively_store, 7)
     rounded = tuple(distance * (1 + 1e-6) for distance in entry.distances)
-    change(store, 7, distances=rounded)
-    (finding,) = verify(store).findings
+    change(lively_store, 7, distances=rounded)
+    (finding,) = verify(lively_store).findings
     assert finding.startswith("entry 7: distances was")
-    assert verify(store, tolerance=1e-5).findings == []
+    assert verify(lively_store, tolerance=1e-5).findings == []
 
 
-def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(store):
-    lively(store)
-    entry = at(store, 4)
-    store.blobs.delete([entry.upload])
-    result = verify(store)
+def test_after_something_unreadable_it_goes_on_at_the_next_snapshot(lively_store):
+    entry = at(lively_store, 4)
+    lively_store.blobs.delete([entry.upload])
+    result = verify(lively_store)
     assert result.findings == [
         f"entry 4: the blob {entry.upload} is missing; restore it from a backup, or go back with `cdfl rollback`"
     ]
@@ -270,20 +296,18 @@ def test_snapshots_older_than_the_replay_are_read(where, harm):
         assert (result.first, result.read, result.entries) == (24, 1, len(list(store.all_entries(24))))
 
 
-def test_a_missing_entry_is_found(store):
-    lively(store)
-    with store.writing() as connection:
+def test_a_missing_entry_is_found(lively_store):
+    with lively_store.writing() as connection:
         connection.execute(journal.delete().where(journal.c.epoch == 20))
-    assert any("entry 20 is missing" in finding for finding in verify(store).findings)
+    assert any("entry 20 is missing" in finding for finding in verify(lively_store).findings)
 
 
-def test_the_snapshot_of_a_missing_entry_is_read(store):
-    lively(store)
-    (name, *_) = store.snapshots()[-1].models
-    store.blobs.delete([name])
-    with store.writing() as connection:
+def test_the_snapshot_of_a_missing_entry_is_read(lively_store):
+    (name, *_) = lively_store.snapshots()[-1].models
+    lively_store.blobs.delete([name])
+    with lively_store.writing() as connection:
         connection.execute(journal.delete().where(journal.c.epoch == 24))
-    found = verify(store).findings
+    found = verify(lively_store).findings
     assert [finding.partition(":")[0] for finding in found] == ["entry 25", "snapshot 24"]
     assert f"the blob {name} is missing" in found[1]
 
