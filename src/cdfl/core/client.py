@@ -44,8 +44,8 @@ def client_update(
         for parameter, anchor in zip(trained, anchors, strict=True):
             if parameter.grad is None:  # the loss does not depend on it, but the proximal term does
                 parameter.grad = torch.zeros_like(parameter)
-            # add the gradient of rho/2 ||v - u||^2 without autograd
-            parameter.grad.add_(parameter.detach() - anchor, alpha=settings.proximal_strength)
+            if settings.proximal_strength:  # add the gradient of rho/2 ||v - u||^2 without autograd
+                parameter.grad.add_(parameter.detach() - anchor, alpha=settings.proximal_strength)
         optimizer.step()
     return flatten(model)
 

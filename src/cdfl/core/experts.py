@@ -59,18 +59,21 @@ def mixture_of(
         return prior.clone()
     # log-likelihoods relative to the sample's best cluster; none below e^-60, so that no share reaches exactly 0
     likelihoods = (evidence - evidence.amax(dim=-1, keepdim=True)).clamp_min(-60.0).exp()
-    if counts is None:
-        total = torch.full_like(uniform[..., :1], float(num_samples))
-    else:
+    total = torch.full_like(uniform[..., :1], float(num_samples))
+    absent: Tensor | None = None
+    if counts is not None:
         is_sample = torch.arange(num_samples, device=evidence.device) < counts[..., None]
-        likelihoods = likelihoods * is_sample[..., None]
+        likelihoods, absent = likelihoods * is_sample[..., None], 1.0 - is_sample.to(uniform)
         total = counts[..., None].to(uniform)
+    of_clusters, seen_before, total = likelihoods.mT, strength * prior, (total + strength).clamp_min(1e-12)
     mixture = 0.99 * prior + 0.01 * uniform  # a cluster with a share of 0 could never get another one
     for _ in range(iterations):
         of_samples = (likelihoods @ mixture[..., None]).squeeze(-1)  # (..., N) p(sample) under this mixture
+        if absent is not None:
+            of_samples += absent  # no division by 0
         # E: p(cluster | sample) = mixture * likelihood / p(sample). M: the mean over samples.
-        belongs = mixture * (likelihoods.transpose(-1, -2) @ _inverse(of_samples)[..., None]).squeeze(-1)
-        mixture = (belongs + strength * prior) / (total + strength).clamp_min(1e-12)
+        belongs = mixture * (of_clusters @ of_samples.reciprocal_()[..., None]).squeeze(-1)
+        mixture = (belongs + seen_before) / total
         mixture = mixture / mixture.sum(dim=-1, keepdim=True)
     return mixture
 
@@ -271,8 +274,3 @@ def _are_matrices(layout: Layout, dtype: ExpertType) -> list[bool]:
 
 def _joined(parts: list[Tensor], models: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.cat(parts, dim=1) if parts else models.new_empty(len(models), 0, dtype=dtype or models.dtype)
-
-
-def _inverse(values: Tensor) -> Tensor:
-    """Return 1 / values, and 0 where a value is 0: rows that are no samples."""
-    return torch.where(values > 0, 1 / values.clamp_min(1e-300), 0.0)
