@@ -1,11 +1,10 @@
 """Ablations: one setting changed at a time, 4 clusters.
 
 Claim: the paper's (section 5.3, figure 7, appendix C.1): proxy sets of 500 images are enough, more clients change
-little, and a small rho serves clusters. Drift, time model and tau_0 alone are our questions.
+little, a small rho serves clusters. Drift, time model and tau_0 alone are our questions.
 Settings: CDFL in `paper-reading` with one change; time models also in `default`. FashionMNIST: 100 clients, 2,000
 uploads; CIFAR-10: 20 clients, 400 uploads. The number of uploads does not grow with the clients.
-Cost: on one H200, two to three minutes a trial for FashionMNIST with six processes, half an hour for CIFAR-10 with
-three.
+Cost: on one H200, 3 minutes a trial for FashionMNIST, half an hour for CIFAR-10.
 
     cdfl paper ablations --rows fashion-mnist-4-ablation
 """

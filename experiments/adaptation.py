@@ -1,10 +1,10 @@
 """Adaptation: a client after the main cluster of its data jumps.
 
-Claim: the paper's (abstract, section 6; no figure): rapid adaptation to new tasks. We take it to mean that one reply
-restores a client's accuracy, and that local training takes longer.
+Claim: the paper's (abstract, section 6): rapid adaptation to new tasks. We take it to mean that one reply restores a
+client's accuracy.
 Settings: `default`, all algorithms; `paper-reading` on FashionMNIST, the paper's algorithms. Main clusters jump every 9
 (FashionMNIST) or 5 (8x8 digits) uploads.
-Cost: FashionMNIST, four minutes on one H200 with six processes; digits, seven minutes on two CPU cores.
+Cost: FashionMNIST, 4 minutes on one H200; digits, 7 minutes on two CPU cores.
 
     cdfl paper adaptation --rows digits-4-sudden
 """

@@ -1,7 +1,7 @@
 """Distribution estimation: estimated against true mixtures.
 
-Claim: the paper's (section 5.2, figure 5): the server's estimate from one uploaded model is nearer to the truth than
-the client's own estimate from K models.
+Claim: the paper's (section 5.2, figure 5): the server's estimate from one model is nearer to the truth than the
+client's from K models.
 Settings: the runs of Table 1. KL(true || estimated), smoothed by 1e-4, mean over clients' last uploads; *equal shares*:
 that of equal shares over 1,000 mixtures.
 Cost: none beyond Table 1.

@@ -1,9 +1,9 @@
 """Following: what clients are served, by experts behind a router and by tuned rivals.
 
-Claim: ours. Cluster models behind a router serve a client better than any single model that it can be sent, and lose
-nothing when its data jump.
-Settings: each algorithm has the best of its trials (`tuning`), one setting for a network. Differences are of pairs of
-seeds, with 95% intervals corrected for the number of rivals (Bonferroni).
+Claim: ours. Cluster models behind a router serve a client better than any single model, and lose nothing when its data
+jump.
+Settings: the best trial of each algorithm for a network (`tuning`). Differences of paired seeds, with 95% intervals
+corrected for the number of rivals (Bonferroni).
 Cost: some minutes on one H200 for each row of FashionMNIST; the digits run on two CPU cores.
 
     cdfl paper following --rows digits-4 --device cpu

@@ -1,9 +1,8 @@
 """Accuracy over time, session by session.
 
-Claim: the paper's (section 5.2, figures 3 and 4, appendix C): replies overtake local training after a few sessions on
-FashionMNIST, and very early with harder data.
+Claim: the paper's (section 5.2, figures 3 and 4, appendix C): replies overtake local training after a few sessions.
 Settings: `paper-reading`, CDFL and FedSoft-Async; the runs of Table 1, and runs with one cluster.
-Cost: two to three minutes on one H200 for each dataset with one cluster.
+Cost: 3 minutes on one H200 for each dataset with one cluster.
 
     cdfl paper over_time --rows fashion-mnist-1,fashion-mnist-4
 """

@@ -1,6 +1,6 @@
 """Overhead of FedSoft-Async relative to CDFL.
 
-Claim: the paper's (section 5.2, figure 6): a client downloads K models instead of one, and evaluates all K on its data.
+Claim: the paper's (section 5.2, figure 6): a client downloads one model instead of K, and does not evaluate all K.
 Settings: `paper-reading`; the runs of Table 1. Bytes: encoded models (float32, safetensors) with headers. FLOPs: those
 of one sample, times the samples of each run.
 Cost: none beyond Table 1.

