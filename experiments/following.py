@@ -127,8 +127,7 @@ ROWS = (
 )
 TRIALS = 5
 UPLOADS_NOTE = (
-    "The share of uploads after which CDFL serves as well as the best rival at its end. Scores vary from upload to "
-    "upload, so the rival itself is there before its end, too.\n"
+    "The share of uploads after which CDFL, and the best rival itself, serve as well as that rival at its end.\n"
 )
 
 

@@ -49,7 +49,7 @@ PICTURED, OTHER = [[row for row in EVERY_ROW if (row.stand_in is None) is same] 
 SAME = [*PICTURED, *FULL_ROWS]  # rows with the paper's data
 NOTE = (
     "Mean ± deviation over trials. *Difference*: from the paper's mean, in accuracy and (in its deviations). *Local* "
-    "starts anew when the data change; *Local (keeps)* continues. Compare single trials seed by seed.\n"
+    "starts anew when the data change; *Local (keeps)* continues.\n"
 )
 PRINTED_NOTE = (
     "The paper's figures for the data that † replaces; not comparable with ours. CIFAR-100 (6), FedSoft-Async, after, "
