@@ -39,7 +39,7 @@ SHARES_NOTE = (
 )
 CONSTANT_NOTE = (
     "The same uploads. *Main cluster + constant*: an estimate that knows the main cluster and the mean of its share. "
-    "*Correlation*: of the true and the estimated share of the main cluster; near 1 if an estimate measures a mixture.\n"
+    "*Correlation*: of the true and the estimated main share; near 1 if an estimate measures a mixture.\n"
 )
 
 

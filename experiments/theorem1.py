@@ -47,7 +47,8 @@ SETTINGS = paper("fashion-mnist-4").replace(
 SHADES = ("#A6C8E4", "#74AFD6", "#4292C6", "#1764AB", "#08306B")  # of rho; the larger, the darker
 NOTE = """\
 *Gradient*: squared norm of the gradient of F_k at clients' models, mean over clusters; first and last quarter of the
-S_k updates, and all. *V_1*: the largest. *Aligned*: the gradients of J_k and J_m do not point apart. *Fall*: of F_k(w_k).
+S_k updates, and all. *V_1*: the largest. *Aligned*: the gradients of J_k and J_m do not point apart. *Fall*: of
+F_k(w_k).
 """
 NEEDS = {
     "largest_distance": "largest distance",
