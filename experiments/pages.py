@@ -91,9 +91,9 @@ def _section(experiment: Experiment, results: Results) -> str:
 
 
 def _facts(about: str) -> list[str]:
-    """Return the parts that begin with Claim:, Settings: and Cost:, each on one line."""
-    text = " ".join(about.split())
-    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings|Cost): )", text) if part.strip()]
+    """Return the parts that begin with Claim: and Settings:, each on one line; tables below say what a run cost."""
+    text = " ".join(about.split()).partition("Cost: ")[0]
+    return [part.strip() for part in re.split(r"(?=\b(?:Claim|Settings): )", text) if part.strip()]
 
 
 def _pictures(experiment: Experiment, folder: Path) -> list[Path]:
