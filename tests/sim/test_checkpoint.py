@@ -44,6 +44,12 @@ def in_one_go(tmp_path, config):
     return bytes_of(folder)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a run of the scenario that nothing interrupts."""
+    return in_one_go(tmp_path_factory.mktemp("one"), configure(SCENARIO))
+
+
 def stop_after(events, count):
     """Take `count` events, then stop as Ctrl-C does."""
     with closing(events):
@@ -67,12 +73,12 @@ def interrupted(tmp_path, config, moments):
 
 @pytest.mark.parametrize(
     "moments",
-    [[0], [1], [2], [3], [11], [33], [8, 20], [20, 4, 1, 25]],
+    [[0], [3], [33], [8, 20], [20, 4, 1, 25]],
     ids=lambda moments: "-".join(map(str, moments)),
 )
-def test_at_many_moments(tmp_path, moments):
+def test_at_many_moments(tmp_path, moments, whole):
     config = configure(SCENARIO)
-    assert interrupted(tmp_path, config, moments) == in_one_go(tmp_path, config)
+    assert interrupted(tmp_path, config, moments) == whole
 
 
 @pytest.mark.parametrize("algorithm", ["fedsoft", "fedasync", "fedbuff", "ifca", "local-keep", "local", "oracle"])
@@ -111,7 +117,7 @@ def test_batch_norm_and_dropout(tmp_path):
         assert interrupted(tmp_path / model, config, [9]) == in_one_go(tmp_path / model, config)
 
 
-def test_ctrl_c_in_the_middle_of_a_stack(tmp_path, monkeypatch):
+def test_ctrl_c_in_the_middle_of_a_stack(tmp_path, monkeypatch, whole):
     config = configure(SCENARIO)
     folder = RunFolder.create(tmp_path / "parts", config.to_json())
     train, calls = Stack.train, []
@@ -128,10 +134,10 @@ def test_ctrl_c_in_the_middle_of_a_stack(tmp_path, monkeypatch):
     assert checkpoint.exists(folder.path)
     list(run_events(config, folder, resume=True))
     assert len(calls[9]) == len(calls[8])  # it asks for the same stack again
-    assert bytes_of(folder) == in_one_go(tmp_path, config)
+    assert bytes_of(folder) == whole
 
 
-def test_ctrl_c_in_the_hands_of_the_reader(tmp_path):
+def test_ctrl_c_in_the_hands_of_the_reader(tmp_path, whole):
     seen = []
 
     def stop(event):
@@ -145,10 +151,10 @@ def test_ctrl_c_in_the_hands_of_the_reader(tmp_path):
         assert checkpoint.exists(tmp_path / "parts")  # so this is not Python cleaning up
     config, folder = configure(SCENARIO), RunFolder(tmp_path / "parts")
     list(run_events(config, folder, resume=True))
-    assert bytes_of(folder) == in_one_go(tmp_path, config)
+    assert bytes_of(folder) == whole
 
 
-def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
+def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch, whole):
     monkeypatch.setattr(import_module("cdfl.sim.runner"), "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     config = configure(SCENARIO)
     folder = RunFolder.create(tmp_path / "parts", config.to_json())
@@ -161,7 +167,7 @@ def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
     with (folder.path / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "uplo')
     list(run_events(config, folder, resume=True))
-    assert bytes_of(folder) == in_one_go(tmp_path, config)
+    assert bytes_of(folder) == whole
 
 
 def test_a_run_that_is_over_stays_as_it_is(tmp_path):
@@ -211,7 +217,7 @@ def test_a_group_at_many_moments(tmp_path, group_in_one_go):
     told, expected = group_in_one_go
     ends = [place + 1 for place, (_, event) in enumerate(told) if isinstance(event, Finished)]
     assert ends[0] < len(told) - 30  # one is over while others have much to do
-    for moment in (3, 30, ends[0], ends[0] + 5, ends[1] + 1, ends[2], len(told)):
+    for moment in (3, ends[0], ends[1] + 1, len(told)):
         configs = group_configs()
         folders = group_folders(tmp_path / str(moment), configs)
         stop_after(compare_events(configs, folders), moment)
@@ -234,17 +240,16 @@ def test_a_group_interrupted_again_and_again(tmp_path, group_in_one_go):
 def test_a_group_in_which_scores_are_told_between_stacks(tmp_path, monkeypatch, group_in_one_go):
     monkeypatch.setattr(import_module("cdfl.sim.scoring"), "MOST_WAITING", 2)
     _, expected = group_in_one_go
-    for moment in (25, 55):
-        configs = group_configs()
-        folders = group_folders(tmp_path / str(moment), configs)
-        stop_after(compare_events(configs, folders), moment)
-        list(compare_events(configs, folders, resume=True))
-        assert [bytes_of(folder) for folder in folders] == expected, moment
+    configs = group_configs()
+    folders = group_folders(tmp_path, configs)
+    stop_after(compare_events(configs, folders), 40)
+    list(compare_events(configs, folders, resume=True))
+    assert [bytes_of(folder) for folder in folders] == expected
 
 
 def test_runs_of_a_group_are_the_runs_alone():
     """In float64, to 1e-9: common stacks change nothing but rounding."""
-    instances = [make_instance(seed=0), make_instance(seed=1)]
+    instances = [make_instance(seed=0, num_uploads=20), make_instance(seed=1, num_uploads=20)]
     names = ["cdfl", "fedsoft", "local-keep"]
     engines = make_engines(instances[0], width=64)
 

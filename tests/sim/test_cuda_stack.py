@@ -26,11 +26,12 @@ pytestmark = pytest.mark.slow
 
 gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", gpu])
+UPLOADS = 24
 
 
 def make_instance(device: str, dtype: torch.dtype, model: str = "small-cnn", **settings: object) -> ScenarioInstance:
     sizes = Sizes(low=20, high=80, test=40, pretraining=60, proxy=60)
-    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=40, model=model, sizes=sizes)
+    scenario = replace(load_scenario("digits-4"), num_clients=12, num_uploads=UPLOADS, model=model, sizes=sizes)
     settings = preset_for(scenario, "default").replace(local_epochs=1, shared_epochs=1, **settings)
     return ScenarioInstance(scenario, scenario.federation(0).to(device), settings, dtype)
 
@@ -101,7 +102,7 @@ def test_graphs_give_the_run_of_the_plain_loop(device: str, options: dict[str, o
     engines = Engines(stack(settings.training.proximal_strength), stack(0.0), evaluator, scores_together=7)
     algorithm = GraphServer(make_algorithm("cdfl", settings), evaluator, instance.proxy_sets)
     fast = only(Simulation(instance, algorithm, Uniform(), engines).events(), Uploaded)
-    assert len(fast) == len(plain) == 40
+    assert len(fast) == len(plain) == UPLOADS
     for ours, theirs in zip(fast, plain, strict=True):
         assert ours.client == theirs.client
         assert ours.mixture == pytest.approx(theirs.mixture, abs=1e-9)
@@ -157,7 +158,7 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
 
     whole = only(begin().events(), Uploaded)
     stopped = begin()
-    told = list(islice(stopped.events(), 25))
+    told = list(islice(stopped.events(), 18))
     assert stopped.bookmark is not None
     assert stopped.instance.start is not None
     checkpoint.save(tmp_path, stopped.bookmark, stopped.instance.start)
@@ -165,7 +166,7 @@ def test_a_run_on_graphs_goes_on_after_a_checkpoint(device: str, tmp_path: Path)
     bookmark = checkpoint.load(tmp_path, resumed)
     resumed.resume(bookmark, told)
     rest = only(resumed.events(), Uploaded)
-    assert len(rest) == 40 - bookmark.state.epoch > 0
+    assert len(rest) == UPLOADS - bookmark.state.epoch > 0
     bound = 1e-3 if device == "cuda" else 0.0  # sums on a GPU come in any order
     for ours, theirs in zip(rest, whole[-len(rest) :], strict=True):
         assert (ours.client, ours.epoch, ours.staleness) == (theirs.client, theirs.epoch, theirs.staleness)
