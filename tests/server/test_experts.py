@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,8 +15,10 @@ from cdfl.client import Client, ClientError, FlowerClient
 from cdfl.core import Settings, TrainingSettings, experts, flatten, personalize, router
 from cdfl.core.experts import unpack
 from cdfl.core.proxy import outputs
+from cdfl.data import Sizes
 from cdfl.problems import ProblemInstance
 from cdfl.record import Uploaded, only
+from cdfl.scenarios import load_scenario
 from cdfl.server.records import Retention
 from cdfl.server.run import open_engine
 from cdfl.server.store import Store
@@ -367,7 +370,7 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
     monkeypatch.setattr(router, "router_training", lambda count: TrainingSettings(learning_rate=4e-3, local_epochs=3))
     monkeypatch.setattr(experts, "SURE", 0.0 if sure else 1.1)
     config = configure(
-        "digits-4",
+        replace(load_scenario("digits-4"), sizes=Sizes(low=20, high=40, test=40, pretraining=50, proxy=50)),
         num_uploads=10,
         num_clients=3,
         local_epochs=1,
@@ -379,8 +382,8 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
         send_mixture=send,
     )
     instance = ScenarioInstance(config.scenario, config.scenario.federation(config.seed), config.settings)
-    instance = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
-    with Live(tmp_path, instance, clock=lambda: 0.0) as live:
+    problem = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    with Live(tmp_path, problem, clock=lambda: 0.0) as live:
         live.engine.stepper.trial = None  # the simulation tries steps on whole proxy sets
         message = wire.decode_router(live.engine.replies.router)
         instance.routing.router = message.router  # trained one by one, not in a stack: equal but for rounding
@@ -388,7 +391,7 @@ def test_clients_of_a_service_are_those_of_a_simulation(tmp_path, monkeypatch, s
         recording = Recording(config.settings)
         events = only(list(simulate(instance, recording, config.time_model)), Uploaded)
         clients = {
-            number: Client(live.url, instance.model, str(number), settings=config.settings, send_mixture=send)
+            number: Client(live.url, problem.model, str(number), settings=config.settings, send_mixture=send)
             for number in range(3)
         }
         for client in clients.values():

@@ -31,6 +31,7 @@ from .toy import same_state
 pytestmark = pytest.mark.slow
 
 KEEP_ALL = Retention(keep_snapshots=100, keep_uploads=True)
+DIGITS = replace(load_scenario("digits-4"), sizes=Sizes(low=10, high=30, test=20, pretraining=40, proxy=40))
 
 
 class Recording(CDFL):
@@ -65,7 +66,7 @@ class Recording(CDFL):
 )
 def test_a_recorded_simulation_over_http(tmp_path, time_model, measures):
     config = configure(
-        "digits-4",
+        DIGITS,
         num_uploads=24,
         num_clients=6,
         time_model=time_model,
@@ -109,7 +110,7 @@ def test_other_kinds_of_data(tmp_path, name):
 
 def test_one_cluster_has_nothing_to_route(tmp_path):
     """Experts of one cluster are one model, in the simulator and in the service."""
-    one = replace(load_scenario("digits-4"), name="digits-1", clusters=Rotations("digits", 1))
+    one = replace(DIGITS, name="digits-1", clusters=Rotations("digits", 1))
     quick = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1, "reply": "experts", "guard": True}
     config = configure(one, num_uploads=4, num_clients=2, **quick)
     recording, _ = replayed(tmp_path, config)
@@ -121,15 +122,14 @@ def test_one_cluster_has_nothing_to_route(tmp_path):
 
 def test_clients_of_a_service_train_the_models_of_the_reference(tmp_path):
     """Pictures, real clients: the same weights, bit for bit. The simulator's stacks round otherwise; see below."""
-    config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
+    config = configure(DIGITS, num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
     instance, recording = instance_of(config), Recording(config.settings)
     list(simulate(instance, recording, config.time_model))
-    instance = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
+    problem = ProblemInstance.of(config.scenario, seed=config.seed).with_settings(**config.settings.leaves())
     passes = config.settings.replace(local_epochs=1)  # the plan holds both
-    with Live(tmp_path, instance, clock=lambda: 0.0, accept_all=True) as server, ExitStack() as opened:
+    with Live(tmp_path, problem, clock=lambda: 0.0, accept_all=True) as server, ExitStack() as opened:
         clients = [
-            opened.enter_context(Client(server.url, instance.model, str(number), settings=passes))
-            for number in range(4)
+            opened.enter_context(Client(server.url, problem.model, str(number), settings=passes)) for number in range(4)
         ]
         exchanges, turns = iter(recording.exchanges), [0] * 4
         for tick in instance.ticks(config.time_model):
@@ -149,7 +149,7 @@ def test_clients_of_a_service_train_the_models_of_the_reference(tmp_path):
 
 def test_stacks_differ_from_the_reference_by_rounding_alone():
     """In float64 the pictures' network ends at the same weights; in float32 training amplifies the rounding."""
-    config = configure("digits-4", num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
+    config = configure(DIGITS, num_uploads=16, num_clients=4, shared_epochs=1, separate_epochs=1, local_epochs=2)
 
     def differs(dtype):
         instance, plain, stacked = instance_of(config, dtype), Recording(config.settings), Recording(config.settings)
