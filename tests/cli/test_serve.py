@@ -119,7 +119,7 @@ def https(url, cert):
     )
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_told_to_stop_while_it_pretrains(setup, tmp_path, end):
     long = ("--set", "shared_epochs=100000", "--device", "cpu", "--open", "--port", "0")
     command = [CDFL, "serve", str(setup), "--store", str(tmp_path / "store"), *long]

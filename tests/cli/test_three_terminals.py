@@ -16,6 +16,7 @@ from .small import call
 
 pytestmark = pytest.mark.slow
 
+QUICK = ["--set", "shared_epochs=1", "--set", "separate_epochs=1", "--set", "reply=model"]
 README = Path(__file__).parents[2] / "README.md"
 BIN = Path(sys.executable).parent
 
@@ -46,7 +47,7 @@ def test_they_work_whatever_the_order(tmp_path, monkeypatch, pause):
     try:
         for number, command in reversed(list(enumerate(commands))) if pause else enumerate(commands):
             words = shlex.split(command.replace(":8000", f":{port}"))
-            words += ["--port", str(port)] if number == 0 else ["--every", "0.1"]
+            words += ["--port", str(port), *QUICK] if number == 0 else ["--every", "0.1"]
             logs[number] = tmp_path / f"terminal-{number}.log"
             with logs[number].open("w") as log:
                 running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))  # noqa: S603

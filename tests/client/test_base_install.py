@@ -1,4 +1,4 @@
-"""A client device installs the base package only."""
+"""A client device installs the base package only, and does not import what takes seconds."""
 
 import subprocess
 import sys
@@ -27,6 +27,7 @@ from tests.client.toy import ToyServer, make_data, make_model
 client = cdfl.Client("http://server.test", make_model(), "car-7", transport=ToyServer().transport)
 print(client.update(make_data()).outcome, [turn.decided for turn in client.watch([make_data()], LossRises())])
 
+assert "torch._dynamo" not in sys.modules  # the compiler
 from cdfl.cli import app
 app()
 """

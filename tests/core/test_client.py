@@ -1,8 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from cdfl.core import TrainingSettings, client_update, flatten, load, make_optimizer
+from cdfl.core import Optimizer, TrainingSettings, client_update, flatten, load
 
 from .toy import Point, bits, half_square
 
@@ -162,13 +164,27 @@ def test_a_personal_model_of_another_architecture_is_refused():
         train([0.0, 0.0], [[4.0]], model=Point(0.0))
 
 
-def test_the_optimiser_is_the_one_the_settings_name():
-    parameters = [nn.Parameter(torch.zeros(1))]
-    adam = make_optimizer(parameters, TrainingSettings(learning_rate=0.01, weight_decay=0.005))
-    assert isinstance(adam, torch.optim.Adam)
-    assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.01, 0.005)
-    sgd = make_optimizer(
-        parameters, TrainingSettings(optimizer="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4)
-    )
-    assert isinstance(sgd, torch.optim.SGD)
-    assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, 5e-4]
+@pytest.mark.parametrize(
+    ("named", "theirs"),
+    [
+        ({"weight_decay": 0.005}, partial(torch.optim.Adam, lr=0.01, weight_decay=0.005)),
+        ({"optimizer": "sgd", "momentum": 0.9}, partial(torch.optim.SGD, lr=0.01, weight_decay=5e-4, momentum=0.9)),
+        ({"optimizer": "sgd", "weight_decay": 0.0}, partial(torch.optim.SGD, lr=0.01)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_optimiser_is_that_of_torch_bit_for_bit(named, theirs, dtype):
+    torch.manual_seed(0)
+    one, other = ([nn.Parameter(torch.linspace(-1, 1, count, dtype=dtype)) for count in (5, 3)] for _ in range(2))
+    ours = Optimizer(one, TrainingSettings(learning_rate=0.01, **{"weight_decay": 5e-4} | named))
+    theirs = theirs(other, fused=True)
+    for _ in range(7):
+        ours.forget_gradients()
+        assert all(parameter.grad is None for parameter in one)
+        for mine, yours in zip(one, other, strict=True):
+            mine.grad = torch.randn_like(mine)
+            yours.grad = mine.grad.clone()
+        ours.step()
+        theirs.step()
+        assert all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
+    assert not torch.equal(one[0], torch.linspace(-1, 1, 5, dtype=dtype))

@@ -12,7 +12,7 @@ from cdfl.scenarios import load_problem
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--device", "cpu")
+QUICK = ("--set", "shared_epochs=1", "--set", "separate_epochs=1", "--set", "reply=model", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)

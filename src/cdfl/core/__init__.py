@@ -1,6 +1,6 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
-from cdfl.core.client import Loss, client_update, make_optimizer
+from cdfl.core.client import Loss, Optimizer, client_update
 from cdfl.core.defence import NO_DEFENCE, Decision, Defence, Step, take_step
 from cdfl.core.estimate import (
     GIVEN,
@@ -63,6 +63,7 @@ __all__ = [
     "Loss",
     "Measures",
     "NotFiniteError",
+    "Optimizer",
     "Outcome",
     "PretrainingSettings",
     "PrintedEstimator",
@@ -88,7 +89,6 @@ __all__ = [
     "is_too_stale",
     "join",
     "load",
-    "make_optimizer",
     "measure",
     "paper",
     "personalize",

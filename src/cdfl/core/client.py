@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from cdfl.core.flat import flatten, load
 from cdfl.core.settings import TrainingSettings
@@ -37,9 +39,9 @@ def client_update(
     load(model, personal_model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     anchors = [parameter.detach().clone() for parameter in trained]  # u
-    optimizer = make_optimizer(trained, settings)
+    optimizer = Optimizer(trained, settings)
     for inputs, targets in batches:
-        optimizer.zero_grad()
+        optimizer.forget_gradients()
         loss(model(inputs), targets).backward()
         for parameter, anchor in zip(trained, anchors, strict=True):
             if parameter.grad is None:  # the loss does not depend on it, but the proximal term does
@@ -50,11 +52,36 @@ def client_update(
     return flatten(model)
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Return the optimiser that `settings` names, with L2 weight decay as in the paper."""
-    parameters = list(parameters)
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)  # one pass over the weights
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum, fused=fused)
+class Optimizer:
+    """The optimiser that `settings` names, with L2 weight decay as in the paper: the steps of `torch.optim`.
+
+    Its classes import torch's compiler when the first one is made, which takes more than a second of a process, and
+    spend more on a step than the step of a small model costs.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], settings: TrainingSettings) -> None:
+        self.parameters: list[Any] = list(parameters)
+        self.settings = settings
+        self._is_fused = all(parameter.device.type in ("cpu", "cuda") for parameter in self.parameters)  # one pass
+        self._averages = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._steps = [torch.zeros((), device=parameter.device, dtype=torch.float32) for parameter in self.parameters]
+        self._momenta: list[Any] = [None for _ in self.parameters]
+
+    def forget_gradients(self) -> None:
+        """Begin a new batch."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters along their gradients."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        options: dict[str, Any] = {"lr": self.settings.learning_rate, "weight_decay": self.settings.weight_decay}
+        options |= {"fused": self._is_fused, "maximize": False}
+        if self.settings.optimizer == "adam":
+            options |= {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+            adam(self.parameters, gradients, self._averages, self._squares, [], self._steps, **options)
+        else:
+            options |= {"momentum": self.settings.momentum, "dampening": 0.0, "nesterov": False}
+            sgd(self.parameters, gradients, self._momenta, **options)
