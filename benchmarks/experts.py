@@ -27,7 +27,7 @@ from cdfl.client.experts import ClientRouter, Experts
 from cdfl.core import Settings, client_update, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import loss_scale
-from cdfl.core.proxy import outputs
+from cdfl.core.proxy_sets import outputs
 from cdfl.core.router import train_router
 from cdfl.models import MODELS, MakeModel
 from cdfl.models.routers import build_router, router_spec

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.kernels import microseconds
 from benchmarks.result_files import RESULTS, commit, machine
-from cdfl.sim.cuda_stack import tensor_cores
+from cdfl.sim.cuda_client_stack import tensor_cores
 from cdfl.sim.runner import configure
 from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.time_models import Uniform

@@ -28,7 +28,7 @@ from benchmarks.load_table import DISTURBED, runs_of
 from benchmarks.peers import Contender, Setting, Work, run_once
 from benchmarks.result_files import ROOT, commit, machine, read, write
 from cdfl.cli.init import EXAMPLE
-from cdfl.server.connections import raise_file_limit
+from cdfl.server.connection_limit import raise_file_limit
 
 HERE = Path(__file__).resolve().parent
 QUIET = 1.0  # load average of the last minute

@@ -25,7 +25,7 @@ from benchmarks.result_files import RESULTS, machine, read
 from cdfl.core import flatten
 from cdfl.core.batches import batch_plan
 from cdfl.scenarios import load_scenario
-from cdfl.sim.cuda_stack import tensor_cores
+from cdfl.sim.cuda_client_stack import tensor_cores
 from cdfl.sim.engine import Training
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.scenario_instance import ScenarioInstance

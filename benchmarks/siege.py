@@ -33,7 +33,7 @@ from benchmarks.result_files import commit, machine, read, write
 from benchmarks.siege_clients import make_tls_clients
 from cdfl import wire
 from cdfl.cli.init import EXAMPLE
-from cdfl.server.connections import raise_file_limit
+from cdfl.server.connection_limit import raise_file_limit
 
 CLIENTS, UPDATES = 500, 700
 ATTACKERS = 40  # tokens of attackers, beside those of the fleet

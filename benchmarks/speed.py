@@ -27,13 +27,13 @@ from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.algorithms import make_algorithm
 from cdfl.cli.options import parse_settings
 from cdfl.record import Clusters, Event, Finished, Uploaded
-from cdfl.sim.cuda_stack import tensor_cores
+from cdfl.sim.client_stack import Rows
+from cdfl.sim.cuda_client_stack import tensor_cores
 from cdfl.sim.engine_choice import make_engines, make_fast
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
 from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
-from cdfl.sim.stack import Rows
 from cdfl.sim.time_models import TIME_MODELS
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.result_files import commit, machine, read, write
 from cdfl.core import GIVEN, Layout, ProxySets, ServerState, Settings, Upload, flatten, server_update
-from cdfl.malloc import keep_freed_memory
+from cdfl.malloc_options import keep_freed_memory
 from cdfl.models import MODELS
 from cdfl.sim.flops import count_flops
 from cdfl.wire.experts import encode_experts, experts_size

@@ -20,7 +20,7 @@ import numpy as np
 
 from cdfl.data.randomness import generator
 from cdfl.scenarios import load_scenario
-from cdfl.sim.named_settings import find_preset
+from cdfl.sim.presets import find_preset
 from cdfl.sim.time_models import TIME_MODELS
 from experiments.harness import Experiment, Results, RunKey, StoredRun, resolve
 from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means

@@ -16,7 +16,7 @@ from typing import Any
 
 from cdfl.core import DEFAULT
 from cdfl.scenarios import load_scenario
-from cdfl.scenarios.catalogue import NOISY
+from cdfl.scenarios.builtin import NOISY
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, row_keys
 from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means, rows_below
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, differences, grouped, named

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Settings, paper
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 from cdfl.record import versions
 from cdfl.scenarios import load_scenario
 from experiments.harness import Experiment, Results

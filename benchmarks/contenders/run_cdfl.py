@@ -8,9 +8,9 @@ from work import LEARNING_RATE, WEIGHT_DECAY, Job, Rounds
 from cdfl.core import Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Cluster, Dataset, Federation, PaperDrift, Samples, Sizes
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Trainer, Training
-from cdfl.sim.stack import Stack
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.core import NEWCOMER, ClientMemory, Layout, Reply, ServerState, Settings, Upload, join, server_update
 from cdfl.server.recorded_losses import Playback
-from cdfl.server.records import Entry, tensor
+from cdfl.server.store_records import Entry, tensor
 
 
 @dataclass

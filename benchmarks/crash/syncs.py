@@ -24,7 +24,7 @@ from benchmarks.crash.cuts import changed
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.server.records import Entry
+from cdfl.server.store_records import Entry
 from tests.server.postgres import Postgres
 
 CALLS = "fsync,fdatasync,rename,renameat,renameat2,link,linkat,write,writev,pwrite64,sendto,sendmsg"

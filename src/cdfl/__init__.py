@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
         value = import_module("cdfl.scenarios")
     else:
-        from cdfl.checks import did_you_mean
+        from cdfl.argument_checks import did_you_mean
 
         raise AttributeError(f"module 'cdfl' has no attribute {name!r}{did_you_mean(name, __all__)}")
     globals()[name] = value

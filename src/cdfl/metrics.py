@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 
 Score = Callable[[Any, Any], Any]  # (outputs, targets) -> one number
 

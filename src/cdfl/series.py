@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, main_metric, only
 
 Numbers = NDArray[np.float64]

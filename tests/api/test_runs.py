@@ -13,7 +13,7 @@ from torch import nn
 import cdfl
 from cdfl.core import flatten
 from cdfl.record import RunFolder
-from cdfl.report import progress
+from cdfl.report import progress_display
 
 from .problems import QUICK, lines
 
@@ -165,7 +165,7 @@ def test_a_cut_proxy_set_is_told(capsys):
 class TestProgress:
     def test_a_line_in_a_notebook(self, run):
         stream = io.StringIO()
-        line = progress.Line(12, stream)
+        line = progress_display.Line(12, stream)
         with line:
             for event in run.events:
                 line._written = 0.0
@@ -180,16 +180,16 @@ class TestProgress:
 
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=True, width=160)
-        with progress.Bar(12, console) as bar:
+        with progress_display.Bar(12, console) as bar:
             for event in run.events:
                 bar.show(event)
         assert "12/12" in stream.getvalue()
         assert "rmse: before" in stream.getvalue()
 
     def test_what_suits_the_place(self, monkeypatch):
-        assert isinstance(progress.display(3, False), progress.Nothing)
-        assert isinstance(progress.display(3, True), progress.Bar)
-        assert isinstance(progress.display(3), progress.Lines)  # no terminal here
-        monkeypatch.setattr(progress, "in_notebook", lambda: True)
-        assert isinstance(progress.display(3), progress.Line)
-        assert isinstance(progress.display(3, False), progress.Nothing)
+        assert isinstance(progress_display.display(3, False), progress_display.Nothing)
+        assert isinstance(progress_display.display(3, True), progress_display.Bar)
+        assert isinstance(progress_display.display(3), progress_display.Lines)  # no terminal here
+        monkeypatch.setattr(progress_display, "in_notebook", lambda: True)
+        assert isinstance(progress_display.display(3), progress_display.Line)
+        assert isinstance(progress_display.display(3, False), progress_display.Nothing)

@@ -9,8 +9,8 @@ import pytest
 
 from cdfl.cli.compare import _values
 from cdfl.record import Finished, RunFolder, Uploaded, only
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.runner import configure
-from cdfl.sim.stack import Stack
 
 from .small import call, scenario_file
 

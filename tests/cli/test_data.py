@@ -8,7 +8,7 @@ from cdfl.cli import data
 from cdfl.cli.scenarios import scenarios
 from cdfl.data import Dataset
 from cdfl.data.sources import SOURCES, RemoteFile
-from cdfl.data.sources.packed import write_npz
+from cdfl.data.sources.npz_and_mosaics import write_npz
 from cdfl.scenarios import load_scenario
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SETUP = """
 import cdfl
 from tests.client.toy import make_data, make_model
-from cdfl.policy import EverySamples
+from cdfl.upload_policies import EverySamples
 
 
 def stream(client_id):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.sim.named_settings import PRESETS
+from cdfl.sim.presets import PRESETS
 from experiments.registry import EXPERIMENTS
 
 from .small import call

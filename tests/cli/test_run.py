@@ -13,10 +13,10 @@ import pytest
 
 from cdfl import load
 from cdfl.record import Finished, RunFolder, Uploaded, only
-from cdfl.report import progress
+from cdfl.report import progress_display
 from cdfl.sim import checkpoint
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.runner import configure, run_events
-from cdfl.sim.stack import Stack
 
 from ..sim.test_checkpoint import stop_after
 from .small import call, scenario_file
@@ -178,7 +178,7 @@ def test_stopped_before_the_first_upload(small, tmp_path, monkeypatch):
 
 
 def test_progress_lines_without_a_terminal(small, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(progress_display, "SECONDS_BETWEEN_LINES", 0.01)
     code, output = call("run", small)
     assert code == 0
     assert re.search(r"reading data, \d+ s so far", output)

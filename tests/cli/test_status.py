@@ -8,9 +8,9 @@ from rich.console import Console
 
 from cdfl.cli.server_console import ServerConsole, StartProgress, line_text
 from cdfl.server.limits import Limits
+from cdfl.server.listening_socket import take_port
 from cdfl.server.metrics import Metrics
-from cdfl.server.not_open_yet import Starting
-from cdfl.server.port import take_port
+from cdfl.server.readiness import Starting
 from cdfl.server.run import make_server
 
 from ..made_up import events, write_run
@@ -67,7 +67,7 @@ def test_tables_fit_eighty_columns_and_names_are_whole(server):
 
 
 def test_many_clients_come_in_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdfl.server.watching.MOST_CLIENTS", 2)
+    monkeypatch.setattr("cdfl.server.operator_routes.MOST_CLIENTS", 2)
     with Live(tmp_path / "store") as server:
         for number in range(5):
             server.model(f"car-{number}")

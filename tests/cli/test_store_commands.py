@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from cdfl.cli import app
 from cdfl.server.auth import Tokens
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 
 from ..server.toy import LAYOUT, Toy, same_state, was_sent
 from .small import call
@@ -107,7 +107,9 @@ def test_an_empty_store_is_told(place, command):
 
 def test_what_a_server_needs_may_not_be_installed(toy, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    for name in [name for name in sys.modules if name.startswith("cdfl.server.") and name != "cdfl.server.records"]:
+    for name in [
+        name for name in sys.modules if name.startswith("cdfl.server.") and name != "cdfl.server.store_records"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     code, output = call("verify", "--store", place)
     assert code == 2

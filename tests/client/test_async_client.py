@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from cdfl.client import AsyncClient, Client, ClientError, ServerAwayError
-from cdfl.policy import EverySamples
+from cdfl.upload_policies import EverySamples
 
 from .toy import make_data, make_model
 

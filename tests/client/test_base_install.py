@@ -21,7 +21,7 @@ sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # an import of th
 
 import cdfl
 from cdfl.client import AsyncClient, FlowerClient, Privacy
-from cdfl.policy import LossRises
+from cdfl.upload_policies import LossRises
 from tests.client.toy import ToyServer, make_data, make_model
 
 client = cdfl.Client("http://server.test", make_model(), "car-7", transport=ToyServer().transport)

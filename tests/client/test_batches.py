@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cdfl.client.batches import nonempty
 from cdfl.core import flatten
-from cdfl.policy import Always, Either, LossRises
+from cdfl.upload_policies import Always, Either, LossRises
 
 from .toy import ToyServer, make_data
 

@@ -12,7 +12,7 @@ import cdfl
 from cdfl import wire
 from cdfl.client import Client, ClientError, DivergedError, Privacy, ServerAwayError
 from cdfl.core import ClientMemory, Settings, TrainingSettings, client_update, flatten, guard
-from cdfl.policy import ALWAYS
+from cdfl.upload_policies import ALWAYS
 
 from .faults import BadNetwork
 from .toy import ToyServer, make_data, make_model

@@ -16,7 +16,7 @@ from cdfl.client import ClientError, ServerAwayError, StateError
 from cdfl.client import saved_state as state_module
 from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
 from cdfl.core import flatten
-from cdfl.policy import ALWAYS
+from cdfl.upload_policies import ALWAYS
 
 from .faults import BadNetwork
 from .toy import ToyServer, make_data

@@ -11,7 +11,16 @@ from cdfl import policy as policy_module
 from cdfl import wire
 from cdfl.client import Retry, StreamFollower
 from cdfl.core import Layout, Settings
-from cdfl.policy import ALWAYS, AtFirst, DriftDetected, EverySamples, EverySeconds, LossRises, Sometimes, Unless
+from cdfl.upload_policies import (
+    ALWAYS,
+    AtFirst,
+    DriftDetected,
+    EverySamples,
+    EverySeconds,
+    LossRises,
+    Sometimes,
+    Unless,
+)
 
 from .faults import BadNetwork
 from .toy import ToyServer, make_data, make_model

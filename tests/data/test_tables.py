@@ -6,7 +6,7 @@ import torch
 
 from cdfl.data import DataError, Table
 from cdfl.data.tables import Quantiles, read_csv
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 
 ROWS = 40
 COLUMNS = {

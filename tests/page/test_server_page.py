@@ -12,9 +12,9 @@ import cdfl
 from cdfl import wire
 from cdfl.server.auth import Tokens
 from cdfl.server.limits import Limits
+from cdfl.server.listening_socket import take_port
 from cdfl.server.metrics import Metrics
-from cdfl.server.not_open_yet import Starting
-from cdfl.server.port import take_port
+from cdfl.server.readiness import Starting
 from cdfl.server.run import make_server
 
 from ..server.live import Live, data, near, tiny_instance

@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 import cdfl
 from cdfl.core import Settings
 from cdfl.data import DataError, Rotations
-from cdfl.policy import LossRises
 from cdfl.scenarios import Scenario, load_problem, load_scenario
-from cdfl.userfile import SetupError
+from cdfl.upload_policies import LossRises
+from cdfl.user_code import SetupError
 
 INPUTS, TARGETS = torch.arange(24.0).view(12, 2), torch.arange(12) % 3
 NET = nn.Linear(2, 3)

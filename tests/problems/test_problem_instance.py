@@ -10,7 +10,7 @@ from cdfl.core import Settings, flatten
 from cdfl.problems import ProblemInstance
 from cdfl.problems.problem_instance import client_network
 from cdfl.scenarios import load_problem
-from cdfl.userfile import SetupError
+from cdfl.user_code import SetupError
 
 INPUTS = torch.arange(40.0).view(20, 2) / 40
 QUICK = Settings(shared_epochs=2, separate_epochs=3, batch_size=4)

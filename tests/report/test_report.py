@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cdfl.record import Clusters, RunFolder, Separated, Uploaded
 from cdfl.report import write_report
-from cdfl.report.findings import findings
+from cdfl.report.run_warnings import findings
 from cdfl.series import RunSeries
 
 from ..made_up import RMSE, clusters, diverged, events, finished, scored_twice, started, uploaded, write_run

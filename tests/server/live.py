@@ -17,11 +17,11 @@ from cdfl.data import Dataset, Datasets, Sizes
 from cdfl.problems import Problem, ProblemInstance
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.limits import Limits
-from cdfl.server.not_open_yet import Starting
-from cdfl.server.port import take_port
-from cdfl.server.records import Retention
+from cdfl.server.listening_socket import take_port
+from cdfl.server.readiness import Starting
 from cdfl.server.run import make_server, open_engine
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 from cdfl.server.tls import Tls
 
 NUM_CLUSTERS = 3

@@ -12,8 +12,8 @@ from cdfl.core import Settings
 from cdfl.data import Dataset, Datasets, Sizes
 from cdfl.problems import Problem, ProblemInstance
 from cdfl.server.engine import Engine
-from cdfl.server.records import Claim, Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Claim, Retention
 from cdfl.server.submission import Submission
 from cdfl.server.verify import verify
 

@@ -12,9 +12,9 @@ from cdfl.core import Upload, initial_state, join, server_update
 from cdfl.server.engine import Engine
 from cdfl.server.limits import Limits, MeanTime
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
-from cdfl.server.records import Claim
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreLost, StoreUnavailable
+from cdfl.server.store_records import Claim
 from cdfl.server.submission import Submission
 from cdfl.server.uploads import Uploads
 
@@ -483,7 +483,7 @@ def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads,
         seen["server_update"].add(torch.get_num_threads())
         return server_update(*args, **options)
 
-    monkeypatch.setattr("cdfl.server.stepping.server_update", update)
+    monkeypatch.setattr("cdfl.server.update_steps.server_update", update)
     engine = Engine(first_state(), LAYOUT, SETTINGS, store, Watched(), evaluate_clusters)
     for number in range(2):
         engine.submit(submission(store, key=str(number))).result(10)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cdfl.server import events
-from cdfl.server.connections import PIECE
+from cdfl.server.connection_limit import PIECE
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import Limits
 from cdfl.wire import UnavailableError

@@ -14,19 +14,19 @@ from cdfl.algorithms.cdfl import CDFL
 from cdfl.client import Client, ClientError, FlowerClient
 from cdfl.core import Settings, TrainingSettings, experts, flatten, personalize, router
 from cdfl.core.experts import unpack
-from cdfl.core.proxy import outputs
+from cdfl.core.proxy_sets import outputs
 from cdfl.data import Sizes
 from cdfl.problems import ProblemInstance
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
-from cdfl.server.records import Retention
 from cdfl.server.run import open_engine
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 from cdfl.server.verify import verify
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.runner import configure
 from cdfl.sim.scenario_instance import ScenarioInstance
-from cdfl.userfile import SetupError
+from cdfl.user_code import SetupError
 
 from .live import LAYOUT, NUM_CLUSTERS, Live, near, of_server, tiny_problem
 from .toy import same_state

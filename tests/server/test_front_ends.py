@@ -15,7 +15,7 @@ from cdfl.server.auth import Tokens
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy, StoreLost
 from cdfl.server.verify import verify
-from cdfl.userfile import SetupError
+from cdfl.user_code import SetupError
 
 from .live import Live, near, tiny_instance, wait_for
 from .toy import keep, same_state, spooled, stored_blobs

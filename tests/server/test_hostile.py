@@ -19,8 +19,8 @@ from torch.nn.functional import mse_loss
 
 from cdfl import wire
 from cdfl.core import Settings
-from cdfl.server.budgets import ByteLimit
-from cdfl.server.connections import MOST_HEAD, MOST_WAITING
+from cdfl.server.byte_limits import ByteLimit
+from cdfl.server.connection_limit import MOST_HEAD, MOST_WAITING
 from cdfl.server.limits import Limits
 from cdfl.server.uploads import Body
 

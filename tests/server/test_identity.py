@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from cdfl import wire
 from cdfl.server.auth import Access, Tokens
 from cdfl.server.backup import backup
-from cdfl.server.hosts import LOOPBACK, HostCheck
+from cdfl.server.host_check import LOOPBACK, HostCheck
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 

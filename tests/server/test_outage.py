@@ -12,9 +12,9 @@ import pytest
 from cdfl.server import app, database
 from cdfl.server.engine import Engine
 from cdfl.server.maintenance import PRUNE_SECONDS, RETRY_SNAPSHOT_SECONDS, Maintenance, Outage
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
+from cdfl.server.store_records import Retention
 
 from .live import Live, near, wait_for
 from .toy import LAYOUT, SETTINGS, Toy, evaluate, first_state, stored_blobs

@@ -16,8 +16,8 @@ from cdfl.data import Rotations, Sizes, Texts
 from cdfl.problems import Problem, ProblemInstance
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 from cdfl.server.verify import verify
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from cdfl.cli import app
 from cdfl.core import Settings
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 
 from .toy import Toy, same_state
 

@@ -6,7 +6,7 @@ from torch import nn
 from cdfl.core import Settings
 from cdfl.server.run import in_service, open_engine
 from cdfl.server.store import Store
-from cdfl.userfile import SetupError
+from cdfl.user_code import SetupError
 
 from .live import data, of_server, tiny_instance
 from .toy import same_state

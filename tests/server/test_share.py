@@ -10,8 +10,8 @@ from cdfl import wire
 from cdfl.core import Settings
 from cdfl.core.guard import OFTEN
 from cdfl.server.engine import Engine
-from cdfl.server.records import Claim, Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Claim, Retention
 from cdfl.server.submission import Submission
 from cdfl.server.verify import verify
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cdfl import wire
-from cdfl.server import connections
+from cdfl.server import connection_limit
 
 from ..certificate import make_certificate
 from .live import Live, near, wait_for
@@ -81,7 +81,7 @@ def test_a_web_server_that_cannot_run_is_reported(tmp_path):
 
 
 def test_an_upload_under_way_is_answered(tmp_path, tls, monkeypatch):
-    monkeypatch.setattr(connections, "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(connection_limit, "CLOSING_SECONDS", 0.2)
     with Live(tmp_path / "store", tls=tls) as server, connect(server, tls) as slow, connect(server, tls):
         server.model()
         body = near(server, 0)

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from cdfl.core import Settings
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged, StoreError, StoreUnavailable
+from cdfl.server.store_records import Retention
 from cdfl.wire import encode_model
 
 from .toy import (

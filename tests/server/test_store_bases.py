@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from cdfl.server.blobs import digest_in, digest_of
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
+from cdfl.server.store_records import Retention
 from cdfl.server.tables import sent_models
 from cdfl.server.verify import verify
 

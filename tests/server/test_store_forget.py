@@ -6,9 +6,9 @@ import sqlalchemy as sa
 from cdfl.core import Verdict
 from cdfl.server.auth import Tokens
 from cdfl.server.maintenance import Maintenance
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
+from cdfl.server.store_records import Retention
 from cdfl.server.tables import TABLES
 
 from .test_store_faults import BreakingCommit

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from cdfl.server import tables
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
+from cdfl.server.store_records import Retention
 from cdfl.server.verify import verify
 from cdfl.wire import encode_model
 

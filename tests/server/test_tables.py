@@ -9,9 +9,9 @@ from cdfl.core import Verdict
 from cdfl.server import tables
 from cdfl.server.auth import Tokens
 from cdfl.server.database import Database, parse_url
-from cdfl.server.records import IDENTITY, Claim, Entry
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreVersion
+from cdfl.server.store_records import IDENTITY, Claim, Entry
 
 from .toy import Toy, keep, some_entry, stored_blobs
 

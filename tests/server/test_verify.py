@@ -8,9 +8,9 @@ import torch
 
 from cdfl.core import Settings, Verdict
 from cdfl.core.estimate import means_after
-from cdfl.server.records import Retention
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged, StoreError
+from cdfl.server.store_records import Retention
 from cdfl.server.tables import journal, snapshots
 from cdfl.server.verify import verify
 from cdfl.wire import body_parts, encode_model

@@ -11,8 +11,8 @@ from torch import nn
 
 from cdfl.core import NEWCOMER, Layout, ServerState, Settings, Upload, initial_state, join, server_update
 from cdfl.server.recorded_losses import Recording
-from cdfl.server.records import Entry
 from cdfl.server.store import Store
+from cdfl.server.store_records import Entry
 from cdfl.wire import body_parts, encode_model
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 12 parameters, 4 statistics

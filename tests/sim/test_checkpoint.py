@@ -9,15 +9,15 @@ import torch
 
 from cdfl.algorithms import make_algorithm
 from cdfl.api import run
-from cdfl.policy import POLICIES, PageHinkley
 from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.sim import checkpoint
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.runner import compare_events, configure, run_events
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.simulation_group import SimulationGroup
-from cdfl.sim.stack import Stack
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
+from cdfl.upload_policies import POLICIES, PageHinkley
 
 from .world import SETTINGS, UNIFORM, assert_same_events, make_instance, make_scenario
 

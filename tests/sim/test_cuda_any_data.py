@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from cdfl.algorithms import make_algorithm
 from cdfl.core import client_update, flatten
 from cdfl.models import build
+from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.cuda_server import GraphServer
-from cdfl.sim.cuda_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import Training
 from cdfl.sim.scenario_instance import ScenarioInstance
 
@@ -105,7 +105,7 @@ def test_an_error_while_capturing_falls_back(monkeypatch: pytest.MonkeyPatch, ca
     def fails(work: object, pool: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
 
-    monkeypatch.setattr("cdfl.sim.cuda_stack._captured", fails)
+    monkeypatch.setattr("cdfl.sim.cuda_client_stack._captured", fails)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     capture(lambda: done.append(1), pool=(0, 1)).replay()
     assert done == [1]
@@ -114,6 +114,6 @@ def test_an_error_while_capturing_falls_back(monkeypatch: pytest.MonkeyPatch, ca
     def out_of_memory(work: object, pool: object) -> None:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr("cdfl.sim.cuda_stack._captured", out_of_memory)
+    monkeypatch.setattr("cdfl.sim.cuda_client_stack._captured", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         capture(lambda: None, pool=(0, 1))

@@ -11,12 +11,12 @@ import cdfl
 from cdfl.algorithms import ALGORITHMS, CDFL
 from cdfl.api import run
 from cdfl.core import Settings, paper, reading
-from cdfl.policy import Sometimes
 from cdfl.record import Clusters, Finished, RunFolder, Separated, Started
 from cdfl.scenarios import load_scenario
-from cdfl.sim.named_settings import PRESETS, preset_for
+from cdfl.sim.presets import PRESETS, preset_for
 from cdfl.sim.runner import configure, run_events
 from cdfl.sim.time_models import TICKS_TRIED, Devices, FewActive, Sessions, Span, Tick, Uniform
+from cdfl.upload_policies import Sometimes
 
 from .world import SETTINGS, make_scenario, normed
 

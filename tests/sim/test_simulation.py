@@ -11,13 +11,13 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import TrainingSettings, experts, guard, router
-from cdfl.policy import POLICIES, DriftDetected, EverySamples, LossRises, MixtureMoves, PageHinkley, Sometimes
 from cdfl.record import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span
+from cdfl.upload_policies import POLICIES, DriftDetected, EverySamples, LossRises, MixtureMoves, PageHinkley, Sometimes
 
 from .world import SETTINGS, assert_same, assert_same_events, make_instance, run_fast, run_plain
 

@@ -11,7 +11,6 @@ from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Settings
 from cdfl.data import Sizes
 from cdfl.models import MODELS
-from cdfl.policy import ALWAYS, Policy
 from cdfl.record import Event
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine import Engines
@@ -20,6 +19,7 @@ from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TimeModel, Uniform
+from cdfl.upload_policies import ALWAYS, Policy
 
 
 def tiny(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ from cdfl.algorithms.fedsoft import FedSoft
 from cdfl.algorithms.ifca import IFCA
 from cdfl.algorithms.local import Frozen, Local, LocalKeep
 from cdfl.algorithms.oracle import Oracle
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.core import Settings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

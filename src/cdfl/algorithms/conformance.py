@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cdfl.algorithms.base import Algorithm, Assignment, ClientView
 from cdfl.core import Reply, Upload
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 
 SIZE, LEARNED = 6, 5  # entries of a model; the last one is a statistic, mixed like the others but never trained
 ROUNDING = 1e-6

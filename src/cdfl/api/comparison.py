@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from cdfl.algorithms import ALGORITHMS, Algorithm
 from cdfl.api.runs import Run, frame, html_table, simulate
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.core.settings import SettingValues, with_settings
-from cdfl.policy import Policy
 from cdfl.problems import Problem
 from cdfl.record import RunFolder, metric_label, score_text
 from cdfl.report import comparison
@@ -21,6 +20,7 @@ from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.runner import check_options, configure
 from cdfl.sim.time_models import TimeModel
+from cdfl.upload_policies import Policy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,17 +20,17 @@ from cdfl.core.settings import SettingValues, with_settings
 from cdfl.model_files import read_clusters
 from cdfl.models import MODELS as NETWORKS
 from cdfl.models import build
-from cdfl.policy import Policy
 from cdfl.problems import Problem
 from cdfl.record import Event, Finished, RunFolder, Separated, Started, Uploaded, metric_label, only, score_text
 from cdfl.report import story
-from cdfl.report.progress import display, shown
+from cdfl.report.progress_display import display, shown
 from cdfl.series import RunSeries
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.run_models import CLIENTS, MODELS, RunModels
 from cdfl.sim.runner import RunConfig, check_options, compare_events, configure
 from cdfl.sim.time_models import TimeModel
+from cdfl.upload_policies import Policy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,9 +37,9 @@ class Server:
     ) -> None:
         from cdfl.server.auth import Access, Tokens
         from cdfl.server.limits import Limits
+        from cdfl.server.listening_socket import take_port
         from cdfl.server.metrics import Metrics
-        from cdfl.server.not_open_yet import Starting
-        from cdfl.server.port import take_port
+        from cdfl.server.readiness import Starting
         from cdfl.server.run import make_server, open_engine
         from cdfl.server.store import Store
 

@@ -40,9 +40,9 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 from cdfl.record import Diverged, Event, Finished, RunFolder, Started, Uploaded, metric_label, score_text
-from cdfl.report.progress import Lines, Nothing, pretraining_shown_by, shown
+from cdfl.report.progress_display import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import RunConfig, compare_events, configure

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import cdfl
 from cdfl.data import Seasons
-from cdfl.policy import AtFirst, Either, LossRises, MixtureMoves
+from cdfl.upload_policies import AtFirst, Either, LossRises, MixtureMoves
 
 
 def clusters() -> dict[str, tuple[Tensor, Tensor]]:

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
-from cdfl.policy import POLICIES, find_policy
 from cdfl.problems import Problem
 from cdfl.problems.problem_instance import client_network, client_router
 from cdfl.scenarios import load_problem
-from cdfl.userfile import report_errors
+from cdfl.upload_policies import POLICIES, find_policy
+from cdfl.user_code import report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
 PATIENCE = 30.0  # seconds to wait for an answer without --watch; as long as it takes if the server asks to wait

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.core.settings import LEAVES
-from cdfl.policy import POLICIES
 from cdfl.record import RunFolder
-from cdfl.sim.named_settings import PRESETS
+from cdfl.sim.presets import PRESETS
 from cdfl.sim.time_models import TIME_MODELS
-from cdfl.userfile import is_missed_by_cdfl
+from cdfl.upload_policies import POLICIES
+from cdfl.user_code import is_missed_by_cdfl
 
 
 def flag(name: str, words: str) -> Any:

@@ -18,7 +18,7 @@ from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
 from cdfl.server.limits import Limits, LogLimit
-from cdfl.server.records import Retention
+from cdfl.server.store_records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.problems import ProblemInstance
@@ -105,7 +105,7 @@ def serve(
     trackers = chosen(tensorboard=tensorboard, mlflow=mlflow, wandb=wandb)
     here = Path() if "://" in store else Path(store)  # for what trackers write
     with refuse_store(), _stop_on_signals(console):
-        from cdfl.server.port import take_port
+        from cdfl.server.listening_socket import take_port
 
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
         tls = _tls(tls_cert, tls_key, tls_client_ca)
@@ -130,12 +130,12 @@ def serve(
         )
         with take_port(host, port) as taken:  # from now on clients wait instead of failing
             from cdfl.device import find_device
-            from cdfl.malloc import keep_freed_memory
+            from cdfl.malloc_options import keep_freed_memory
             from cdfl.problems import ProblemInstance
             from cdfl.scenarios import load_problem
             from cdfl.server.auth import Access, Tokens
             from cdfl.server.metrics import Metrics
-            from cdfl.server.not_open_yet import Starting
+            from cdfl.server.readiness import Starting
             from cdfl.server.run import make_server, open_engine
             from cdfl.server.store import Store
 
@@ -237,7 +237,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> "Tls | 
 
 def _hosts(host: str, allowed: list[str]) -> list[str]:
     """Return the names that requests may use for this server; any if there are none."""
-    from cdfl.server.hosts import LOOPBACK
+    from cdfl.server.host_check import LOOPBACK
 
     return [*LOOPBACK, host, *allowed] if _is_loopback(host) or allowed else []
 

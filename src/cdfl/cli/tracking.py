@@ -12,7 +12,7 @@ from cdfl.series import server_scalars, tracked_names
 from cdfl.track import TRACKERS, Tracking, open_tracker, open_trackers
 
 if TYPE_CHECKING:  # needs the extra `server`
-    from cdfl.server.records import Entry
+    from cdfl.server.store_records import Entry
 
 MOST_WAITING = 10_000  # uploads that trackers have not recorded yet
 

@@ -11,7 +11,7 @@ import torch
 from cdfl.client.batches import Data
 from cdfl.client.client import Client
 from cdfl.client.stream_follower import StreamFollower, Turn
-from cdfl.policy import Policy
+from cdfl.upload_policies import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")

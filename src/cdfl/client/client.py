@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl import wire
-from cdfl.checks import check_number
+from cdfl.argument_checks import check_number
 from cdfl.client.batches import Data, batches_of, mean_loss, nonempty, passes, to_device
 from cdfl.client.connection import Answer, Connection, Retry, Verify
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
@@ -24,7 +24,7 @@ from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
 from cdfl.client.stream_follower import StreamFollower, Turn
 from cdfl.core import Layout, Loss, Settings, client_update, load
 from cdfl.core.batches import described
-from cdfl.policy import Memory, Policy
+from cdfl.upload_policies import Memory, Policy
 
 logger = logging.getLogger("cdfl.client")
 

@@ -22,7 +22,7 @@ import httpx
 from torch import Tensor
 
 from cdfl import wire
-from cdfl.checks import check_number
+from cdfl.argument_checks import check_number
 from cdfl.client.errors import ServerAwayError, UntrustedError
 from cdfl.core import Layout
 from cdfl.core.batches import described

@@ -12,9 +12,9 @@ from cdfl.client.batches import Batch, to_device
 from cdfl.client.errors import ClientError
 from cdfl.core import Layout, Loss, RateSettings, personalize, reply_weights
 from cdfl.core.experts import PRIOR, combine_for, expert_weights, mixture_of, own_mixture
-from cdfl.core.losses import each_loss
-from cdfl.core.proxy import outputs
+from cdfl.core.proxy_sets import outputs
 from cdfl.core.router import View
+from cdfl.core.sample_losses import each_loss
 from cdfl.models.routers import build_router
 from cdfl.wire import RouterMessage
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.checks import check_number
+from cdfl.argument_checks import check_number
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdfl.client.errors import StateError
 from cdfl.core.experts import ExpertType
-from cdfl.policy import Memory
+from cdfl.upload_policies import Memory
 
 VERSION = 1
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cdfl.checks import check_number
+from cdfl.argument_checks import check_number
 from cdfl.client.batches import Batch, Data, batches_of, count_samples, mean_loss, nonempty, to_device
 from cdfl.client.errors import DivergedError, ServerAwayError
-from cdfl.policy import Observation, Policy, check_policy, decide_upload
+from cdfl.upload_policies import Observation, Policy, check_policy, decide_upload
 
 if TYPE_CHECKING:
     from cdfl.client.client import Client, Reply

@@ -3,7 +3,7 @@
 `PAPER` holds the printed values; comments in `_paper` say where each is printed.
 
 `reading` interprets them. The interpretation was found on FashionMNIST with 4 clusters (`experiments/preset_search.py`)
-and is used for all rows. The preset `paper-reading` also sets a time model (`cdfl.sim.named_settings`).
+and is used for all rows. The preset `paper-reading` also sets a time model (`cdfl.sim.presets`).
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from cdfl.core.batches import batch_plan
 from cdfl.core.client import client_update
 from cdfl.core.familiarity import Known, describe
 from cdfl.core.flat import Layout, flatten
-from cdfl.core.proxy import outputs
+from cdfl.core.proxy_sets import outputs
 from cdfl.core.settings import TrainingSettings
 
 PARTS = 4  # the samples are split into so many parts; a router is tested on a part that it was not trained on

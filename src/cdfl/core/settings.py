@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, fields
 from dataclasses import field as dataclass_field
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, get_args
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 
 Bar = float | Literal["min"]
 Floor = float | Literal["mean"]

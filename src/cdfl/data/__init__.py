@@ -19,8 +19,8 @@ from cdfl.data.sources import SOURCES, data_folder, load_source
 from cdfl.data.split import Sizes
 from cdfl.data.tables import Table
 from cdfl.data.texts import Texts
+from cdfl.data.time_series import Windows
 from cdfl.data.transforms import rotate, to_input
-from cdfl.data.windows import Windows
 
 __all__ = [
     "DRIFTS",

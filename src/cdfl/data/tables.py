@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.data.clusters import Cluster, Load
 from cdfl.data.errors import DataError
-from cdfl.data.own import halved
-from cdfl.jsonable import jsonable
+from cdfl.data.user_data import halved
+from cdfl.json_values import jsonable
 
 Columns = dict[str, np.ndarray]  # name -> values (N,)
 MOST_WORDS = 20  # a column of words with more different ones is no category

@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.data.clusters import Cluster, Load
 from cdfl.data.errors import DataError
-from cdfl.data.own import halved
+from cdfl.data.user_data import halved
 
 UNKNOWN = 0  # the token of everything that is too rare
 WORDS = re.compile(r"\w+|[^\w\s]")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.models.cnn import cnn, small_cnn
 from cdfl.models.mlp import mlp
 from cdfl.models.resnet import resnet18

@@ -12,16 +12,16 @@ from typing import Any, Self
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.core import DEFAULT, Loss, Settings
 from cdfl.core.batches import described
 from cdfl.data import Clusters, Datasets, Drift, Federation, PaperDrift, Sizes, load_source
-from cdfl.data.own import Data, clusters_of
-from cdfl.jsonable import jsonable
+from cdfl.data.user_data import Data, clusters_of
+from cdfl.json_values import jsonable
 from cdfl.metrics import Metric, find_metrics
 from cdfl.models import MODELS, MakeModel
-from cdfl.policy import Policy, check_policy
-from cdfl.userfile import SetupError
+from cdfl.upload_policies import Policy, check_policy
+from cdfl.user_code import SetupError
 
 NAME = re.compile(r"(?!\.{1,2}\Z)[^/\\:\x00-\x1f\x7f]+")  # one valid part of a path
 NOT_STORED = ("place", "stream")  # fields that a run's config does not hold

@@ -18,9 +18,9 @@ from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, initial_st
 from cdfl.core.batches import described
 from cdfl.core.experts import loss_scale
 from cdfl.core.flat import flatten
-from cdfl.core.losses import each_loss
-from cdfl.core.proxy import outputs as outputs_of
+from cdfl.core.proxy_sets import outputs as outputs_of
 from cdfl.core.router import Router, TrainRouters, train_one_by_one, train_router
+from cdfl.core.sample_losses import each_loss
 from cdfl.core.separation import Separation, separation
 from cdfl.data import Federation, Samples
 from cdfl.data.dataset import HALVES
@@ -29,7 +29,7 @@ from cdfl.metrics import Metric
 from cdfl.models import MakeModel, build
 from cdfl.models.routers import build_router, router_spec
 from cdfl.problems.problem import Problem
-from cdfl.userfile import report_errors
+from cdfl.user_code import report_errors
 
 Progress = Callable[[str], Any]
 Trained = Callable[[int, int], Any]

@@ -14,7 +14,7 @@ import numpy as np
 from cdfl.record import RunFolder, score_text, versions
 from cdfl.report import style
 from cdfl.report.figures import all_figures
-from cdfl.report.findings import findings
+from cdfl.report.run_warnings import findings
 from cdfl.series import RunSeries, groups
 
 CAPTIONS = {

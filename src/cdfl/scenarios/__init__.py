@@ -7,10 +7,10 @@
 
 from pathlib import Path
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.data import DataError
 from cdfl.problems import Problem
-from cdfl.scenarios.catalogue import SCENARIOS
+from cdfl.scenarios.builtin import SCENARIOS
 from cdfl.scenarios.problem_files import read_python, read_toml
 from cdfl.scenarios.scenario import Scenario
 

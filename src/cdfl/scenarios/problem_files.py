@@ -36,7 +36,7 @@ from cdfl.metrics import METRICS
 from cdfl.models import MODELS
 from cdfl.problems import Problem
 from cdfl.scenarios.scenario import CLIENTS_EACH, UPLOADS_EACH, Scenario
-from cdfl.userfile import SetupError, load_python
+from cdfl.user_code import SetupError, load_python
 
 LOSSES: dict[str, Any] = {
     loss.__name__: loss

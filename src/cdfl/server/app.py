@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from cdfl.core import Layout
 from cdfl.server.auth import Access
 from cdfl.server.blobs import digest_of
-from cdfl.server.connections import PIECE, Connection
+from cdfl.server.connection_limit import PIECE, Connection
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
 from cdfl.server.limits import RateLimit
@@ -38,11 +38,11 @@ from cdfl.server.openapi import (
     model_reply,
     refusals,
 )
-from cdfl.server.records import Claim
+from cdfl.server.operator_routes import add_watching
 from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable
+from cdfl.server.store_records import Claim
 from cdfl.server.submission import RETRY_SECONDS, Answer
 from cdfl.server.uploads import Uploads
-from cdfl.server.watching import add_watching
 from cdfl.wire import (
     BASE_EPOCH,
     CLIENT,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import select
 
 from cdfl.server.database import Database
-from cdfl.server.records import Claim, TokenRecord
+from cdfl.server.store_records import Claim, TokenRecord
 from cdfl.server.tables import tokens, valid_token
 from cdfl.wire import CLIENT, ForbiddenError, UnauthorizedError, bearer_token, check_client_id
 

@@ -23,19 +23,19 @@ from typing import Protocol
 import torch
 
 from cdfl.core import NEWCOMER, Evaluate, Layout, ServerState, Settings, defence_of, join
-from cdfl.server import offers
+from cdfl.server import forwarding
 from cdfl.server.blobs import digest_in
 from cdfl.server.cluster_comparison import Matrices
-from cdfl.server.following import Follower
+from cdfl.server.follower import Follower
 from cdfl.server.limits import MEGABYTE, Limits, MeanTime
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.metrics import Metrics
-from cdfl.server.records import Claim, Entry
 from cdfl.server.replies import Replies
-from cdfl.server.stepping import Step, Stepper
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable, Withdrawn
+from cdfl.server.store_records import Claim, Entry
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission, reply_head
+from cdfl.server.update_steps import Step, Stepper
 from cdfl.server.upload_losses import Evaluation, Evaluator, drop, unavailable
 from cdfl.wire import ConflictError, ForbiddenError, ReplyHead, UnauthorizedError, UnavailableError, WireError
 
@@ -294,8 +294,8 @@ class Engine:
         """Return how long to wait for an upload of our own before looking what other front ends did."""
         if not self.store.is_shared:
             return MAINTENANCE_SECONDS
-        is_busy = self.follower.waits or time.monotonic() - self._offered_time < offers.BUSY_SECONDS
-        return offers.POLL_SECONDS if is_busy else offers.QUIET_SECONDS
+        is_busy = self.follower.waits or time.monotonic() - self._offered_time < forwarding.BUSY_SECONDS
+        return forwarding.POLL_SECONDS if is_busy else forwarding.QUIET_SECONDS
 
     def _end_outage(self) -> None:
         if self.outage.is_on:
@@ -323,13 +323,13 @@ class Engine:
 
     def _apply_offered(self) -> None:
         """Apply a group of uploads that other front ends have taken; those answer the clients."""
-        group = offers.waiting(self.store, self._group_size, self.layout)
+        group = forwarding.waiting(self.store, self._group_size, self.layout)
         if group:
             self._offered_time = time.monotonic()
             self._fetch_bases(group)
             self._apply_group([submission for submission in group if not submission.answer.done()])
             refused = {each.upload: each.answer.exception(0) for each in group if each.answer.done()}
-            offers.refuse(self.store, {name: why for name, why in refused.items() if isinstance(why, WireError)})
+            forwarding.refuse(self.store, {name: why for name, why in refused.items() if isinstance(why, WireError)})
         if self.follower.waits:  # this front end has offered some before it became the owner
             self.follower.advance(self.state)
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-from cdfl.server.connections import PIECE
+from cdfl.server.connection_limit import PIECE
 from cdfl.server.limits import Limits
-from cdfl.server.records import Entry
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
+from cdfl.server.store_records import Entry
 from cdfl.server.submission import RETRY_SECONDS
 from cdfl.wire import UnavailableError
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from cdfl.core import Layout
-from cdfl.server.records import numbers
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreError
+from cdfl.server.store_records import numbers
 
 
 def cluster_models(

@@ -5,7 +5,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field
 
 from cdfl.server.engine import Engine
-from cdfl.server.records import ClientRecord, numbers
+from cdfl.server.store_records import ClientRecord, numbers
 from cdfl.wire import (
     CONTENT_TYPE,
     CONTENT_TYPES,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cdfl.core import Evaluate
 from cdfl.device import torch_threads
-from cdfl.server.records import Numbers, numbers, tensor
 from cdfl.server.store_errors import StoreDamaged
+from cdfl.server.store_records import Numbers, numbers, tensor
 
 
 class Recording:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from cdfl.core import Layout, Reply, ServerState, Settings
 from cdfl.server.blobs import digest_of
-from cdfl.server.records import Entry
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged
+from cdfl.server.store_records import Entry
 from cdfl.server.submission import Answer, Parts, reply_head
 from cdfl.wire import GoneError, ReplyHead, body_parts, encode_experts, expert_type
 

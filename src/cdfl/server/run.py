@@ -20,22 +20,22 @@ from cdfl.core.estimate import reevaluated
 from cdfl.core.guard import TRIAL_SAMPLES
 from cdfl.core.router import train_one_by_one
 from cdfl.problems import ProblemInstance, Progress
+from cdfl.server.acceptor import Listener
 from cdfl.server.app import create_app
 from cdfl.server.auth import Access
 from cdfl.server.cluster_comparison import Matrices
-from cdfl.server.connections import ConnectionLimit
+from cdfl.server.connection_limit import ConnectionLimit
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier
 from cdfl.server.fingerprint import fingerprints_of
-from cdfl.server.hosts import HostCheck
+from cdfl.server.host_check import HostCheck
 from cdfl.server.limits import Limits
-from cdfl.server.listener import Listener
 from cdfl.server.metrics import Metrics
-from cdfl.server.not_open_yet import Gate, Starting
-from cdfl.server.records import Recovered
+from cdfl.server.readiness import Gate, Starting
 from cdfl.server.store import Store
+from cdfl.server.store_records import Recovered
 from cdfl.server.tls import Tls
-from cdfl.userfile import SetupError
+from cdfl.user_code import SetupError
 from cdfl.wire import VERSION, RouterMessage, decode_router, encode_router
 
 logger = logging.getLogger("cdfl.server")

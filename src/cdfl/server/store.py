@@ -23,9 +23,9 @@ from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
 from cdfl.server.database import Database, UncertainCommit, database_url, turn_of
-from cdfl.server.records import Claim, Entry, Retention, Snapshot
 from cdfl.server.store_errors import StoreDamaged, StoreError, StoreUnavailable, Withdrawn
 from cdfl.server.store_reader import Reader
+from cdfl.server.store_records import Claim, Entry, Retention, Snapshot
 from cdfl.wire import body_parts
 
 NUM_WRITERS = 4  # threads that write the replies of a group

@@ -27,8 +27,8 @@ from cdfl.server import tables
 from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
 from cdfl.server.recorded_losses import Playback
-from cdfl.server.records import ClientRecord, Entry, Recovered, Snapshot, tensor
 from cdfl.server.store_errors import StoreDamaged, StoreError
+from cdfl.server.store_records import ClientRecord, Entry, Recovered, Snapshot, tensor
 from cdfl.wire import decode_experts, decode_model, expert_type
 
 PAGE = 256  # entries read at a time

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from cdfl.core import NEWCOMER, ClientMemory
-from cdfl.server.records import Claim, Entry
+from cdfl.server.store_records import Claim, Entry
 from cdfl.wire import ReplyHead
 
 Parts = tuple[bytes | memoryview, ...]

@@ -17,8 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeDecorator
 
 from cdfl.core import Layout
-from cdfl.server.records import Claim, ClientRecord, Entry, Retention, Snapshot
 from cdfl.server.store_errors import StoreVersion
+from cdfl.server.store_records import Claim, ClientRecord, Entry, Retention, Snapshot
 
 SCHEMA = "cdfl 3"  # the version of the tables below, stored in `meta`
 MAX_NAMES = 1000  # names in one statement

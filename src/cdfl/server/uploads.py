@@ -14,12 +14,12 @@ from typing import TypeVar
 import torch
 from starlette.requests import Request
 
-from cdfl.server.budgets import ByteLimit
-from cdfl.server.connections import PIECE
+from cdfl.server.byte_limits import ByteLimit
+from cdfl.server.connection_limit import PIECE
 from cdfl.server.engine import Engine, use_torch_threads
 from cdfl.server.limits import Limits
-from cdfl.server.records import Claim, ClientRecord, Entry
 from cdfl.server.store_errors import StoreUnavailable
+from cdfl.server.store_records import Claim, ClientRecord, Entry
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission
 from cdfl.wire import (
     BASE_EPOCH,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cdfl.core import NotFiniteError, Reply, ServerState, Settings, Upload
 from cdfl.server import tables
-from cdfl.server.records import Entry, Snapshot, tensor
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged, StoreError
+from cdfl.server.store_records import Entry, Snapshot, tensor
 from cdfl.wire import DTYPES, UnfitError, encode_experts, encode_model, expert_type
 
 NUM_TRIES = 5  # a running server may delete what is about to be read

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cdfl.sim.client_store import Kept
+from cdfl.sim.client_spill import Kept
 from cdfl.sim.population import Client, Population, Prepared
 from cdfl.sim.simulation import Bookmark, Simulation
 

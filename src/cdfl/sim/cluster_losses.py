@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cdfl.core.losses import each_loss, row_losses
+from cdfl.core.sample_losses import each_loss, row_losses
 from cdfl.data import Samples
 from cdfl.sim.engine import Evaluator
 from cdfl.sim.scenario_instance import ScenarioInstance

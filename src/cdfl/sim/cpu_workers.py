@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from cdfl.core import Layout, Loss, TrainingSettings, client_update
 from cdfl.device import torch_threads
-from cdfl.malloc import keep_freed_memory
+from cdfl.malloc_options import keep_freed_memory
 from cdfl.sim.engine import DataSet, Training, losses_of, no_progress
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import Layout, Loss, TrainingSettings, flatten
-from cdfl.core.losses import row_losses
+from cdfl.core.sample_losses import row_losses
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.flops import count_calls
 from cdfl.sim.kernel_network import KernelNetwork
 from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
-from cdfl.sim.stack import Stack
 from cdfl.sim.stacked_network import STREAMS
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -79,7 +79,7 @@ def make_engines(
     if not can_stack(instance):
         return Engines(workers(training), workers(free), workers(training))
     if instance.device.type == "cuda":
-        from cdfl.sim.cuda_stack import GraphStack
+        from cdfl.sim.cuda_client_stack import GraphStack
 
         big = batch_flops > BIG_BATCH_FLOPS
         height = width or (STREAMS if big else 64)
@@ -180,8 +180,8 @@ def make_fast(algorithm: Algorithm, instance: ScenarioInstance, engines: Engines
     """Return the algorithm with its server step as a CUDA graph, if that is possible and faster."""
     is_plain = instance.loss is cross_entropy and instance.federation.num_classes is not None
     if instance.device.type == "cuda" and is_plain:
+        from cdfl.sim.cuda_client_stack import GraphStack
         from cdfl.sim.cuda_server import GraphServer
-        from cdfl.sim.cuda_stack import GraphStack
 
         # For a big network, evaluating a cluster takes longer than waiting to learn which clusters moved. Then the
         # plain algorithm is faster, because it evaluates only those.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cdfl.algorithms import Assignment
-from cdfl.policy import Memory
-from cdfl.sim.client_store import Held, Kept
+from cdfl.sim.client_spill import Held, Kept
 from cdfl.sim.scenario_instance import TurnData
+from cdfl.upload_policies import Memory
 
 
 @dataclass(frozen=True, eq=False)

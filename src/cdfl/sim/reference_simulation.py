@@ -16,7 +16,6 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update, personalize, reply_weights
 from cdfl.core.experts import expert_weights, likeliest, rounded
 from cdfl.data import Draw
-from cdfl.policy import ALWAYS, Memory, Policy, decide_upload
 from cdfl.record import Diverged, Event
 from cdfl.sim.event_builders import (
     OwnEstimate,
@@ -32,6 +31,7 @@ from cdfl.sim.event_builders import (
 from cdfl.sim.routing import TurnEvidence, has_router
 from cdfl.sim.scenario_instance import OwnView, ScenarioInstance, client_instance
 from cdfl.sim.time_models import TimeModel
+from cdfl.upload_policies import ALWAYS, Memory, Policy, decide_upload
 
 
 @dataclass

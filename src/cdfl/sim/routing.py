@@ -18,11 +18,11 @@ from cdfl.core.experts import expert_weights, likeliest, mixture_of
 from cdfl.core.flat import Layout, flatten
 from cdfl.core.router import Router, train_one_by_one
 from cdfl.data import Draw, Samples
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engine_choice import vmap_trains
 from cdfl.sim.flops import count_flops
 from cdfl.sim.scenario_instance import ScenarioInstance, TurnData
-from cdfl.sim.stack import Stack
 
 CHUNK = 8192  # inputs that the router sees at once
 
@@ -133,7 +133,7 @@ def train_together(
         return train_one_by_one(module, samples, clusters, plans, settings)
     images, dtype = samples.ndim == 4, flatten(module).dtype
     if samples.device.type == "cuda":
-        from cdfl.sim.cuda_stack import GraphStack
+        from cdfl.sim.cuda_client_stack import GraphStack
 
         stack: Stack = GraphStack(module, cross_entropy, settings, dtype, images=images)
     else:

@@ -11,27 +11,36 @@ from typing import Any, Literal, Unpack
 import torch
 
 from cdfl.algorithms import Algorithm, make_algorithm
-from cdfl.checks import check_number, did_you_mean
+from cdfl.argument_checks import check_number, did_you_mean
 from cdfl.core import Settings
 from cdfl.core.settings import LEAVES, SettingValues, with_settings
 from cdfl.data import Federation
 from cdfl.device import find_device
-from cdfl.jsonable import jsonable
-from cdfl.policy import ALWAYS, DECIDES, POLICIES, Observation, Policy, check_policy, decide_upload, find_policy
+from cdfl.json_values import jsonable
 from cdfl.problems import Problem
 from cdfl.record import Event, Finished, RunFolder
 from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import MakeEngines, Precision, check_precision, make_engines, make_fast
-from cdfl.sim.named_settings import find_preset, preset_for
 from cdfl.sim.on_ray.connection import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
+from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.run_models import RunModels
 from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.simulation_group import SimulationGroup
 from cdfl.sim.time_models import TIME_MODELS, TimeModel, check_time_model, make_time_model
+from cdfl.upload_policies import (
+    ALWAYS,
+    DECIDES,
+    POLICIES,
+    Observation,
+    Policy,
+    check_policy,
+    decide_upload,
+    find_policy,
+)
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SAMPLES_TRIED = 32  # of each cluster, before anything is trained

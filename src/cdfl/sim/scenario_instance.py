@@ -17,12 +17,12 @@ from cdfl.core.batches import batch_plan
 from cdfl.core.experts import combine_for
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
-from cdfl.policy import Observation
 from cdfl.problems import ProblemInstance
 from cdfl.record import Separated
 from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
+from cdfl.upload_policies import Observation
 
 if TYPE_CHECKING:
     from cdfl.sim.routing import Routing

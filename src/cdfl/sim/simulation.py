@@ -2,7 +2,7 @@
 
 A client does not depend on other clients between a reply and its next upload. So if the next upload needs training, the
 simulation trains all waiting clients together, in a large population those with the next turns. It then applies their
-uploads one by one, in the order of the run. Other clients sleep: see `cdfl.sim.client_store`.
+uploads one by one, in the order of the run. Other clients sleep: see `cdfl.sim.client_spill`.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -15,19 +15,19 @@ from torch import Tensor
 from cdfl.algorithms import Algorithm, ClientView, reads_state
 from cdfl.core import NotFiniteError, Reply, Upload, personalize, reply_weights
 from cdfl.core.experts import rounded
-from cdfl.policy import ALWAYS, Policy, decide_upload
 from cdfl.record import Diverged, Event
-from cdfl.sim.agenda import Agenda
-from cdfl.sim.client_store import ClientStore, Held
+from cdfl.sim.client_spill import ClientStore, Held
 from cdfl.sim.cluster_losses import ClusterLosses
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.event_builders import UploadInfo, separated_event, shortfall, started_event, summarize
-from cdfl.sim.packing import Packer, kinds_in
 from cdfl.sim.population import Client, Moment, Population, Prepared, Trained
 from cdfl.sim.routing import has_router
 from cdfl.sim.scenario_instance import DRAWS_KEPT, OwnView, ScenarioInstance, TurnData, client_instance
 from cdfl.sim.scoring import BehindRouter, Scoring, Unscored, UnscoredClusters
+from cdfl.sim.serialization import Packer, kinds_in
 from cdfl.sim.time_models import TimeModel
+from cdfl.sim.upcoming_turns import Agenda
+from cdfl.upload_policies import ALWAYS, Policy, decide_upload
 
 MOST_TRAINED = 1024  # at most this many clients are trained ahead
 TRAINED_BYTES = 2**30  # of their models, unless these are very large

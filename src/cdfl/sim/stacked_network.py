@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
-from cdfl.core.losses import row_losses
+from cdfl.core.sample_losses import row_losses
 from cdfl.sim.kernel_network import KernelNetwork, MixtureKernels, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy

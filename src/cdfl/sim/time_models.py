@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from cdfl.checks import check_method, did_you_mean
+from cdfl.argument_checks import check_method, did_you_mean
 
 Rng = np.random.Generator
 

@@ -5,7 +5,7 @@ import pytest
 
 from cdfl.data import SOURCES, DataError, data_folder, load_source
 from cdfl.data.sources import check, fetch
-from cdfl.data.sources.packed import write_npz
+from cdfl.data.sources.npz_and_mosaics import write_npz
 
 
 def test_where_datasets_live(monkeypatch, tmp_path):

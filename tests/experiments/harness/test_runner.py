@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cdfl.data import DataError
-from cdfl.report import progress
+from cdfl.report import progress_display
 from experiments.harness import Results, RunKey
 from experiments.harness import runner as running
 from experiments.harness.runner import RunOptions, UnfinishedError, run_missing
@@ -167,7 +167,7 @@ def test_the_commit_is_that_of_the_code_that_was_loaded(tmp_path, monkeypatch):
 
 
 def test_lines_come_by_the_clock_and_name_what_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(progress_display, "SECONDS_BETWEEN_LINES", 0.01)
     told: list[str] = []
     key = RunKey("digits-4", "default", "local", changes=SMALL | {"drift": {"kind": "paper", "rest": "uneven"}})
     run_missing([key], Results(tmp_path), RunOptions("cpu"), told.append)

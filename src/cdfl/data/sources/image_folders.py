@@ -22,7 +22,7 @@ import numpy as np
 from cdfl.data.dataset import Dataset
 from cdfl.data.errors import DataError
 from cdfl.data.randomness import generator
-from cdfl.data.sources.packed import remember
+from cdfl.data.sources.npz_and_mosaics import remember
 from cdfl.data.sources.source import reading
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.data.errors import DataError
 from cdfl.data.sources.catalogue import SOURCES
 from cdfl.data.sources.download import download, md5_of
 from cdfl.data.sources.image_folders import read_folder
-from cdfl.data.sources.packed import is_packed, read_npz, read_packed
+from cdfl.data.sources.npz_and_mosaics import is_packed, read_npz, read_packed
 from cdfl.data.sources.source import Source
 from cdfl.data.tables import read_csv
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cdfl.checks import check_number
+from cdfl.argument_checks import check_number
 
 INSTALL = "the engine `ray` needs Ray; install it with: pip install 'cdfl[ray]'"
 # Ray's own defaults are to report its usage to its makers, and to warn about environment variables of GPUs.

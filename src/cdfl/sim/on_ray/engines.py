@@ -9,8 +9,8 @@ from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import MakeEngines, Precision, make_engines
 from cdfl.sim.on_ray.connection import RayEngine, connected
-from cdfl.sim.on_ray.packing import pack
 from cdfl.sim.on_ray.pool import Pool
+from cdfl.sim.on_ray.serialization import pack
 from cdfl.sim.on_ray.trainer import RayTrainer
 from cdfl.sim.on_ray.worker import Work
 from cdfl.sim.scenario_instance import ScenarioInstance

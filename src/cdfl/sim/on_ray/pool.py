@@ -11,7 +11,7 @@ import numpy as np
 
 from cdfl.sim.engine import no_progress
 from cdfl.sim.on_ray.connection import RayEngine
-from cdfl.sim.on_ray.packing import Packed
+from cdfl.sim.on_ray.serialization import Packed
 from cdfl.sim.on_ray.worker import Order, Worker
 
 MOST_TRIES = 5  # of an order: after that many lost workers the order itself is to blame

@@ -22,12 +22,11 @@ from typing import Any
 import torch
 
 from cdfl.data import Federation
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 from cdfl.record import Event, Finished, RunFolder, pretraining
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.on_ray.connection import RayEngine, connected
-from cdfl.sim.on_ray.packing import Packed, pack, unpack
 from cdfl.sim.on_ray.pool import (
     MOST_TRIES,
     POLL,
@@ -38,6 +37,7 @@ from cdfl.sim.on_ray.pool import (
     resources,
     room,
 )
+from cdfl.sim.on_ray.serialization import Packed, pack, unpack
 from cdfl.sim.run_models import RunModels
 from cdfl.sim.runner import RunConfig, read_data, run_simulations, simulations
 

@@ -16,7 +16,7 @@ from cdfl.device import torch_threads
 from cdfl.scenarios import Scenario
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.engine_choice import Precision, make_engines
-from cdfl.sim.on_ray.packing import Packed, unpack
+from cdfl.sim.on_ray.serialization import Packed, unpack
 from cdfl.sim.scenario_instance import ScenarioInstance
 
 

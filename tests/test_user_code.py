@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cdfl.userfile import SetupError, load_python
+from cdfl.user_code import SetupError, load_python
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_a_package_that_cdfl_misses_is_no_error_of_the_file(file, monkeypatch):
 
 def test_a_package_error_with_a_remedy_passes_through(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
-    file.write_text("from cdfl.policy import DriftDetected\npolicy = DriftDetected('NoDrift')")
+    file.write_text("from cdfl.upload_policies import DriftDetected\npolicy = DriftDetected('NoDrift')")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'cdfl\[client\]'"):
         load_python(str(file), "")
 

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy import select
 
 from cdfl.core import ClientMemory, Layout
-from cdfl.server.records import Claim, numbers, tensor
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged
+from cdfl.server.store_records import Claim, numbers, tensor
 from cdfl.server.submission import Submission
 from cdfl.server.tables import offers
 from cdfl.wire import UnavailableError, WireError, error_of

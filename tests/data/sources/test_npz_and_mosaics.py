@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from cdfl.data import DataError
-from cdfl.data.sources.packed import is_packed, read_npz, read_packed, write_npz
+from cdfl.data.sources.npz_and_mosaics import is_packed, read_npz, read_packed, write_npz
 
 
 def mosaic(path, tiles, side, pitch, columns):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cdfl.data import DataError, Windows
-from cdfl.jsonable import jsonable
+from cdfl.json_values import jsonable
 
 LONG = np.arange(320.0)
 MANY = np.arange(240.0).reshape(10, 24)

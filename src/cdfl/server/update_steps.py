@@ -29,10 +29,10 @@ from cdfl.core import (
 from cdfl.core.estimate import with_losses
 from cdfl.server.metrics import Metrics
 from cdfl.server.recorded_losses import Recording
-from cdfl.server.records import Entry
 from cdfl.server.replies import Replies
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged
+from cdfl.server.store_records import Entry
 from cdfl.server.submission import Parts, Submission
 from cdfl.server.upload_losses import drop, unavailable
 from cdfl.wire import UnfitError, WireError, body_parts

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cdfl.server.budgets import address_of
-from cdfl.server.connections import PIECE, Connection, ConnectionLimit
+from cdfl.server.byte_limits import address_of
+from cdfl.server.connection_limit import PIECE, Connection, ConnectionLimit
 from cdfl.server.limits import Pace
 
 logger = logging.getLogger("cdfl.server")

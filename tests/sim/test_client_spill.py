@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from cdfl.algorithms import CDFL, make_algorithm, reads_state
-from cdfl.policy import Sometimes
 from cdfl.record import Uploaded, only
 from cdfl.sim import checkpoint
-from cdfl.sim.agenda import Agenda
-from cdfl.sim.client_store import ClientStore, Held, SpillFile
+from cdfl.sim.client_spill import ClientStore, Held, SpillFile
 from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.packing import Packer
 from cdfl.sim.population import Client, Population
+from cdfl.sim.serialization import Packer
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span, Tick
+from cdfl.sim.upcoming_turns import Agenda
+from cdfl.upload_policies import Sometimes
 
 from .world import SETTINGS, UNIFORM, assert_same, assert_same_events, make_instance, run_fast, run_plain
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdfl.userfile import own_modules
+from cdfl.user_code import own_modules
 
 SMALL = 2**16  # bytes: smaller tensors travel with the rest, and may be changed in place
 Form = tuple[torch.dtype, torch.Size]

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 
-from cdfl.checks import check_method, check_number, did_you_mean
+from cdfl.argument_checks import check_method, check_number, did_you_mean
 
 DECIDES = "an object with decide(memory, observation) -> (memory, bool)"
 Memory = tuple[float, ...]  # a policy's memory of one client; () at the start and after a reset

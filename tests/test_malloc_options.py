@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cdfl import malloc
-from cdfl.malloc import ARENA_MAX, MB, MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD, keep_freed_memory
+from cdfl import malloc_options
+from cdfl.malloc_options import ARENA_MAX, MB, MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD, keep_freed_memory
 
 
 def set_library(monkeypatch, platform="linux", **functions):
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
+    monkeypatch.setattr(malloc_options.ctypes, "CDLL", lambda name: SimpleNamespace(**functions))
 
 
 @pytest.mark.parametrize("one_pool", [False, True])

@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 
 from cdfl.core import Layout, ServerState, Settings
-from cdfl.server import offers, tables
+from cdfl.server import forwarding, tables
 from cdfl.server.database import UncertainCommit
-from cdfl.server.records import Entry
 from cdfl.server.replies import Replies
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged
+from cdfl.server.store_records import Entry
 from cdfl.server.submission import RETRY_SECONDS, Submission
 from cdfl.server.upload_losses import drop, unavailable
 from cdfl.wire import UnavailableError, UnfitError, WireError
@@ -38,7 +38,7 @@ class Follower:
             self.store.drop(submission.base)
             submission.base = None
         try:
-            offers.offer(self.store, group)
+            forwarding.offer(self.store, group)
         except UncertainCommit as error:  # they may be offered: then clients find the reply when they send them again
             for submission in group:
                 submission.answer.set_exception(unavailable(submission, error))
@@ -110,7 +110,7 @@ class Follower:
         if not self._offered or now - self._checked < CHECK_SECONDS:
             return None
         self._checked = now
-        return offers.answers(self.store, list(self._offered))
+        return forwarding.answers(self.store, list(self._offered))
 
     def _refuse(self, left: dict[str, WireError | None]) -> None:
         """Answer uploads that were refused, and those that are gone since their client was forgotten."""

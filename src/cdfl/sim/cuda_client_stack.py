@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from cdfl.core import Loss, TrainingSettings
+from cdfl.sim.client_stack import Rows, Stack, sizes_of
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
-from cdfl.sim.stack import Rows, Stack, sizes_of
 from cdfl.sim.stacked_network import learned_pieces
 
 logger = logging.getLogger("cdfl.sim")

@@ -13,10 +13,10 @@ from cdfl.data import Sizes
 from cdfl.record import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
+from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses
 from cdfl.sim.cuda_server import GraphServer, _ServerGraph
-from cdfl.sim.cuda_stack import GraphStack, ProxyLosses
 from cdfl.sim.engine import Engines, Training
-from cdfl.sim.named_settings import preset_for
+from cdfl.sim.presets import preset_for
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Simulation

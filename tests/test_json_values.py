@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from cdfl.jsonable import jsonable
-from cdfl.policy import Sometimes, Unless
+from cdfl.json_values import jsonable
+from cdfl.upload_policies import Sometimes, Unless
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,8 +36,8 @@ def test_objects():
 
 def test_functions_and_classes():
     assert jsonable(nn.Linear) == "torch.nn.modules.linear.Linear"
-    assert jsonable(Unless(Sometimes(), jsonable))["veto"] == "cdfl.jsonable.jsonable"
-    assert jsonable(partial(jsonable, inside=(1,))) == ["cdfl.jsonable.jsonable", [], {"inside": [1]}]
+    assert jsonable(Unless(Sometimes(), jsonable))["veto"] == "cdfl.json_values.jsonable"
+    assert jsonable(partial(jsonable, inside=(1,))) == ["cdfl.json_values.jsonable", [], {"inside": [1]}]
 
 
 def test_cycles_stop():
@@ -55,7 +55,7 @@ class Varies:
 
 def test_values_are_equal_in_every_process():
     program = (
-        "import json\nfrom cdfl.jsonable import jsonable\nfrom tests.test_jsonable import Varies\n"
+        "import json\nfrom cdfl.json_values import jsonable\nfrom tests.test_json_values import Varies\n"
         "print(json.dumps(jsonable(Varies())))"
     )
     elsewhere = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=ROOT)  # noqa: S603

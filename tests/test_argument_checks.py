@@ -1,6 +1,6 @@
 import pytest
 
-from cdfl.checks import check_method, check_number
+from cdfl.argument_checks import check_method, check_number
 
 
 def test_check_number():

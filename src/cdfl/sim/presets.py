@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cdfl.checks import did_you_mean
+from cdfl.argument_checks import did_you_mean
 from cdfl.core import EXPERTS, Settings, paper, reading
 from cdfl.scenarios import Scenario
 from cdfl.sim.time_models import FewActive, TimeModel, Uniform

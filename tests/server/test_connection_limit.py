@@ -10,8 +10,8 @@ import pytest
 
 from cdfl import wire
 from cdfl.server.auth import Tokens
-from cdfl.server.budgets import ByteLimit, ReplyLimit, Turns
-from cdfl.server.connections import CONNECTION_BYTES, MOST_WAITING, PIECE, ConnectionLimit
+from cdfl.server.byte_limits import ByteLimit, ReplyLimit, Turns
+from cdfl.server.connection_limit import CONNECTION_BYTES, MOST_WAITING, PIECE, ConnectionLimit
 from cdfl.server.limits import Limits, LogLimit
 from cdfl.server.metrics import Metrics
 
@@ -170,7 +170,7 @@ def test_a_peer_that_takes_all_connections_closes_none_of_others(tmp_path):
 def test_who_must_go(monkeypatch):
     """Of the peer with most connections: idle for a second, then a stranger's, then another one that waits."""
     limit, loop = ConnectionLimit(Limits(connections=3), Metrics()), Clock()
-    monkeypatch.setattr("cdfl.server.connections.asyncio.get_running_loop", lambda: loop)
+    monkeypatch.setattr("cdfl.server.connection_limit.asyncio.get_running_loop", lambda: loop)
 
     class Peer:
         accepted, is_known, is_there = None, False, True

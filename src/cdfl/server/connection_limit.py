@@ -23,7 +23,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from cdfl.server.budgets import ReplyLimit, Turns
+from cdfl.server.byte_limits import ReplyLimit, Turns
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
 

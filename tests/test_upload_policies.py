@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdfl import policy as module
-from cdfl.policy import (
+from cdfl.upload_policies import (
     ALWAYS,
     POLICIES,
     AtFirst,

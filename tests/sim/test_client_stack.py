@@ -5,9 +5,9 @@ import torch
 
 from cdfl.core import flatten
 from cdfl.scenarios import load_scenario
+from cdfl.sim.client_stack import Stack
 from cdfl.sim.engine import Training, no_progress
 from cdfl.sim.scenario_instance import ScenarioInstance
-from cdfl.sim.stack import Stack
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 from torch import Tensor
 
 from cdfl.core import Reply
-from cdfl.sim.packing import Packer
+from cdfl.sim.serialization import Packer
 
 BLOCK = 512  # records take whole blocks of the file, so that a record fits where another one was
 

@@ -12,7 +12,7 @@ import torch
 
 from cdfl.data.clusters import Cluster, Load
 from cdfl.data.errors import DataError
-from cdfl.data.own import halved
+from cdfl.data.user_data import halved
 
 BLOCKS = 16  # parts of one long series that are kept whole
 
