@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdfl import policy as module
+from cdfl import upload_policies as module
 from cdfl.upload_policies import (
     ALWAYS,
     POLICIES,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from cdfl import policy as policy_module
+from cdfl import upload_policies as policy_module
 from cdfl import wire
 from cdfl.client import Retry, StreamFollower
 from cdfl.core import Layout, Settings
