@@ -1,6 +1,6 @@
-"""Evaluate models on the proxy sets, the only data that the server sees; one model and one set at a time."""
+"""Evaluate models on the proxy sets, the only data that the server sees; one model at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,8 @@ from torch.func import functional_call
 
 from cdfl.core.client import Loss
 from cdfl.core.flat import Layout
+
+TOGETHER = 512  # samples: small sets of one model are evaluated in one batch of at most that
 
 
 @torch.no_grad()
@@ -39,11 +41,20 @@ class ProxySets:
     @torch.no_grad()
     def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the set of its cluster (n,), computed on the device of `model`."""
-        losses = []
-        for vector, cluster in zip(models.to(self._device), clusters.tolist(), strict=True):
-            inputs, targets = self.sets[cluster]
-            losses.append(self.loss(outputs(self.model, self.layout, vector, inputs), targets))
+        own = clusters.tolist()
+        losses: list[Tensor] = []
+        for vector, count in _runs(models.to(self._device)):
+            losses += self._of_sets(vector, [self.sets[cluster] for cluster in own[len(losses) : len(losses) + count]])
         return torch.stack(losses)
+
+    def _of_sets(self, vector: Tensor, sets: Sequence[tuple[Any, Any]]) -> list[Tensor]:
+        """Return the loss of one model (P,) on each of some sets."""
+        if _can_be_joined(sets):
+            joined = outputs(self.model, self.layout, vector, torch.cat([inputs for inputs, _ in sets]))
+            if isinstance(joined, Tensor):
+                parts = joined.split([len(inputs) for inputs, _ in sets])
+                return [self.loss(part, targets) for part, (_, targets) in zip(parts, sets, strict=True)]
+        return [self.loss(outputs(self.model, self.layout, vector, inputs), targets) for inputs, targets in sets]
 
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
         """Return the losses of n models (P,) on every set, (n, K): float64 on the CPU, in one copy."""
@@ -54,3 +65,26 @@ class ProxySets:
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def _runs(models: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yield each model of `models` (n, P) once, and how often it comes in a row."""
+    first, count = models[0], 1
+    for model in models[1:]:
+        if torch.equal(model, first):
+            count += 1
+        else:
+            yield first, count
+            first, count = model, 1
+    yield first, count
+
+
+def _can_be_joined(sets: Sequence[tuple[Any, Any]]) -> bool:
+    """Return whether the sets are small, and their inputs tensors of one kind."""
+    inputs = [own for own, _ in sets]
+    return (
+        len(sets) > 1
+        and all(isinstance(own, Tensor) for own in inputs)
+        and len({(own.shape[1:], own.dtype) for own in inputs}) == 1
+        and sum(map(len, inputs)) <= TOGETHER
+    )
