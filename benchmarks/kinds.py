@@ -44,16 +44,14 @@ def main() -> None:
     found = read("kinds", {"problems": {}})
     for kind in [args.only] if args.only else list(PROBLEMS):
         found["problems"][kind] = measure(PROBLEMS[kind], args.seeds, args.clients, args.uploads)
-        found |= {"seeds": args.seeds, "clients": args.clients, "uploads": args.uploads, "machine": machine()}
+        found |= {"seeds": args.seeds, "machine": machine()}
         write("kinds", found)
 
 
 def measure(name: str, seeds: int, clients: int, uploads: int) -> dict[str, Any]:
     """Return the scores of all algorithms and of the server on one problem, and times of CDFL."""
     options: dict[str, Any] = {"num_clients": clients, "num_uploads": uploads, "device": "cpu"}
-    others = cdfl.compare(
-        name, algorithms=[own for own in ALGORITHMS if own != "cdfl"], seeds=seeds, progress=False, **options
-    )
+    others = cdfl.compare(name, algorithms=[own for own in ALGORITHMS if own != "cdfl"], seeds=seeds, **options)
     scores = {own: list(others.values(own).values()) for own in others.algorithms}
     scores |= {"cdfl": [], "served": []}
     times: dict[str, list[float]] = {"cdfl": [], "served": []}
@@ -75,6 +73,8 @@ def measure(name: str, seeds: int, clients: int, uploads: int) -> dict[str, Any]
         "name": name,
         "metric": metric.name,
         "higher_is_better": metric.higher_is_better,
+        "clients": clients,
+        "uploads": uploads,
         "after": scores,
         "seconds": times,
         "largest_difference": max(differences),  # of a weight, between the cluster models
@@ -114,20 +114,20 @@ def table() -> str:
         return "Not measured yet.\n"
     measured = set.intersection(*(set(own["after"]) for own in results["problems"].values()))
     names = [name for name in ALGORITHMS if name in measured]
-    rows = [f"| | metric | CDFL served | {' | '.join(names)} | seconds |", "|---" * (len(names) + 4) + "|"]
+    heads = f"| | metric | clients / uploads | CDFL served | {' | '.join(names)} | seconds |"
+    rows = [heads, "|---" * (len(names) + 5) + "|"]
     for kind, own in results["problems"].items():
         cells = [_spread(own["after"][name]) for name in ("served", *names)]
         arrow = "higher" if own["higher_is_better"] else "lower"
+        size = f"{own['clients']} / {own['uploads']}"
         seconds = f"{fmean(own['seconds']['cdfl']):.1f} / {fmean(own['seconds']['served']):.1f}"
-        rows.append(
-            f"| {kind}: `{own['name']}` | {own['metric']}, {arrow} is better | {' | '.join(cells)} | {seconds} |"
-        )
+        what = f"{kind}: `{own['name']}` | {own['metric']}, {arrow} is better"
+        rows.append(f"| {what} | {size} | {' | '.join(cells)} | {seconds} |")
     largest = max(own["largest_difference"] for own in results["problems"].values())
     on = results["machine"]
     note = (
-        f"\n{results['seeds']} seeds, {results['clients']} clients, {results['uploads']} uploads each, on {on['cpu']}, "
-        f"{on['cores']} cores. Largest difference of a weight between simulated and served cluster models: "
-        f"{largest:.0e}.\n"
+        f"\n{results['seeds']} seeds, on {on['cpu']}, {on['cores']} cores. Largest difference of a weight between "
+        f"simulated and served cluster models: {largest:.0e}.\n"
     )
     return "\n".join(rows) + "\n" + note
 
