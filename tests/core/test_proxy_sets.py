@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import flatten
-from cdfl.core.proxy import TOGETHER, ProxySets, outputs
+from cdfl.core.proxy_sets import TOGETHER, ProxySets, outputs
 
 
 class Counting(nn.Module):
