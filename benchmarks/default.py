@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result_files import machine, read, write
-from cdfl.record import Finished
+from cdfl.run_events import Finished
 from cdfl.sim.runner import RunConfig, compare_events, configure
 from cdfl.sim.time_models import TIME_MODELS
 

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from benchmarks.result_files import machine, read, write
 from cdfl.algorithms import ALGORITHMS
-from cdfl.record import Finished
+from cdfl.run_events import Finished
 from cdfl.sim.runner import compare_events, configure
 
 SEEDS = 5

@@ -23,7 +23,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.result_files import machine, read, write
-from cdfl.record import Clusters, Started, to_json
+from cdfl.run_events import Clusters, Started, to_json
 from cdfl.watch import serve_runs
 
 CLIENTS, UPLOADS, CLUSTERS = 1000, 20_000, 4

@@ -29,7 +29,7 @@ from cdfl.algorithms import CDFL
 from cdfl.core import ClientMemory, Evaluate, RateSettings, ServerState, Upload, Verdict, defence_of, guard
 from cdfl.core.defence import Decision, Defence, Step
 from cdfl.data import Sudden
-from cdfl.record import Clusters, Event, Uploaded, only
+from cdfl.run_events import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.runner import RunConfig, configure, simulations
 from cdfl.sim.simulation import Simulation

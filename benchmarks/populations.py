@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.result_files import commit, machine, read, write
 from cdfl.data import Sizes
-from cdfl.record import Uploaded
+from cdfl.run_events import Uploaded
 from cdfl.scenarios import load_scenario
 from cdfl.sim import simulation as simulations_module
 from cdfl.sim.engine import Training

@@ -26,7 +26,7 @@ import torch
 from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.algorithms import make_algorithm
 from cdfl.cli.options import parse_settings
-from cdfl.record import Clusters, Event, Finished, Uploaded
+from cdfl.run_events import Clusters, Event, Finished, Uploaded
 from cdfl.sim.client_stack import Rows
 from cdfl.sim.cuda_client_stack import tensor_cores
 from cdfl.sim.engine_choice import make_engines, make_fast

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cdfl.core import Settings, paper
 from cdfl.json_values import jsonable
-from cdfl.record import versions
+from cdfl.run_folder import versions
 from cdfl.scenarios import load_scenario
 from experiments.harness import Experiment, Results
 from experiments.harness.experiment import Tell

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cdfl.record import Clusters, Diverged, Event, Finished, RunFolder, Started, Uploaded
+from cdfl.run_events import Clusters, Diverged, Event, Finished, Started, Uploaded
+from cdfl.run_folder import RunFolder
 
 ACCURACY = {"name": "accuracy", "higher_is_better": True}
 RMSE = {"name": "rmse", "higher_is_better": False}

@@ -33,7 +33,7 @@ from cdfl.cli import app
 from cdfl.cli.init import EXAMPLE
 from cdfl.problems import ProblemInstance
 from cdfl.scenarios import list_scenarios, load_problem
-from cdfl.server.run import open_engine
+from cdfl.server.engine_startup import open_engine
 from cdfl.server.store import Store
 
 pytestmark = pytest.mark.slow

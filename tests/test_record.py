@@ -2,18 +2,8 @@ import json
 
 import pytest
 
-from cdfl.record import (
-    Clusters,
-    Diverged,
-    Finished,
-    RunFolder,
-    Started,
-    Uploaded,
-    from_json,
-    only,
-    to_json,
-    versions,
-)
+from cdfl.run_events import Clusters, Diverged, Finished, Started, Uploaded, from_json, only, to_json
+from cdfl.run_folder import RunFolder, versions
 
 EVENTS = [
     Started("digits-4", "cdfl", 0, 40, 4, 600, 1234, [{"name": "accuracy", "higher_is_better": True}], ["0°", "90°"]),

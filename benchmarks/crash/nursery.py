@@ -21,7 +21,8 @@ IMPORTED_AHEAD = (
     "benchmarks.crash.problem",
     "cdfl.cli",
     "cdfl.client",
-    "cdfl.server.run",
+    "cdfl.server.engine_startup",
+    "cdfl.server.web_server",
     "cdfl.server.verify",
     "psycopg",
     "pydantic.v1",  # which FastAPI imports late

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cdfl.record import Clusters, Event, Finished, Uploaded, only
+from cdfl.run_events import Clusters, Event, Finished, Uploaded, only
 from cdfl.sim.event_builders import divergence
 
 T = TypeVar("T")

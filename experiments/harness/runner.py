@@ -19,8 +19,8 @@ import torch
 
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
-from cdfl.record import Event
 from cdfl.report.progress_display import Lines
+from cdfl.run_events import Event
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, connected
 from cdfl.sim.on_ray.runs import Spread

@@ -12,8 +12,8 @@ from torch import nn
 
 import cdfl
 from cdfl.core import flatten
-from cdfl.record import RunFolder
 from cdfl.report import progress_display
+from cdfl.run_folder import RunFolder
 
 from .problems import QUICK, lines
 

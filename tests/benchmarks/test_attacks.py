@@ -28,7 +28,7 @@ from benchmarks.attacks import (
 )
 from cdfl.algorithms import make_algorithm
 from cdfl.core import Guard, Verdict
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
 from cdfl.sim.simulation import Simulation

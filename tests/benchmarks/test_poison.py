@@ -8,7 +8,7 @@ import pytest
 from benchmarks import poison
 from benchmarks.poison_table import points
 from cdfl.data import Sizes
-from cdfl.record import Clusters, Uploaded
+from cdfl.run_events import Clusters, Uploaded
 from cdfl.scenarios import load_scenario
 
 pytestmark = pytest.mark.slow

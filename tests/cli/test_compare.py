@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 import pytest
 
 from cdfl.cli.compare import _values
-from cdfl.record import Finished, RunFolder, Uploaded, only
+from cdfl.run_events import Finished, Uploaded, only
+from cdfl.run_folder import RunFolder
 from cdfl.sim.client_stack import Stack
 from cdfl.sim.runner import configure
 

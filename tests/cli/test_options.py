@@ -8,7 +8,7 @@ import typer
 
 from cdfl.cli import app
 from cdfl.cli.options import exit_on, open_folder, parse_settings
-from cdfl.record import RunFolder
+from cdfl.run_folder import RunFolder
 
 from .small import call
 

@@ -12,8 +12,9 @@ from importlib import import_module
 import pytest
 
 from cdfl import load
-from cdfl.record import Finished, RunFolder, Uploaded, only
 from cdfl.report import progress_display
+from cdfl.run_events import Finished, Uploaded, only
+from cdfl.run_folder import RunFolder
 from cdfl.sim import checkpoint
 from cdfl.sim.client_stack import Stack
 from cdfl.sim.runner import configure, run_events

@@ -11,7 +11,7 @@ from cdfl.server.limits import Limits
 from cdfl.server.listening_socket import take_port
 from cdfl.server.metrics import Metrics
 from cdfl.server.readiness import Starting
-from cdfl.server.run import make_server
+from cdfl.server.web_server import make_server
 
 from ..made_up import events, write_run
 from ..server.live import Live, near, wait_for

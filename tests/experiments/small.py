@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cdfl.record import Clusters, Event, Started, Uploaded
+from cdfl.run_events import Clusters, Event, Started, Uploaded
 from cdfl.sim.event_builders import summarize
 from experiments import theorem1
 from experiments.harness import Results, RunKey, resolve

@@ -6,7 +6,8 @@ import re
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from cdfl.record import RunFolder, to_json
+from cdfl.run_events import to_json
+from cdfl.run_folder import RunFolder
 
 from ..made_up import clusters, events, finished, started, uploaded, write_run
 from .serving import Watching

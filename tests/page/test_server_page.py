@@ -15,7 +15,7 @@ from cdfl.server.limits import Limits
 from cdfl.server.listening_socket import take_port
 from cdfl.server.metrics import Metrics
 from cdfl.server.readiness import Starting
-from cdfl.server.run import make_server
+from cdfl.server.web_server import make_server
 
 from ..server.live import Live, data, near, tiny_instance
 from .test_runs import shares

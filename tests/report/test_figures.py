@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from cdfl.report import figures, save, style
-from cdfl.series import RunSeries
+from cdfl.run_series import RunSeries
 
 from ..made_up import RMSE, events
 

@@ -5,10 +5,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from cdfl.record import Clusters, RunFolder, Separated, Uploaded
 from cdfl.report import write_report
 from cdfl.report.run_warnings import findings
-from cdfl.series import RunSeries
+from cdfl.run_events import Clusters, Separated, Uploaded
+from cdfl.run_folder import RunFolder
+from cdfl.run_series import RunSeries
 
 from ..made_up import RMSE, clusters, diverged, events, finished, scored_twice, started, uploaded, write_run
 

@@ -16,13 +16,14 @@ from cdfl.core import Layout, Settings
 from cdfl.data import Dataset, Datasets, Sizes
 from cdfl.problems import Problem, ProblemInstance
 from cdfl.server.auth import Access, Tokens
+from cdfl.server.engine_startup import open_engine
 from cdfl.server.limits import Limits
 from cdfl.server.listening_socket import take_port
 from cdfl.server.readiness import Starting
-from cdfl.server.run import make_server, open_engine
 from cdfl.server.store import Store
 from cdfl.server.store_records import Retention
 from cdfl.server.tls import Tls
+from cdfl.server.web_server import make_server
 
 NUM_CLUSTERS = 3
 FAST = Limits(requests_per_second=1e6, burst=10**6)

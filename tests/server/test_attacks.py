@@ -17,9 +17,9 @@ from torch import nn
 
 from cdfl import wire
 from cdfl.server.auth import Tokens
+from cdfl.server.engine_startup import open_engine
 from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.maintenance import Scrub
-from cdfl.server.run import open_engine
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy
 from cdfl.server.uploads import NUM_THREADS, Uploads

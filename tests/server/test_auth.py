@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from cdfl import wire
 from cdfl.server.auth import Access, Tokens
-from cdfl.server.limits import Limits, RateLimit
+from cdfl.server.limits import Limits
+from cdfl.server.rate_limits import RateLimit
 from cdfl.server.store import Store
 
 from .live import Live, near

@@ -10,10 +10,11 @@ import pytest
 
 from cdfl import wire
 from cdfl.server.auth import Tokens
-from cdfl.server.byte_limits import ByteLimit, ReplyLimit, Turns
+from cdfl.server.byte_limits import ByteLimit, ReplyLimit
 from cdfl.server.connection_limit import CONNECTION_BYTES, MOST_WAITING, PIECE, ConnectionLimit
-from cdfl.server.limits import Limits, LogLimit
+from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
+from cdfl.server.rate_limits import LogLimit, Turns
 
 from ..certificate import make_certificate
 from .live import FAST, Live, near, wait_for

@@ -9,8 +9,8 @@ import torch
 
 from cdfl import wire
 from cdfl.core import Upload, initial_state, join, server_update
-from cdfl.server.engine import Engine
-from cdfl.server.limits import Limits, MeanTime
+from cdfl.server.engine import Engine, MeanTime
+from cdfl.server.limits import Limits
 from cdfl.server.maintenance import SNAPSHOT_SECONDS, Maintenance
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreLost, StoreUnavailable

@@ -17,9 +17,9 @@ from cdfl.core.experts import unpack
 from cdfl.core.proxy_sets import outputs
 from cdfl.data import Sizes
 from cdfl.problems import ProblemInstance
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 from cdfl.scenarios import load_scenario
-from cdfl.server.run import open_engine
+from cdfl.server.engine_startup import open_engine
 from cdfl.server.store import Store
 from cdfl.server.store_records import Retention
 from cdfl.server.verify import verify

@@ -14,7 +14,7 @@ from cdfl.client import Client
 from cdfl.core import Layout
 from cdfl.data import Rotations, Sizes, Texts
 from cdfl.problems import Problem, ProblemInstance
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.server.store import Store
 from cdfl.server.store_records import Retention

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cdfl.data import Dataset, Datasets
 from cdfl.metrics import METRICS, Metric, find_metrics
-from cdfl.record import Clusters, Started, Uploaded, only
+from cdfl.run_events import Clusters, Started, Uploaded, only
 from cdfl.sim.client_stack import Stack
 from cdfl.sim.engine_choice import can_stack, make_engines, takes_channels_last
 from cdfl.sim.scenario_instance import ScenarioInstance

@@ -9,7 +9,8 @@ import torch
 
 from cdfl.algorithms import make_algorithm
 from cdfl.api import run
-from cdfl.record import Finished, RunFolder, Uploaded, only
+from cdfl.run_events import Finished, Uploaded, only
+from cdfl.run_folder import RunFolder
 from cdfl.sim import checkpoint
 from cdfl.sim.client_stack import Stack
 from cdfl.sim.engine_choice import make_engines

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cdfl.algorithms import CDFL, make_algorithm, reads_state
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 from cdfl.sim import checkpoint
 from cdfl.sim.client_spill import ClientStore, Held, SpillFile
 from cdfl.sim.engine_choice import make_engines

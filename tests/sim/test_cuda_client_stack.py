@@ -10,7 +10,7 @@ import torch
 from cdfl.algorithms import Assignment, make_algorithm
 from cdfl.core import Layout, Upload, client_update, flatten
 from cdfl.data import Sizes
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
 from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses

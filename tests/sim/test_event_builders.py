@@ -10,7 +10,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import flatten
-from cdfl.record import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
+from cdfl.run_events import Clusters, Diverged, Started, Uploaded, from_json, only, to_json
 from cdfl.sim.event_builders import divergence, shortfall, staleness_histogram, summarize
 from cdfl.sim.time_models import Devices, Span, Tick
 from cdfl.wire import encode_model

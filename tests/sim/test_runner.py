@@ -11,7 +11,8 @@ import cdfl
 from cdfl.algorithms import ALGORITHMS, CDFL
 from cdfl.api import run
 from cdfl.core import Settings, paper, reading
-from cdfl.record import Clusters, Finished, RunFolder, Separated, Started
+from cdfl.run_events import Clusters, Finished, Separated, Started
+from cdfl.run_folder import RunFolder
 from cdfl.scenarios import load_scenario
 from cdfl.sim.presets import PRESETS, preset_for
 from cdfl.sim.runner import configure, run_events

@@ -11,7 +11,7 @@ import torch
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.core import TrainingSettings, experts, guard, router
-from cdfl.record import Clusters, Diverged, Uploaded, only
+from cdfl.run_events import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines

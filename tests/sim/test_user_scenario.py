@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
-from cdfl.record import RunFolder
+from cdfl.run_folder import RunFolder
 from cdfl.sim.runner import configure, run_events
 
 from .test_checkpoint import stop_after

@@ -11,7 +11,7 @@ from cdfl.algorithms import Algorithm, make_algorithm
 from cdfl.core import Settings
 from cdfl.data import Sizes
 from cdfl.models import MODELS
-from cdfl.record import Event
+from cdfl.run_events import Event
 from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from cdfl.record import RunFolder
+from cdfl.run_folder import RunFolder
 from cdfl.watch import create_watch_app
 from cdfl.watch.follow import Follower
 

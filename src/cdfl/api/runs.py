@@ -21,10 +21,11 @@ from cdfl.model_files import read_clusters
 from cdfl.models import MODELS as NETWORKS
 from cdfl.models import build
 from cdfl.problems import Problem
-from cdfl.record import Event, Finished, RunFolder, Separated, Started, Uploaded, metric_label, only, score_text
 from cdfl.report import story
 from cdfl.report.progress_display import display, shown
-from cdfl.series import RunSeries
+from cdfl.run_events import Event, Finished, Separated, Started, Uploaded, metric_label, only, score_text
+from cdfl.run_folder import RunFolder
+from cdfl.run_series import RunSeries
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.run_models import CLIENTS, MODELS, RunModels

@@ -36,12 +36,13 @@ class Server:
         accept_all: bool,
     ) -> None:
         from cdfl.server.auth import Access, Tokens
+        from cdfl.server.engine_startup import open_engine
         from cdfl.server.limits import Limits
         from cdfl.server.listening_socket import take_port
         from cdfl.server.metrics import Metrics
         from cdfl.server.readiness import Starting
-        from cdfl.server.run import make_server, open_engine
         from cdfl.server.store import Store
+        from cdfl.server.web_server import make_server
 
         if host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(

@@ -12,7 +12,7 @@ from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, open_store, p
 from cdfl.cli.tables import show
 from cdfl.core import Layout
 from cdfl.model_files import FORMATS, check_empty, find_dtype, module_of, read_clusters, write_clusters, write_program
-from cdfl.record import Finished, only
+from cdfl.run_events import Finished, only
 
 
 def export(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from cdfl.record import Finished, RunFolder, Uploaded, only
+from cdfl.run_events import Finished, Uploaded, only
+from cdfl.run_folder import RunFolder
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim import checkpoint
 

@@ -10,7 +10,7 @@ import typer
 
 from cdfl.argument_checks import did_you_mean
 from cdfl.core.settings import LEAVES
-from cdfl.record import RunFolder
+from cdfl.run_folder import RunFolder
 from cdfl.sim.presets import PRESETS
 from cdfl.sim.time_models import TIME_MODELS
 from cdfl.upload_policies import POLICIES

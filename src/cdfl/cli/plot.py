@@ -38,7 +38,7 @@ def plot(
     """
     with exit_on(ValueError, OSError):
         from cdfl.report import figures, style
-        from cdfl.series import groups
+        from cdfl.run_series import groups
 
         read = [run.by(metric) for run in read_runs(find_runs(runs))]
         is_story = client is not None or samples or len(groups(read)) == 1

@@ -6,8 +6,8 @@ from pathlib import Path
 import typer
 
 from cdfl.cli.stores import check_no_store
-from cdfl.record import RunFolder
-from cdfl.series import RunSeries, check_one_metric
+from cdfl.run_folder import RunFolder
+from cdfl.run_series import RunSeries, check_one_metric
 
 
 def find_runs(places: Sequence[Path]) -> dict[str, RunFolder]:

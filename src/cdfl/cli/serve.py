@@ -17,7 +17,8 @@ from cdfl.cli.options import DataDir, DeviceName, Json, SetOption, flag, parse_s
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
-from cdfl.server.limits import Limits, LogLimit
+from cdfl.server.limits import Limits
+from cdfl.server.rate_limits import LogLimit
 from cdfl.server.store_records import Retention
 
 if TYPE_CHECKING:  # needs the extra `server`
@@ -134,10 +135,11 @@ def serve(
             from cdfl.problems import ProblemInstance
             from cdfl.scenarios import load_problem
             from cdfl.server.auth import Access, Tokens
+            from cdfl.server.engine_startup import open_engine
             from cdfl.server.metrics import Metrics
             from cdfl.server.readiness import Starting
-            from cdfl.server.run import make_server, open_engine
             from cdfl.server.store import Store
+            from cdfl.server.web_server import make_server
 
             keep_freed_memory(512, one_pool=True)  # before threads start
             starting, metrics = Starting(), Metrics()

@@ -18,8 +18,8 @@ from cdfl.cli.options import counted
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.server.engine import Engine
     from cdfl.server.readiness import Starting
-    from cdfl.server.run import WebServer
     from cdfl.server.store_records import Entry
+    from cdfl.server.web_server import WebServer
 
 PAINT_SECONDS = 0.25
 MOST_LINES = 8  # printed at once; a busy server would print faster than anyone reads

@@ -6,7 +6,7 @@ from cdfl.cli.run_folders import find_runs, warn_of_cut_lines
 from cdfl.cli.stores import progress_bar
 from cdfl.cli.tables import show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
-from cdfl.record import Uploaded, only
+from cdfl.run_events import Uploaded, only
 
 
 def track(

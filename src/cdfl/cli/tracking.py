@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cdfl.cli.options import flag, note
-from cdfl.series import server_scalars, tracked_names
+from cdfl.run_series import server_scalars, tracked_names
 from cdfl.track import TRACKERS, Tracking, open_tracker, open_trackers
 
 if TYPE_CHECKING:  # needs the extra `server`

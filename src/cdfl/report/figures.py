@@ -7,7 +7,7 @@ import numpy as np
 
 from cdfl.report import style
 from cdfl.report.mixtures import history, mixture_figure, smoothing, whole_numbers
-from cdfl.series import Numbers, RunSeries, adaptation, check_one_metric, groups, smoothed
+from cdfl.run_series import Numbers, RunSeries, adaptation, check_one_metric, groups, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from cdfl.record import RunFolder, score_text, versions
 from cdfl.report import style
 from cdfl.report.figures import all_figures
 from cdfl.report.run_warnings import findings
-from cdfl.series import RunSeries, groups
+from cdfl.run_events import score_text
+from cdfl.run_folder import RunFolder, versions
+from cdfl.run_series import RunSeries, groups
 
 CAPTIONS = {
     "story": "One client: the true mixture of its data (1, thin) and the server's estimate (2, thick), at each "

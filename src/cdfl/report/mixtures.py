@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdfl.report import style
-from cdfl.series import Numbers, RunSeries, smoothed
+from cdfl.run_series import Numbers, RunSeries, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

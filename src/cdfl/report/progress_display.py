@@ -12,7 +12,17 @@ from typing import Any, Protocol, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cdfl.record import Clusters, Diverged, Event, Separated, Started, Uploaded, main_metric, pretraining, score_text
+from cdfl.run_events import (
+    Clusters,
+    Diverged,
+    Event,
+    Separated,
+    Started,
+    Uploaded,
+    main_metric,
+    pretraining,
+    score_text,
+)
 
 SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_UPDATES = 0.5  # of a line in a notebook

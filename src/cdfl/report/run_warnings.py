@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cdfl.record import score_text
-from cdfl.series import RunSeries, groups
+from cdfl.run_events import score_text
+from cdfl.run_series import RunSeries, groups
 
 MANY_REJECTED = 0.05
 MANY_STALE = 0.2

@@ -11,19 +11,20 @@ import ssl
 from asyncio import sslproto
 from collections.abc import Callable
 from functools import partial
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from cdfl.server.byte_limits import address_of
 from cdfl.server.connection_limit import PIECE, Connection, ConnectionLimit
-from cdfl.server.limits import Pace
+from cdfl.server.rate_limits import TokenBucket
 
 logger = logging.getLogger("cdfl.server")
 
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NETWORK_BYTES = 8  # of an IPv6 address: one peer usually has all addresses behind them
 PAUSE = 0.1  # seconds until the next attempt to accept if there are no files left
 
 
-class Listener:
+class Acceptor:
     """Accepts connections for uvicorn, in place of asyncio's server."""
 
     def __init__(
@@ -36,7 +37,7 @@ class Listener:
         self.sockets = [listening]
         self._make, self._limit, self._tls = make, limit, tls
         self._tasks: set[asyncio.Task[None]] = set()
-        self._log = Pace(1 / 60, burst=1.0)
+        self._log = TokenBucket(1 / 60, burst=1.0)
         listening.setblocking(False)
         if tls is not None:  # otherwise asyncio's buffer takes 256 kB of memory for every handshake
             sslproto.SSLProtocol.max_size = PIECE
@@ -89,3 +90,21 @@ class Listener:
             accepted.close()
         if error is not None and not isinstance(error, OSError):  # ssl.SSLError and TimeoutError are OSErrors
             logger.error("a connection could not be set up", exc_info=error)
+
+
+def address_of(address: object) -> str:
+    """Return what counts as one peer: an IPv4 address, or the network of an IPv6 address.
+
+    >>> address_of(("192.0.2.7", 40000)), address_of(("::ffff:192.0.2.7", 1, 0, 0))
+    ('192.0.2.7', '192.0.2.7')
+    >>> address_of(("2001:db8::1", 1, 0, 0)) == address_of(("2001:db8::ffff", 2, 0, 0))
+    True
+    """
+    host = str(address[0]) if isinstance(address, tuple) and address else ""
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    return str(found.ipv4_mapped or found.packed[:NETWORK_BYTES].hex())

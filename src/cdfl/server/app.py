@@ -24,7 +24,6 @@ from cdfl.server.blobs import digest_of
 from cdfl.server.connection_limit import PIECE, Connection
 from cdfl.server.engine import Engine
 from cdfl.server.events import Notifier, StreamLimit, Told, stream
-from cdfl.server.limits import RateLimit
 from cdfl.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from cdfl.server.openapi import (
     EVENTS_PAGE,
@@ -39,6 +38,7 @@ from cdfl.server.openapi import (
     refusals,
 )
 from cdfl.server.operator_routes import add_watching
+from cdfl.server.rate_limits import RateLimit
 from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store_records import Claim
 from cdfl.server.submission import RETRY_SECONDS, Answer

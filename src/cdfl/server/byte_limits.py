@@ -1,54 +1,10 @@
-"""What all peers share: starts a second, and bytes of models that are sent or received."""
+"""Limits on the bytes that all peers hold together: uploads on their way in, models on their way out."""
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from cdfl.server.limits import Pace
-
 Holder = TypeVar("Holder")
-
-NETWORK_BYTES = 8  # of an IPv6 address: one peer usually has all addresses behind them
-
-
-class Turns:
-    """Starts what peers ask for, so many a second. Addresses take turns, so one with many connections delays itself."""
-
-    def __init__(self, rate: float) -> None:
-        self._pace = Pace(rate, burst=max(1.0, rate / 10))
-        self._waiting: OrderedDict[str, OrderedDict[Hashable, Callable[[], None]]] = OrderedDict()  # by address
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def ask(self, address: str, asker: Hashable, start: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        """Call `start` now, or when the turn of this address and this asker comes."""
-        self._waiting.setdefault(address, OrderedDict())[asker] = start
-        if self._timer is None:
-            self._start(loop)
-
-    def leave(self, address: str, asker: Hashable) -> None:
-        """Start nothing for an asker that has gone."""
-        if (mine := self._waiting.get(address)) is not None:
-            mine.pop(asker, None)
-            if not mine:
-                del self._waiting[address]
-
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        while self._waiting:
-            wait = self._pace.take(loop.time())
-            if wait > 0:
-                self._timer = loop.call_later(wait, self._start, loop)
-                return
-            address, mine = self._waiting.popitem(last=False)
-            _, start = mine.popitem(last=False)
-            if mine:
-                self._waiting[address] = mine  # behind the other addresses
-            start()
 
 
 class ByteLimit(Generic[Holder]):
@@ -120,21 +76,3 @@ class Sender(Protocol):
     def give_up(self) -> None:
         """Close the connection at once."""
         ...
-
-
-def address_of(address: object) -> str:
-    """Return what counts as one peer: an IPv4 address, or the network of an IPv6 address.
-
-    >>> address_of(("192.0.2.7", 40000)), address_of(("::ffff:192.0.2.7", 1, 0, 0))
-    ('192.0.2.7', '192.0.2.7')
-    >>> address_of(("2001:db8::1", 1, 0, 0)) == address_of(("2001:db8::ffff", 2, 0, 0))
-    True
-    """
-    host = str(address[0]) if isinstance(address, tuple) and address else ""
-    try:
-        found = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or found.packed[:NETWORK_BYTES].hex())

@@ -1,6 +1,6 @@
 """One budget for what a peer can take: sockets, handshakes, requests, bytes that wait to be parsed, sent or read.
 
-A socket counts from the moment it is accepted (`Listener`). If there are too many, one of the address that has most is
+A socket counts from the moment it is accepted (`Acceptor`). If there are too many, one of the address that has most is
 closed, the idlest first, and honest clients find room. A connection holds at most `CONNECTION_BYTES` of memory:
 
 - one request is parsed at a time, and at most `MOST_WAITING` wait behind it;
@@ -23,9 +23,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from cdfl.server.byte_limits import ReplyLimit, Turns
+from cdfl.server.byte_limits import ReplyLimit
 from cdfl.server.limits import Limits
 from cdfl.server.metrics import Metrics
+from cdfl.server.rate_limits import Turns
 
 logger = logging.getLogger("cdfl.server")
 

@@ -27,7 +27,7 @@ from cdfl.server import forwarding
 from cdfl.server.blobs import digest_in
 from cdfl.server.cluster_comparison import Matrices
 from cdfl.server.follower import Follower
-from cdfl.server.limits import MEGABYTE, Limits, MeanTime
+from cdfl.server.limits import MEGABYTE, Limits
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.metrics import Metrics
 from cdfl.server.replies import Replies
@@ -435,6 +435,20 @@ def use_torch_threads(count: int) -> None:
     """
     torch.get_num_threads()  # the first call in a thread takes the number that was set last in any thread
     torch.set_num_threads(count)
+
+
+class MeanTime:
+    """Running mean of the seconds that an upload takes."""
+
+    DECAY = 0.9
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, seconds: float, num_uploads: int) -> None:
+        """Add uploads that took so many seconds together."""
+        kept = self.DECAY**num_uploads if self.seconds else 0.0
+        self.seconds = kept * self.seconds + (1 - kept) * seconds / num_uploads
 
 
 @contextmanager

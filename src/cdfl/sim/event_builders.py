@@ -14,7 +14,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.problems.problem_instance import Outputs
-from cdfl.record import Clusters, Diverged, Event, Finished, Routed, Separated, Started, Uploaded, only
+from cdfl.run_events import Clusters, Diverged, Event, Finished, Routed, Separated, Started, Uploaded, only
 from cdfl.sim.scenario_instance import TURNS_PER_UPLOAD, ScenarioInstance
 from cdfl.wire.experts import experts_size
 

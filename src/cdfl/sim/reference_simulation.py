@@ -16,7 +16,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update, personalize, reply_weights
 from cdfl.core.experts import expert_weights, likeliest, rounded
 from cdfl.data import Draw
-from cdfl.record import Diverged, Event
+from cdfl.run_events import Diverged, Event
 from cdfl.sim.event_builders import (
     OwnEstimate,
     Scores,

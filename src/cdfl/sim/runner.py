@@ -18,7 +18,8 @@ from cdfl.data import Federation
 from cdfl.device import find_device
 from cdfl.json_values import jsonable
 from cdfl.problems import Problem
-from cdfl.record import Event, Finished, RunFolder
+from cdfl.run_events import Event, Finished
+from cdfl.run_folder import RunFolder
 from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine import Engines

@@ -18,7 +18,7 @@ from cdfl.core.experts import combine_for
 from cdfl.data import Draw, Federation, Samples
 from cdfl.data.randomness import generator
 from cdfl.problems import ProblemInstance
-from cdfl.record import Separated
+from cdfl.run_events import Separated
 from cdfl.scenarios import Scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.sim.time_models import Tick, TimeModel, checked_ticks

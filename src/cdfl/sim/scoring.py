@@ -11,7 +11,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.metrics import ACCURACY, Metric
-from cdfl.record import Diverged, Event
+from cdfl.run_events import Diverged, Event
 from cdfl.sim.cluster_losses import NUMBERS, ClusterLosses
 from cdfl.sim.engine import Engines, fetch_all
 from cdfl.sim.event_builders import OwnEstimate, Scores, UploadInfo, clusters_event, uploaded_event

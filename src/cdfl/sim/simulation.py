@@ -15,7 +15,7 @@ from torch import Tensor
 from cdfl.algorithms import Algorithm, ClientView, reads_state
 from cdfl.core import NotFiniteError, Reply, Upload, personalize, reply_weights
 from cdfl.core.experts import rounded
-from cdfl.record import Diverged, Event
+from cdfl.run_events import Diverged, Event
 from cdfl.sim.client_spill import ClientStore, Held
 from cdfl.sim.cluster_losses import ClusterLosses
 from cdfl.sim.engine import Engines, Training

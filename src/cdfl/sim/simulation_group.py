@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cdfl.core import flatten
 from cdfl.core.batches import batch_plan
-from cdfl.record import Event, pretraining
+from cdfl.run_events import Event, pretraining
 from cdfl.sim.engine import Trainer, Training, joined, no_progress
 from cdfl.sim.scenario_instance import ScenarioInstance
 from cdfl.sim.simulation import Bookmark, Request, Simulation, Steps

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdfl.record import Event
-from cdfl.series import Scalars
+from cdfl.run_events import Event
+from cdfl.run_series import Scalars
 
 PROJECT = "cdfl"
 BATCH = 500  # numbers that MLflow is sent together

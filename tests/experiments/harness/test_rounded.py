@@ -1,5 +1,5 @@
 from cdfl import algorithms
-from cdfl.record import Finished, Uploaded, only
+from cdfl.run_events import Finished, Uploaded, only
 from cdfl.sim.runner import compare_events
 from experiments.harness import RunKey, resolve
 from experiments.harness.rounded import FedBuffInt8, known

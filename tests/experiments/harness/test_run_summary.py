@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdfl.record import Diverged
+from cdfl.run_events import Diverged
 from experiments.harness.run_summary import MIXTURES_KEPT, MOST_POINTS, summarize_run
 from tests.experiments.small import events
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ray_cluster import MB, RayCluster
-from cdfl.record import Uploaded
+from cdfl.run_events import Uploaded
 from cdfl.sim.on_ray import RayEngine
 from cdfl.sim.on_ray.connection import connected
 from cdfl.sim.runner import configure, run_events

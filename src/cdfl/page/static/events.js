@@ -1,4 +1,4 @@
-// The two dialects of events, read in one place: those of a run folder (cdfl/record.py) and those of a server.
+// The two dialects of events, read in one place: those of a run folder (cdfl/run_events.py) and those of a server.
 
 // One line of events.jsonl.
 export function readRunEvent(run, event) {

@@ -23,7 +23,8 @@ import torch
 
 from cdfl.data import Federation
 from cdfl.json_values import jsonable
-from cdfl.record import Event, Finished, RunFolder, pretraining
+from cdfl.run_events import Event, Finished, pretraining
+from cdfl.run_folder import RunFolder
 from cdfl.sim import checkpoint
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.on_ray.connection import RayEngine, connected

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdfl.argument_checks import did_you_mean
-from cdfl.record import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, main_metric, only
+from cdfl.run_events import Clusters, Diverged, Event, Finished, Separated, Started, Uploaded, main_metric, only
 
 Numbers = NDArray[np.float64]
 _T = TypeVar("_T")

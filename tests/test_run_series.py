@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from cdfl.record import Uploaded, only
-from cdfl.series import RunSeries, Scalars, adaptation, groups
+from cdfl.run_events import Uploaded, only
+from cdfl.run_series import RunSeries, Scalars, adaptation, groups
 
 from .made_up import RMSE, clusters, diverged, events, finished, scored_twice, started, uploaded
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from cdfl.core import Settings
-from cdfl.server.run import in_service, open_engine
+from cdfl.server.engine_startup import in_service, open_engine
 from cdfl.server.store import Store
 from cdfl.user_code import SetupError
 
