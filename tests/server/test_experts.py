@@ -13,8 +13,8 @@ from cdfl import wire
 from cdfl.algorithms.cdfl import CDFL
 from cdfl.client import Client, ClientError, FlowerClient
 from cdfl.core import Settings, TrainingSettings, experts, flatten, personalize, router
-from cdfl.core.experts import unpack
 from cdfl.core.proxy_sets import outputs
+from cdfl.core.quantization import dequantize, quantize, rounded
 from cdfl.data import Sizes
 from cdfl.problems import ProblemInstance
 from cdfl.run_events import Uploaded, only
@@ -90,7 +90,7 @@ def test_replies_carry_all_clusters_or_one_model_if_asked(server):
     head = wire.ReplyHead.from_headers(response.headers)
     assert (head.experts, head.router) == ("int8", server.engine.replies.router_digest)
     sent = wire.decode_experts(response.content, LAYOUT, NUM_CLUSTERS, "int8")
-    assert torch.equal(sent, experts.rounded(server.engine.state.cluster_models, LAYOUT, "int8"))
+    assert torch.equal(sent, rounded(server.engine.state.cluster_models, LAYOUT, "int8"))
     one = server.model("car-2", headers={wire.REPLY: "model"})
     assert wire.ReplyHead.from_headers(one.headers).experts is None
     assert torch.allclose(wire.decode_model(one.content, LAYOUT), server.engine.state.cluster_models.mean(dim=0))
@@ -269,7 +269,7 @@ def test_what_it_trains_from_is_what_the_server_takes_it_for(server, send):
 def client_sent(server: Live, entry) -> torch.Tensor:
     """The experts of an epoch, from the journal."""
     state = next(each for each in states(server) if each.epoch == entry.base_epoch)
-    return experts.rounded(state.cluster_models, LAYOUT, "int8")
+    return rounded(state.cluster_models, LAYOUT, "int8")
 
 
 def states(server: Live):
@@ -444,5 +444,5 @@ def test_many_clients_at_once(tmp_path):
 def test_unpacked_models_are_what_the_simulator_rounds():
     models = torch.randn(3, LAYOUT.size)
     for dtype in ("int8", "float16", "float32"):
-        packed = experts.pack(models, LAYOUT, dtype)
-        assert torch.equal(unpack(packed, LAYOUT, dtype), experts.rounded(models, LAYOUT, dtype))
+        quantized = quantize(models, LAYOUT, dtype)
+        assert torch.equal(dequantize(quantized, LAYOUT, dtype), rounded(models, LAYOUT, dtype))

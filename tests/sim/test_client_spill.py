@@ -15,7 +15,7 @@ from cdfl.sim import checkpoint
 from cdfl.sim.client_spill import ClientStore, Held, SpillFile
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.population import Client, Population
-from cdfl.sim.serialization import Packer
+from cdfl.sim.serialization import Serializer
 from cdfl.sim.simulation import Simulation
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span, Tick
 from cdfl.sim.upcoming_turns import Agenda
@@ -162,7 +162,7 @@ def first_state(value):
 
 
 def test_the_store_keeps_the_newest_in_memory_and_uses_the_file_again():
-    store = ClientStore(Packer(Held), limit=3 * 2100)
+    store = ClientStore(Serializer(Held), limit=3 * 2100)
     kept = [store.keep(held(float(value))) for value in range(6)]
     store.shrink()
     assert [each.is_asleep for each in kept] == [True, True, True, False, False, False]
@@ -184,18 +184,18 @@ def test_the_store_keeps_the_newest_in_memory_and_uses_the_file_again():
 def test_a_record_is_exact_and_refers_to_what_is_shared():
     shared = torch.rand(1000)
     odd = torch.tensor([float("nan"), -0.0, 1e-45])
-    packer = Packer(Held, shared={"start": shared})
-    record = packer.pack(
+    serializer = Serializer(Held, shared={"start": shared})
+    record = serializer.dumps(
         {"all": [shared, odd, torch.arange(3), (1, None, "word"), torch.empty(0, dtype=torch.float64)]}
     )
     assert len(record) < 500
-    start, found, numbers, words, nothing = packer.unpack(record)["all"]
+    start, found, numbers, words, nothing = serializer.loads(record)["all"]
     assert start is shared
     assert found.numpy().tobytes() == odd.numpy().tobytes()
     assert (numbers.tolist(), words) == ([0, 1, 2], (1, None, "word"))
     assert (nothing.shape, nothing.dtype) == ((0,), torch.float64)
     with pytest.raises(TypeError, match="cannot be stored"):
-        packer.pack(object())
+        serializer.dumps(object())
 
 
 def test_a_full_disk_is_told(monkeypatch):

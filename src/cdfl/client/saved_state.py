@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdfl.client.errors import StateError
-from cdfl.core.experts import ExpertType
+from cdfl.core.quantization import ExpertType
 from cdfl.upload_policies import Memory
 
 VERSION = 1

@@ -1,7 +1,7 @@
 """Save and load a bookmark as one safetensors file; loading runs no code.
 
-The file has the models that the run started from, packed records of the server's state and of what clients hold, and
-numbers as JSON. Records of sleeping clients are copied from file to file, so a large population needs little memory.
+The file has the models that the run started from, records of the server's state and of what clients hold, and numbers
+as JSON. Records of sleeping clients are copied from file to file, so a large population needs little memory.
 """
 
 import json
@@ -49,15 +49,15 @@ def load(folder: Path, simulation: Simulation) -> Bookmark:
 
         instance.start = file.get_tensor("start").to(instance.device)
         simulation.initial_state(instance.start)
-        state = store.packer.unpack(record(numbers["state"]))
-        kept = [store.keep_packed(record(place)) for place in numbers["kept"]]
+        state = store.serializer.loads(record(numbers["state"]))
+        kept = [store.keep_record(record(place)) for place in numbers["kept"]]
         found: dict[int, Client] = {}
         for about in numbers["clients"]:
             client = Client(kept[about["kept"]], about["turns"], about["updates"], tuple(about["memory"]))
             found |= dict.fromkeys(about["numbers"], client)
             if about["prepared"] is not None:
                 (number,) = about["numbers"]
-                ahead = store.packer.unpack(record(about["prepared"]))
+                ahead = store.serializer.loads(record(about["prepared"]))
                 turn_data = instance.turn_data(number, client.turns)
                 prepared = Prepared(client.kept.load(), turn_data, **ahead)
                 found[number] = Client(client.kept, client.turns, client.updates, client.memory, prepared)
@@ -92,7 +92,7 @@ def _write(file: BinaryIO, bookmark: Bookmark, start: Tensor) -> None:
         return [file.tell() - begin - len(record), file.tell() - begin]
 
     numbers: dict[str, Any] = {name: getattr(bookmark, name) for name in ("ticks", "attempts", "num_events")}
-    numbers |= {"state": add(bookmark.store.packer.pack(bookmark.state)), "kept": [], "clients": []}
+    numbers |= {"state": add(bookmark.store.serializer.dumps(bookmark.state)), "kept": [], "clients": []}
     kept: dict[Kept, int] = {}
     known: dict[Client, list[int]] = {}
     for number, client in bookmark.moment.clients().items():
@@ -102,10 +102,10 @@ def _write(file: BinaryIO, bookmark: Bookmark, start: Tensor) -> None:
         known[client] = [number]
         if client.kept not in kept:
             kept[client.kept] = len(kept)
-            numbers["kept"].append(add(bookmark.store.packed(client.kept)))
+            numbers["kept"].append(add(bookmark.store.record(client.kept)))
         ahead = client.prepared and {name: getattr(client.prepared, name) for name in AHEAD}
         about = {"numbers": known[client], "kept": kept[client.kept], "turns": client.turns, "updates": client.updates}
-        about |= {"memory": client.memory, "prepared": ahead and add(bookmark.store.packer.pack(ahead))}
+        about |= {"memory": client.memory, "prepared": ahead and add(bookmark.store.serializer.dumps(ahead))}
         numbers["clients"].append(about)
     end = file.tell()
     file.write(json.dumps(numbers).encode())

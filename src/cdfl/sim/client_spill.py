@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 from torch import Tensor
 
 from cdfl.core import Reply
-from cdfl.sim.serialization import Packer
+from cdfl.sim.serialization import Serializer
 
 BLOCK = 512  # records take whole blocks of the file, so that a record fits where another one was
 
@@ -54,7 +54,7 @@ class Kept:
         """Keep it in the file alone."""
         if self._held is not None:
             if self.place is None:
-                self.place = self._store.file.write(self._store.packer.pack(self._held))
+                self.place = self._store.file.write(self._store.serializer.dumps(self._held))
             self._held = None
             self._store.count_awake(-1, self._size)
 
@@ -68,8 +68,8 @@ class Kept:
 class ClientStore:
     """Keeps what clients hold."""
 
-    def __init__(self, packer: Packer, limit: int) -> None:
-        self.packer = packer
+    def __init__(self, serializer: Serializer, limit: int) -> None:
+        self.serializer = serializer
         self.limit = limit  # bytes of tensors in memory
         self.num_awake, self.bytes_awake = 0, 0
         self.file = SpillFile()
@@ -77,24 +77,24 @@ class ClientStore:
 
     def keep(self, held: Held) -> Kept:
         """Keep this, in memory for now."""
-        size = self.packer.num_bytes(held)
+        size = self.serializer.num_bytes(held)
         kept = Kept(self, held, size, None)
         self.count_awake(1, size)
         self._awake.append(ref(kept))
         return kept
 
-    def keep_packed(self, record: bytes) -> Kept:
-        """Keep a packed record, in the file."""
+    def keep_record(self, record: bytes) -> Kept:
+        """Keep a serialized record, in the file."""
         return Kept(self, None, 0, self.file.write(record))
 
     def read(self, kept: Kept) -> Held:
         """Read what is held from the file."""
-        held: Held = self.packer.unpack(self.packed(kept))
+        held: Held = self.serializer.loads(self.record(kept))
         return held
 
-    def packed(self, kept: Kept) -> bytes:
+    def record(self, kept: Kept) -> bytes:
         """Return what is held as a record."""
-        return self.packer.pack(kept.load()) if kept.place is None else self.file.read(kept.place)
+        return self.serializer.dumps(kept.load()) if kept.place is None else self.file.read(kept.place)
 
     def shrink(self) -> None:
         """Move the oldest to the file until the limit is kept."""

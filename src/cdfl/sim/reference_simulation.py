@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cdfl.algorithms import Algorithm
 from cdfl.core import NotFiniteError, Reply, Upload, client_update, personalize, reply_weights
-from cdfl.core.experts import expert_weights, likeliest, rounded
+from cdfl.core.experts import expert_weights, likeliest
+from cdfl.core.quantization import rounded
 from cdfl.data import Draw
 from cdfl.run_events import Diverged, Event
 from cdfl.sim.event_builders import (

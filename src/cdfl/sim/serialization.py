@@ -1,4 +1,4 @@
-"""Turn what a client holds into bytes and back: numbers as JSON, then tensors as they are. Reading runs no code."""
+"""Serialize records of clients and of the server: numbers as JSON, then the tensors' bytes. Reading runs no code."""
 
 import json
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ KINDS: tuple[type, ...] = (Assignment, ClientMemory, Measures, Reply, Verdict)
 ALIGNED = 64  # a tensor begins at a multiple of this many bytes
 
 
-class Packer:
-    """Packs records of some kinds: dataclasses and named tuples of tensors, numbers, words, tuples, lists and dicts.
+class Serializer:
+    """Turns records into bytes: dataclasses and named tuples of tensors, numbers, words, tuples, lists and dicts.
 
     Tensors in `shared` are common to many records; a record has their names only.
     """
@@ -31,7 +31,7 @@ class Packer:
         sizes = {id(tensor): tensor.nbytes for tensor in tensors_in(value)}
         return sum(size for own, size in sizes.items() if own not in self._names)
 
-    def pack(self, value: Any) -> bytes:
+    def dumps(self, value: Any) -> bytes:
         """Return a value as bytes."""
         tensors: list[Tensor] = []
         numbers = self._split(value, tensors)
@@ -45,8 +45,8 @@ class Packer:
             place += -place % ALIGNED + array.nbytes
         return b"".join(parts)
 
-    def unpack(self, data: bytes | bytearray) -> Any:
-        """Return the value of `pack`."""
+    def loads(self, data: bytes | bytearray) -> Any:
+        """Return the value of `dumps`."""
         place = 8 + int.from_bytes(data[:8], "little")
         numbers, about = json.loads(data[8:place])
         tensors, buffer = [], bytearray(data)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cdfl.algorithms import Algorithm, ClientView, reads_state
 from cdfl.core import NotFiniteError, Reply, Upload, personalize, reply_weights
-from cdfl.core.experts import rounded
+from cdfl.core.quantization import rounded
 from cdfl.run_events import Diverged, Event
 from cdfl.sim.client_spill import ClientStore, Held
 from cdfl.sim.cluster_losses import ClusterLosses
@@ -24,7 +24,7 @@ from cdfl.sim.population import Client, Moment, Population, Prepared, Trained
 from cdfl.sim.routing import has_router
 from cdfl.sim.scenario_instance import DRAWS_KEPT, OwnView, ScenarioInstance, TurnData, client_instance
 from cdfl.sim.scoring import BehindRouter, Scoring, Unscored, UnscoredClusters
-from cdfl.sim.serialization import Packer, kinds_in
+from cdfl.sim.serialization import Serializer, kinds_in
 from cdfl.sim.time_models import TimeModel
 from cdfl.sim.upcoming_turns import Agenda
 from cdfl.upload_policies import ALWAYS, Policy, decide_upload
@@ -81,7 +81,7 @@ class Simulation:
         self.clients = Population()
         self.losses = ClusterLosses(instance, engines.of_clusters or engines.evaluator)
         self.scoring = Scoring(instance, algorithm, engines, self.losses)
-        self.store = ClientStore(Packer(), awake_bytes(instance.device))
+        self.store = ClientStore(Serializer(), awake_bytes(instance.device))
         self.has_router = False  # known when the run starts
         self._newcomer: tuple[Any, Client] | None = None  # a state, and a client that joined at it
         self._ahead: dict[int, TurnData] = {}  # of the next turns of clients that were just trained
@@ -171,7 +171,7 @@ class Simulation:
         """Return the server's state at epoch 0, and let records refer to its tensors."""
         state = self.algorithm.initial(start, self.losses.evaluate, self.instance.layout.num_parameters)
         shared = {name: value for name, value in vars(state).items() if isinstance(value, Tensor)}
-        self.store.packer = Packer(Held, Trained, *kinds_in(state), shared=shared)
+        self.store.serializer = Serializer(Held, Trained, *kinds_in(state), shared=shared)
         return state
 
     def _mark(self, ticks: int, attempts: int) -> Bookmark:

@@ -1,4 +1,4 @@
-"""Cluster models as the body of a message: safetensors with the parts of `core.experts.PackedModels`."""
+"""Cluster models as the body of a message: safetensors with the parts of `core.quantization.QuantizedModels`."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Layout
-from cdfl.core.experts import ExpertType, PackedModels, pack, packed_sizes, unpack
+from cdfl.core.quantization import ExpertType, QuantizedModels, dequantize, quantize, quantized_sizes
 from cdfl.core.state import is_finite
 from cdfl.wire.body import Buffer
 from cdfl.wire.errors import MalformedError, UnfitError
@@ -23,8 +23,8 @@ def encode_experts(models: Tensor, layout: Layout, dtype: ExpertType = "int8") -
     """Return the header and the data of the body for models (K, P)."""
     if not is_finite(models):
         raise UnfitError("a cluster model contains NaN or infinity")
-    packed = pack(models.detach().to("cpu", torch.float32), layout, dtype)
-    return _header(layout, len(models), dtype), *(part.contiguous().numpy().tobytes() for part in packed)
+    quantized = quantize(models.detach().to("cpu", torch.float32), layout, dtype)
+    return _header(layout, len(models), dtype), *(part.contiguous().numpy().tobytes() for part in quantized)
 
 
 def experts_size(layout: Layout, num_clusters: int, dtype: ExpertType = "int8") -> int:
@@ -59,7 +59,7 @@ def decode_experts(body: Buffer, layout: Layout, num_clusters: int, dtype: Exper
             else torch.empty(shape, dtype=kind)
         )
         begin = end
-    models = unpack(PackedModels(*parts), layout, dtype)
+    models = dequantize(QuantizedModels(*parts), layout, dtype)
     if not is_finite(models):
         raise UnfitError("an expert contains NaN or infinity")
     return models
@@ -67,7 +67,7 @@ def decode_experts(body: Buffer, layout: Layout, num_clusters: int, dtype: Exper
 
 def _parts(layout: Layout, num_clusters: int, dtype: ExpertType) -> list[tuple[torch.dtype, tuple[int, int]]]:
     kinds = (torch.float16 if dtype == "float16" else torch.int8, torch.float32, torch.float32)
-    return [(kind, (num_clusters, size)) for kind, size in zip(kinds, packed_sizes(layout, dtype), strict=True)]
+    return [(kind, (num_clusters, size)) for kind, size in zip(kinds, quantized_sizes(layout, dtype), strict=True)]
 
 
 @lru_cache(maxsize=16)

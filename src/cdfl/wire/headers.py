@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from cdfl.core.experts import ExpertType
+from cdfl.core.quantization import ExpertType
 from cdfl.wire.errors import MalformedError, UnauthorizedError
 
 # headers of requests

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from cdfl.data import DataError
-from cdfl.data.sources.npz_and_mosaics import is_packed, read_npz, read_packed, write_npz
+from cdfl.data.sources.npz_and_mosaics import has_npz, read_npz, read_npz_folder, write_npz
 
 
 def mosaic(path, tiles, side, pitch, columns):
@@ -25,19 +25,19 @@ def test_mosaics_are_cut_in_the_order_of_the_labels(tmp_path):
     mosaic(tmp_path / "train-01.webp", train[4:], 84, 96, columns=2)  # the last tile is filling
     mosaic(tmp_path / "test-00.webp", test, 84, 96, columns=2)
     np.savez(tmp_path / "labels.npz", train_labels=np.arange(7, dtype=np.uint8), test_labels=np.arange(2))
-    data = read_packed("mini-imagenet", tmp_path, num_classes=100)
+    data = read_npz_folder("mini-imagenet", tmp_path, num_classes=100)
     assert np.array_equal(data.train_inputs.permute(0, 2, 3, 1).numpy(), train)
     assert np.array_equal(data.test_inputs.permute(0, 2, 3, 1).numpy(), test)
     (tmp_path / "train-01.webp").unlink()
     with pytest.raises(DataError, match="has 7 train labels but only 4 images; is a mosaic missing"):
-        read_packed("mini-imagenet", tmp_path, num_classes=100)
+        read_npz_folder("mini-imagenet", tmp_path, num_classes=100)
 
 
 def test_npz_there_and_back(tmp_path, make_dataset):
     data = replace(make_dataset(shape=(5, 6, 3)), notes=("pooled", "ü"), class_names=tuple("jihgfedcba"))
     path = tmp_path / "data.npz"
     write_npz(path, data)
-    assert is_packed(tmp_path)
+    assert has_npz(tmp_path)
     again = read_npz("mine", path)
     assert torch.equal(again.train_inputs, data.train_inputs)
     assert torch.equal(again.test_targets, data.test_targets)

@@ -23,13 +23,13 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 OPTIONAL = ("class_names", "notes")
 
 
-def is_packed(folder: Path) -> bool:
-    """Return whether the folder holds a packed dataset."""
+def has_npz(folder: Path) -> bool:
+    """Return whether the folder holds `data.npz` or `labels.npz`."""
     return (folder / "data.npz").is_file() or (folder / "labels.npz").is_file()
 
 
-def read_packed(name: str, folder: Path, num_classes: int) -> Dataset:
-    """Read a folder of packed files."""
+def read_npz_folder(name: str, folder: Path, num_classes: int) -> Dataset:
+    """Read a folder with `data.npz`, or with mosaics and `labels.npz`."""
     if (folder / "data.npz").is_file():
         return read_npz(name, folder / "data.npz", num_classes)
     labels = _arrays(folder / "labels.npz", ("train_labels", "test_labels"))

@@ -12,7 +12,7 @@ from cdfl.data.errors import DataError
 from cdfl.data.sources.catalogue import SOURCES
 from cdfl.data.sources.download import download, md5_of
 from cdfl.data.sources.image_folders import read_folder
-from cdfl.data.sources.npz_and_mosaics import is_packed, read_npz, read_packed
+from cdfl.data.sources.npz_and_mosaics import has_npz, read_npz, read_npz_folder
 from cdfl.data.sources.source import Source
 from cdfl.data.tables import read_csv
 
@@ -138,8 +138,8 @@ def _read(source: Source, root: Path) -> Any:
             raise ModuleNotFoundError(f"the dataset {source.name} comes with {source.bundled}: pip install {extra}")
         return source.read(root)
     folder = _folder(source, root)
-    if source.kind == "images" and is_packed(folder):
-        return read_packed(source.name, folder, source.num_classes)
+    if source.kind == "images" and has_npz(folder):
+        return read_npz_folder(source.name, folder, source.num_classes)
     return source.read(folder)
 
 
@@ -155,7 +155,7 @@ def _folder(source: Source, root: Path) -> Path:
 
 
 def _wrong_checksums(source: Source, folder: Path) -> list[str]:
-    """Return a line for each file that differs from the published one; packed folders have no such files."""
+    """Return a line for each file that differs from the published one; folders with .npz files have none of those."""
     return [
         f"{file.name} is readable, but its MD5 is not the published {file.md5}; fetch it again to be sure"
         for file in source.files

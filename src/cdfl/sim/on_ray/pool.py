@@ -11,7 +11,7 @@ import numpy as np
 
 from cdfl.sim.engine import no_progress
 from cdfl.sim.on_ray.connection import RayEngine
-from cdfl.sim.on_ray.serialization import Packed
+from cdfl.sim.on_ray.serialization import Serialized
 from cdfl.sim.on_ray.worker import Order, Worker
 
 MOST_TRIES = 5  # of an order: after that many lost workers the order itself is to blame
@@ -26,12 +26,12 @@ log = logging.getLogger("cdfl")
 class Pool:
     """The workers of a run. Those that are lost are replaced, and as the cluster grows there are more."""
 
-    def __init__(self, ray: Any, engine: RayEngine, packed: Packed, *, gpus: bool) -> None:
+    def __init__(self, ray: Any, engine: RayEngine, serialized: Serialized, *, gpus: bool) -> None:
         self.ray = ray
         self.engine = engine
         self._resources = resources(engine, gpus=gpus)
         self._make = ray.remote(Worker)
-        self._work = ray.put(packed)
+        self._work = ray.put(serialized)
         self._starting: dict[Any, Any] = {}  # reference that is ready when it has started -> worker
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[Any, int]] = {}  # reference to its result -> worker, number of the order

@@ -38,7 +38,7 @@ from cdfl.sim.on_ray.pool import (
     resources,
     room,
 )
-from cdfl.sim.on_ray.serialization import Packed, pack, unpack
+from cdfl.sim.on_ray.serialization import Serialized, deserialize, serialize
 from cdfl.sim.run_models import RunModels
 from cdfl.sim.runner import RunConfig, read_data, run_simulations, simulations
 
@@ -53,7 +53,7 @@ class Part:
     events: list[Event] = field(default_factory=list)
     checkpoint: bytes | None = None
     pretraining: tuple[int, int] | None = None  # steps so far, steps in all
-    models: Packed | None = None  # at the end
+    models: Serialized | None = None  # at the end
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Past:
     checkpoint: bytes | None
 
 
-def run_remotely(packed: Packed, data: Packed, past: Past, cores: int, *, personal: bool) -> Iterator[Part]:
+def run_remotely(serialized: Serialized, data: Serialized, past: Past, cores: int, *, personal: bool) -> Iterator[Part]:
     """Do a run on a worker, and yield its parts."""
     torch.set_num_threads(cores)
-    config: RunConfig = unpack(packed)
-    federation: Federation = unpack(data)
+    config: RunConfig = deserialize(serialized)
+    federation: Federation = deserialize(data)
     parts: queue.Queue[Part | BaseException | None] = queue.Queue()
 
     def work() -> None:
@@ -121,7 +121,7 @@ def _work(
     saved, last = 0, list[Event]()
 
     def on_end(which: int, models: RunModels) -> None:
-        tell(Part(last, models=pack(models)))
+        tell(Part(last, models=serialize(models)))
 
     stream = run_simulations(built, [folder], resume=past.checkpoint is not None, on_end=on_end, personal=personal)
     with closing(stream) as events:
@@ -197,7 +197,7 @@ class Spread:
         self._repeated[which] = len(self.told[which])
         device = config.device.partition(":")[0]  # Ray shows a worker its own GPU only
         arguments = (
-            pack(replace(config, device=device), self.modules),
+            serialize(replace(config, device=device), self.modules),
             self._data_of(config, data_dir),
             Past(events, held),
             self.engine.cores,
@@ -209,7 +209,7 @@ class Spread:
         """Return a reference to the data of a run: runs of one scenario share them."""
         name = json.dumps([jsonable(config.scenario.to_dict()), config.validation], default=str)
         if name not in self._data:
-            self._data[name] = self.ray.put(pack(read_data(config, data_dir), self.modules))
+            self._data[name] = self.ray.put(serialize(read_data(config, data_dir), self.modules))
         return self._data[name]
 
     def _next(self, stream: Any) -> Iterator[tuple[int, Part | Exception]]:
@@ -267,7 +267,7 @@ def spread_runs(
                 steps[which] = part.pretraining
                 done, total = (sum(own[place] for own in steps.values()) for place in (0, 1))
                 report(done, total)
-            models: RunModels | None = None if part.models is None else unpack(part.models)
+            models: RunModels | None = None if part.models is None else deserialize(part.models)
             if folders is not None:
                 _store(folders[which].path, part, models)
             for event in part.events:

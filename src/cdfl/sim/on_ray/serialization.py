@@ -1,4 +1,4 @@
-"""Pack objects for Ray's object store: tensors lie in it as arrays, which all processes of a node share."""
+"""Serialize objects for Ray's object store: tensors lie in it as arrays, which all processes of a node share."""
 
 import importlib
 import io
@@ -21,7 +21,7 @@ Form = tuple[torch.dtype, torch.Size]
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class Serialized:
     """An object without its tensors, and the bytes of each tensor."""
 
     rest: bytes
@@ -29,13 +29,13 @@ class Packed:
     forms: list[Form]
 
 
-def pack(value: Any, modules: Sequence[ModuleType] = ()) -> Packed:
-    """Pack an object. Code of these modules, and of a user's files, travels with it; other code is imported there."""
+def serialize(value: Any, modules: Sequence[ModuleType] = ()) -> Serialized:
+    """Serialize an object. Code of these modules and of a user's files travels with it; other code is imported."""
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     places: dict[int, int] = {}  # id of a tensor -> its place: one that is used twice travels once
     tensors: list[Tensor] = []
 
-    class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, found: Any) -> int | None:
             if type(found) is not Tensor or found.requires_grad or found.nbytes < SMALL:
                 return None
@@ -46,21 +46,21 @@ def pack(value: Any, modules: Sequence[ModuleType] = ()) -> Packed:
 
     rest = io.BytesIO()
     with _by_value([*own_modules(), *modules]):
-        packer: Any = Packer
-        packer(rest).dump(value)
+        pickler: Any = TensorPickler
+        pickler(rest).dump(value)
     arrays = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
-    return Packed(rest.getvalue(), arrays, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    return Serialized(rest.getvalue(), arrays, [(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
-def unpack(packed: Packed) -> Any:
+def deserialize(serialized: Serialized) -> Any:
     """Return the object. Its large tensors lie in shared memory and must not be changed in place."""
-    tensors = [_tensor(array, form) for array, form in zip(packed.arrays, packed.forms, strict=True)]
+    tensors = [_tensor(array, form) for array, form in zip(serialized.arrays, serialized.forms, strict=True)]
 
-    class Unpacker(pickle.Unpickler):
+    class TensorUnpickler(pickle.Unpickler):
         def persistent_load(self, place: Any) -> Tensor:
             return tensors[int(place)]
 
-    return Unpacker(io.BytesIO(packed.rest)).load()
+    return TensorUnpickler(io.BytesIO(serialized.rest)).load()
 
 
 def _tensor(array: np.ndarray, form: Form) -> Tensor:
@@ -72,7 +72,7 @@ def _tensor(array: np.ndarray, form: Form) -> Tensor:
 
 @contextmanager
 def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Let code of these modules be packed itself, not by the name under which another process cannot import it."""
+    """Let code of these modules be serialized itself, not by the name under which another process cannot import it."""
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

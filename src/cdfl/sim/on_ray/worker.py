@@ -16,7 +16,7 @@ from cdfl.device import torch_threads
 from cdfl.scenarios import Scenario
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.engine_choice import Precision, make_engines
-from cdfl.sim.on_ray.serialization import Packed, unpack
+from cdfl.sim.on_ray.serialization import Serialized, deserialize
 from cdfl.sim.scenario_instance import ScenarioInstance
 
 
@@ -80,9 +80,9 @@ class Worker:
         self.engines: Engines
         self.federations: dict[int, Federation] = {}
 
-    def start(self, packed: Packed) -> str:
+    def start(self, serialized: Serialized) -> str:
         """Take the data and prepare the network; return the version of this package."""
-        work: Work = unpack(packed)
+        work: Work = deserialize(serialized)
         with torch_threads(self.cores):
             federation = work.federation.to(work.device)
             self.instance = ScenarioInstance(work.scenario, federation, work.settings, work.dtype)
