@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.processes import family
-from cdfl.sim.on_ray.connection import QUIET
+from cdfl.on_ray.connection import QUIET
 
 MB = 2**20
 SECONDS = 60  # to start or to end

@@ -25,9 +25,9 @@ from benchmarks.processes import cpu_seconds
 from benchmarks.ray_cluster import RayCluster
 from benchmarks.result_files import machine, read, write
 from cdfl.core import flatten
+from cdfl.on_ray import RayEngine
 from cdfl.run_events import Event, Finished, Separated
 from cdfl.sim.engine import Training
-from cdfl.sim.on_ray import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
 from cdfl.sim.on_ray.trainer import RayTrainer
 from cdfl.sim.runner import RunConfig, configure, run_events, simulations

@@ -7,9 +7,9 @@ import typer
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.options import Address, Cores, DataDir, DeviceName, EngineName, NumWorkers, PrecisionName, exit_on, flag
+from cdfl.on_ray.connection import find_engine
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.presets import PRESETS
 from experiments.commands import FOLDER, SMOKE_FOLDER, RunFilter, execute
 from experiments.harness.figures import LABELS

@@ -19,10 +19,10 @@ import torch
 
 from cdfl.data import DataError, Sudden
 from cdfl.data.sources import check_is_here
+from cdfl.on_ray.connection import RayEngine, connected
 from cdfl.report.progress_display import Lines
 from cdfl.run_events import Event
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import RayEngine, connected
 from cdfl.sim.on_ray.runs import Spread
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from cdfl.core import Settings
     from cdfl.data import Sizes, Table, Texts, Windows
     from cdfl.metrics import Metric
+    from cdfl.on_ray import RayEngine
     from cdfl.problems import Problem
     from cdfl.scenarios import Scenario
-    from cdfl.sim.on_ray import RayEngine
 
     __version__: str
 
@@ -23,7 +23,7 @@ _MODULES = {  # imported on first use: a client device has no simulator, and tor
     "cdfl.metrics": ("Metric",),
     "cdfl.problems": ("Problem",),
     "cdfl.scenarios": ("Scenario",),
-    "cdfl.sim.on_ray": ("RayEngine",),
+    "cdfl.on_ray": ("RayEngine",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [

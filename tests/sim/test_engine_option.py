@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from cdfl.sim.on_ray.connection import INSTALL, RayEngine, find_engine
+from cdfl.on_ray.connection import INSTALL, RayEngine, find_engine
 
 from ..cli.small import call
 
@@ -25,7 +25,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch, tmp_path):
         find_engine("ray")
     assert str(caught.value) == INSTALL
     status, words = call("run", "digits-4", "--engine", "ray", "--out", tmp_path / "run")
-    assert (status, words) == (2, "cdfl: the engine `ray` needs Ray; install it with: pip install 'cdfl[ray]'")
+    assert (status, words) == (2, "cdfl: this needs Ray; install it with: pip install 'cdfl[ray]'")
     assert not (tmp_path / "run").exists()
 
 

@@ -13,12 +13,12 @@ from cdfl.algorithms import ALGORITHMS, Algorithm
 from cdfl.api.runs import Run, frame, html_table, simulate
 from cdfl.argument_checks import did_you_mean
 from cdfl.core.settings import SettingValues, with_settings
+from cdfl.on_ray.connection import RayEngine, find_engine
 from cdfl.problems import Problem
 from cdfl.report import comparison
 from cdfl.run_events import metric_label, score_text
 from cdfl.run_folder import RunFolder
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.runner import check_options, configure
 from cdfl.sim.time_models import TimeModel
 from cdfl.upload_policies import Policy

@@ -20,6 +20,7 @@ from cdfl.core.settings import SettingValues, with_settings
 from cdfl.model_files import read_clusters
 from cdfl.models import MODELS as NETWORKS
 from cdfl.models import build
+from cdfl.on_ray.connection import RayEngine, find_engine
 from cdfl.problems import Problem
 from cdfl.report import story
 from cdfl.report.progress_display import display, shown
@@ -27,7 +28,6 @@ from cdfl.run_events import Event, Finished, Separated, Started, Uploaded, metri
 from cdfl.run_folder import RunFolder
 from cdfl.run_series import RunSeries
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import RayEngine, find_engine
 from cdfl.sim.run_models import CLIENTS, MODELS, RunModels
 from cdfl.sim.runner import RunConfig, check_options, compare_events, configure
 from cdfl.sim.time_models import TimeModel

@@ -41,11 +41,11 @@ from cdfl.cli.options import (
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
 from cdfl.json_values import jsonable
+from cdfl.on_ray.connection import find_engine
 from cdfl.report.progress_display import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.run_events import Diverged, Event, Finished, Started, Uploaded, metric_label, score_text
 from cdfl.run_folder import RunFolder
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
 SCORE_COLUMNS = ("held", "before", "after", "served", "cluster")

@@ -36,10 +36,10 @@ from cdfl.cli.options import (
 )
 from cdfl.cli.tables import make_table, show
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, look_at, tracking
+from cdfl.on_ray.connection import find_engine
 from cdfl.report.progress_display import display, shown
 from cdfl.run_events import Clusters, Finished, Started, metric_label, score_text
 from cdfl.sim.engine_choice import Precision
-from cdfl.sim.on_ray.connection import find_engine
 from cdfl.sim.runner import configure, run_events
 
 

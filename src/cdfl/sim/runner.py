@@ -17,6 +17,7 @@ from cdfl.core.settings import LEAVES, SettingValues, with_settings
 from cdfl.data import Federation
 from cdfl.device import find_device
 from cdfl.json_values import jsonable
+from cdfl.on_ray.connection import RayEngine
 from cdfl.problems import Problem
 from cdfl.run_events import Event, Finished
 from cdfl.run_folder import RunFolder
@@ -24,7 +25,6 @@ from cdfl.scenarios import Scenario, load_problem
 from cdfl.sim import checkpoint
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import MakeEngines, Precision, check_precision, make_engines, make_fast
-from cdfl.sim.on_ray.connection import RayEngine
 from cdfl.sim.on_ray.engines import cluster_engines
 from cdfl.sim.presets import find_preset, preset_for
 from cdfl.sim.run_models import RunModels

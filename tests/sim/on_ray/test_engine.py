@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import cdfl
+from cdfl.on_ray import RayEngine
 from cdfl.run_events import Uploaded
 from cdfl.run_folder import RunFolder
 from cdfl.scenarios import load_scenario
-from cdfl.sim.on_ray import RayEngine
 from cdfl.sim.runner import configure, run_events
 
 from ..world import dropping, make_scenario

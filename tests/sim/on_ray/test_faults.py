@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.ray_cluster import MB, RayCluster
+from cdfl.on_ray import RayEngine
+from cdfl.on_ray.connection import connected
 from cdfl.run_events import Uploaded
-from cdfl.sim.on_ray import RayEngine
-from cdfl.sim.on_ray.connection import connected
 from cdfl.sim.runner import configure, run_events
 
 from .test_engine import QUICK

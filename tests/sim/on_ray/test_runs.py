@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import cdfl
+from cdfl.on_ray import RayEngine
 from cdfl.run_events import Finished, Uploaded
 from cdfl.run_folder import RunFolder
 from cdfl.sim import checkpoint
-from cdfl.sim.on_ray import RayEngine
 from cdfl.sim.runner import compare_events, configure, run_events
 
 from ...cli.small import call, scenario_file

@@ -1,5 +1,1 @@
-"""Run simulations on a Ray cluster: an optional engine, `pip install 'cdfl[ray]'`."""
-
-from cdfl.sim.on_ray.connection import RayEngine
-
-__all__ = ["RayEngine"]
+"""Run simulations on a Ray cluster."""

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cdfl.algorithms import Algorithm
+from cdfl.on_ray.connection import RayEngine, connected
+from cdfl.on_ray.pool import Pool
+from cdfl.on_ray.serialization import serialize
 from cdfl.sim.cpu_workers import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import MakeEngines, Precision, make_engines
-from cdfl.sim.on_ray.connection import RayEngine, connected
-from cdfl.sim.on_ray.pool import Pool
-from cdfl.sim.on_ray.serialization import serialize
 from cdfl.sim.on_ray.trainer import RayTrainer
-from cdfl.sim.on_ray.worker import Work
+from cdfl.sim.on_ray.worker import Work, Worker
 from cdfl.sim.scenario_instance import ScenarioInstance
 
 
@@ -25,7 +25,7 @@ def cluster_engines(engine: RayEngine) -> Iterator[MakeEngines]:
         def make(instance: ScenarioInstance, algorithm: Algorithm, *, precision: Precision) -> Engines:
             local = make_engines(instance, algorithm, precision=precision)
             work = serialize(Work.of(instance, algorithm, precision))
-            pools.append(pool := Pool(ray, engine, work, gpus=instance.device.type == "cuda"))
+            pools.append(pool := Pool(ray, engine, Worker, work, gpus=instance.device.type == "cuda"))
             trainer, pretrainer = (
                 RayTrainer(pool, proximal=proximal, in_stacks=not isinstance(like, Workers))
                 for proximal, like in ((True, local.trainer), (False, local.pretrainer))

@@ -23,12 +23,8 @@ import torch
 
 from cdfl.data import Federation
 from cdfl.json_values import jsonable
-from cdfl.run_events import Event, Finished, pretraining
-from cdfl.run_folder import RunFolder
-from cdfl.sim import checkpoint
-from cdfl.sim.engine_choice import make_engines
-from cdfl.sim.on_ray.connection import RayEngine, connected
-from cdfl.sim.on_ray.pool import (
+from cdfl.on_ray.connection import RayEngine, connected
+from cdfl.on_ray.pool import (
     MOST_TRIES,
     POLL,
     SECONDS_BETWEEN_NOTES,
@@ -38,7 +34,11 @@ from cdfl.sim.on_ray.pool import (
     resources,
     room,
 )
-from cdfl.sim.on_ray.serialization import Serialized, deserialize, serialize
+from cdfl.on_ray.serialization import Serialized, deserialize, serialize
+from cdfl.run_events import Event, Finished, pretraining
+from cdfl.run_folder import RunFolder
+from cdfl.sim import checkpoint
+from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.run_models import RunModels
 from cdfl.sim.runner import RunConfig, read_data, run_simulations, simulations
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdfl.on_ray.pool import Pool
 from cdfl.sim.engine import Training, no_progress
-from cdfl.sim.on_ray.pool import Pool
 from cdfl.sim.on_ray.worker import Order
 
 ORDER_BYTES = 2**26  # of the models in one order, at most: so much has to fit in the object store for each worker

@@ -13,10 +13,10 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Settings
 from cdfl.data import Federation, Samples
 from cdfl.device import torch_threads
+from cdfl.on_ray.serialization import Serialized, deserialize
 from cdfl.scenarios import Scenario
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.engine_choice import Precision, make_engines
-from cdfl.sim.on_ray.serialization import Serialized, deserialize
 from cdfl.sim.scenario_instance import ScenarioInstance
 
 
@@ -92,7 +92,7 @@ class Worker:
             trainer.on_step = self._count
         return version("cdfl")
 
-    def train(self, order: Order) -> np.ndarray:
+    def work(self, order: Order) -> np.ndarray:
         """Train; return the local models (B, P)."""
         starts = torch.tensor(order.starts, device=self.instance.device)
         trainings = [self._training(order, starts, place) for place in range(len(order.plans))]
@@ -102,7 +102,7 @@ class Worker:
         return found
 
     def steps(self) -> int:
-        """Return the number of steps so far, also while `train` runs."""
+        """Return the number of steps so far, also while `work` runs."""
         return self.done
 
     def _training(self, order: Order, starts: Tensor, place: int) -> Training:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdfl.argument_checks import check_number
 
-INSTALL = "the engine `ray` needs Ray; install it with: pip install 'cdfl[ray]'"
+INSTALL = "this needs Ray; install it with: pip install 'cdfl[ray]'"
 # Ray's own defaults are to report its usage to its makers, and to warn about environment variables of GPUs.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 

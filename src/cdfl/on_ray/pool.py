@@ -5,14 +5,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from cdfl.sim.engine import no_progress
-from cdfl.sim.on_ray.connection import RayEngine
-from cdfl.sim.on_ray.serialization import Serialized
-from cdfl.sim.on_ray.worker import Order, Worker
+from cdfl.on_ray.connection import RayEngine
+from cdfl.on_ray.serialization import Serialized
 
 MOST_TRIES = 5  # of an order: after that many lost workers the order itself is to blame
 SECONDS_BETWEEN_LOOKS = 10.0  # for cores that joined the cluster
@@ -23,28 +21,59 @@ POLL = 0.5  # seconds between reports of progress
 log = logging.getLogger("cdfl")
 
 
-class Pool:
-    """The workers of a run. Those that are lost are replaced, and as the cluster grows there are more."""
+class Worker(Protocol):
+    """An actor: it is made with its number of cores, started once, and then does orders."""
 
-    def __init__(self, ray: Any, engine: RayEngine, serialized: Serialized, *, gpus: bool) -> None:
+    def start(self, serialized: Serialized) -> str:
+        """Take what all orders need; return the version of this package."""
+        ...
+
+    def work(self, order: Any) -> np.ndarray:
+        """Do an order."""
+        ...
+
+    def steps(self) -> int:
+        """Return the number of steps so far, also while `work` runs."""
+        ...
+
+
+class Pool:
+    """Workers on a cluster. Those that are lost are replaced, and as the cluster grows there are more.
+
+    If it is `elastic`, it starts no more workers than there are orders at a time, and `shrink` ends idle ones.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        engine: RayEngine,
+        worker: Callable[[int], Worker],
+        serialized: Serialized,
+        *,
+        gpus: bool = False,
+        elastic: bool = False,
+    ) -> None:
         self.ray = ray
         self.engine = engine
+        self._elastic = elastic
         self._resources = resources(engine, gpus=gpus)
-        self._make = ray.remote(Worker)
+        self._make = ray.remote(worker)
         self._work = ray.put(serialized)
         self._starting: dict[Any, Any] = {}  # reference that is ready when it has started -> worker
-        self._idle: list[Any] = []
+        self._idle: list[tuple[float, Any]] = []  # since when; the last one is used first
         self._busy: dict[Any, tuple[Any, int]] = {}  # reference to its result -> worker, number of the order
         self._seen: dict[Any, int] = {}  # steps that a worker has reported
         self._tries: Counter[int | str] = Counter()  # workers lost, by what they did
         self._looked = -SECONDS_BETWEEN_LOOKS
-        self.size = 1  # workers wanted
+        self._worked = time.monotonic()  # when the last order was done
+        self.size = 1  # workers wanted; of an elastic pool the most
         check_room(ray, self._resources)
 
     @property
     def workers(self) -> list[Any]:
         """All workers, also those that are starting."""
-        return [*self._starting.values(), *self._idle, *(worker for worker, _ in self._busy.values())]
+        idle, busy = (worker for _, worker in self._idle), (worker for worker, _ in self._busy.values())
+        return [*self._starting.values(), *idle, *busy]
 
     def close(self) -> None:
         """End all workers."""
@@ -52,12 +81,30 @@ class Pool:
             self.ray.kill(worker)
         self._starting, self._idle, self._busy = {}, [], {}
 
+    def has_idle(self, orders: int) -> bool:
+        """Return whether a worker can begin now; start those that these orders need."""
+        self._look(orders)
+        self._take_started()
+        return bool(self._idle)
+
+    def shrink(self, seconds: float) -> None:
+        """End the workers that had nothing to do for so long."""
+        self._take_started()
+        now = time.monotonic()
+        ended = [worker for since, worker in self._idle if now - since > seconds]
+        self._idle = [(since, worker) for since, worker in self._idle if now - since <= seconds]
+        if now - self._worked > seconds:
+            ended += self._starting.values()  # the cluster has no room for them
+            self._starting = {}
+        for worker in ended:
+            self.ray.kill(worker)
+
     def work(
         self,
         count: int,
-        order: Callable[[int], Order],
+        order: Callable[[int], Any],
         take: Callable[[int, np.ndarray], None],
-        on_step: Callable[[int], Any] = no_progress,
+        on_step: Callable[[int], Any] | None = None,
     ) -> None:
         """Let the workers do `count` orders, and pass on what each gave."""
         waiting = deque(range(count))
@@ -65,7 +112,7 @@ class Pool:
         begun = told = time.monotonic()
         try:
             while waiting or self._busy:
-                self._look()
+                self._look(len(waiting))
                 while waiting and self._idle:
                     self._submit(waiting.popleft(), order)
                 ready = self._wait()
@@ -74,7 +121,7 @@ class Pool:
                         self._started(reference)
                     else:
                         self._done(reference, waiting, take)
-                if on_step is not no_progress:
+                if on_step is not None:
                     self._report(on_step)
                 if not ready and not self._busy and time.monotonic() - told > SECONDS_BETWEEN_NOTES:
                     told = time.monotonic()
@@ -82,22 +129,24 @@ class Pool:
         except BaseException:
             self.close()  # what they still do belongs to nobody
             raise
+        self._worked = time.monotonic()
 
-    def _look(self) -> None:
+    def _look(self, orders: int) -> None:
         """Start workers until there are as many as wanted; the cluster may have grown."""
         if time.monotonic() - self._looked > SECONDS_BETWEEN_LOOKS:
             self._looked = time.monotonic()
             self.size = self.engine.workers or max(1, room(self.ray, self._resources))
-        while len(self.workers) < self.size:
+        wanted = min(self.size, len(self._busy) + orders) if self._elastic else self.size
+        while len(self.workers) < wanted:
             worker = self._make.options(**self._resources, max_concurrency=2).remote(self.engine.cores)
             self._starting[worker.start.remote(self._work)] = worker
 
-    def _submit(self, number: int, order: Callable[[int], Order]) -> None:
-        worker, given = self._idle.pop(), order(number)
+    def _submit(self, number: int, order: Callable[[int], Any]) -> None:
+        worker, given = self._idle.pop()[1], order(number)
         begun = time.monotonic()
         while True:
             try:
-                self._busy[worker.train.remote(given)] = worker, number
+                self._busy[worker.work.remote(given)] = worker, number
                 return
             except (self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError) as error:
                 if time.monotonic() - begun > SECONDS_FOR_STORE:
@@ -109,6 +158,13 @@ class Pool:
         waiting = [*self._busy, *self._starting]
         ready: list[Any] = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
         return ready or self.ray.wait(waiting, num_returns=1, timeout=POLL)[0]
+
+    def _take_started(self) -> None:
+        """Let the workers that have started take orders; do not wait for the others."""
+        starting = list(self._starting)
+        if starting:
+            for reference in self.ray.wait(starting, num_returns=len(starting), timeout=0)[0]:
+                self._started(reference)
 
     def _started(self, reference: Any) -> None:
         """Let a worker take orders."""
@@ -122,30 +178,30 @@ class Pool:
             return
         if there != here:
             raise ValueError(f"a node of the cluster has cdfl {there}, and this one {here}; install the same version")
-        self._idle.append(worker)
+        self._idle.append((time.monotonic(), worker))
 
     def _done(self, reference: Any, waiting: deque[int], take: Callable[[int, np.ndarray], None]) -> None:
         """Take the result of an order; if its worker is lost, put the order back."""
         worker, number = self._busy.pop(reference)
         try:
             take(number, self.ray.get(reference))
-        except self.ray.exceptions.RayTaskError as error:  # raised by the code that trains
+        except self.ray.exceptions.RayTaskError as error:  # raised by the code of the worker
             raise error.cause from error
         except self.ray.exceptions.RayError as error:
             waiting.appendleft(number)
             self._lost(worker, number, error)
         else:
-            self._idle.append(worker)
+            self._idle.append((time.monotonic(), worker))
 
     def _lost(self, worker: Any, doing: "int | str", error: Exception) -> None:
         """Forget a worker. `_look` starts another, on any node that has room."""
         self._seen.pop(worker, None)
         self.ray.kill(worker)
         self._tries[doing] += 1
-        log.warning("a worker is lost: %s; its trainings go to another", first_line(error))
+        log.warning("a worker is lost: %s; its work goes to another", first_line(error))
         if self._tries[doing] == MOST_TRIES:
             raise RuntimeError(
-                f"{MOST_TRIES} workers were lost over the same trainings, the last one with: {first_line(error)}; if "
+                f"{MOST_TRIES} workers were lost over the same work, the last one with: {first_line(error)}; if "
                 "memory was short, use fewer workers"
             ) from error
 
