@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.result_files import RESULTS, commit, machine
 from cdfl.algorithms import make_algorithm
-from cdfl.cli.options import parse_settings
+from cdfl.cli.run_options import parse_settings
 from cdfl.run_events import Clusters, Event, Finished, Uploaded
 from cdfl.sim.client_stack import Rows
 from cdfl.sim.cuda_client_stack import tensor_cores

@@ -24,7 +24,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return name if found["words"] == str(target) else f"{found['words']} ({name})"
 
     markdown = OUTSIDE.sub(named, markdown)
-    return markdown.replace("<!-- commands -->", commands(typer.main.get_command(app), "cdfl"))
+    return markdown.replace("<!-- commands -->", commands(typer.main.get_command(app).load(), "cdfl"))
 
 
 def commands(command: Any, name: str) -> str:

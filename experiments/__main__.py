@@ -6,7 +6,8 @@ from typing import Annotated, cast
 import typer
 
 from cdfl.algorithms import ALGORITHMS
-from cdfl.cli.options import Address, Cores, DataDir, DeviceName, EngineName, NumWorkers, PrecisionName, exit_on, flag
+from cdfl.cli.options import DataDir, DeviceName, exit_on, flag
+from cdfl.cli.run_options import Address, Cores, EngineName, NumWorkers, PrecisionName
 from cdfl.on_ray.connection import find_engine
 from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision

@@ -19,7 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED_AHEAD = (
     "benchmarks.crash.problem",
-    "cdfl.cli",
+    "cdfl.cli.forget",
+    "cdfl.cli.serve",
+    "cdfl.cli.verify",
     "cdfl.client",
     "cdfl.server.engine_startup",
     "cdfl.server.web_server",

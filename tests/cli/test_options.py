@@ -7,7 +7,8 @@ import pytest
 import typer
 
 from cdfl.cli import app
-from cdfl.cli.options import exit_on, open_folder, parse_settings
+from cdfl.cli.options import exit_on
+from cdfl.cli.run_options import open_folder, parse_settings
 from cdfl.run_folder import RunFolder
 
 from .small import call
@@ -107,7 +108,7 @@ def test_shared_options_have_one_help_text():
             yield from commands(command) if hasattr(command, "commands") else [command]
 
     told = defaultdict(set)
-    for command in commands(typer.main.get_command(app)):
+    for command in commands(typer.main.get_command(app).load()):
         for option in command.params:
             if option.name in ("data_dir", "device", "precision", "store", "blobs"):
                 told[option.name].add((*option.opts, option.envvar, option.help))

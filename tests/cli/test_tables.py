@@ -70,7 +70,7 @@ def test_every_command_has_json():
             else:
                 yield f"{prefix}{name}", {flag for parameter in command.params for flag in parameter.opts}
 
-    missing = {name for name, flags in commands(get_command(app)) if "--json" not in flags}
+    missing = {name for name, flags in commands(get_command(app).load()) if "--json" not in flags}
     assert missing == WITHOUT_JSON
 
 

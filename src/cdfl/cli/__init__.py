@@ -1,51 +1,73 @@
-"""The command line: `cdfl --help`."""
+"""The command line: `cdfl --help`. A command is imported when it is called; torch takes a second."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from cdfl import __version__
-from cdfl.cli import data, token
-from cdfl.cli.backup import backup
-from cdfl.cli.clients import clients
-from cdfl.cli.compare import compare
-from cdfl.cli.export import export
-from cdfl.cli.forget import forget
-from cdfl.cli.init import init
-from cdfl.cli.join import join
-from cdfl.cli.paper import PASSED_ON, paper
-from cdfl.cli.plot import plot
-from cdfl.cli.report import report
-from cdfl.cli.rollback import rollback
-from cdfl.cli.run import run
-from cdfl.cli.scenarios import scenarios
-from cdfl.cli.serve import serve
-from cdfl.cli.status import status
-from cdfl.cli.track import track
-from cdfl.cli.verify import verify
-from cdfl.cli.watch import watch
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(run)
-app.command()(compare)
-app.command()(plot)
-app.command()(report)
-app.command()(watch)
-app.command()(track)
-app.command(context_settings=PASSED_ON)(paper)
-app.command()(scenarios)
-app.add_typer(data.app, name="data")
-app.command()(init)
-app.command()(serve)
-app.command()(join)
-app.command()(status)
-app.command()(clients)
-app.add_typer(token.app, name="token")
-app.command()(forget)
-app.command()(verify)
-app.command()(backup)
-app.command()(rollback)
-app.command()(export)
+# Each is a function of its module, or the module's `app` with commands of its own.
+COMMANDS = {
+    "run": "Run a scenario.",
+    "compare": "Compare algorithms over several seeds.",
+    "plot": "Draw runs.",
+    "report": "Write a report about runs.",
+    "watch": "Show runs or a server in a browser.",
+    "track": "Record finished runs with trackers.",
+    "paper": "Run a table or figure of the paper; needs a checkout of the repository.",
+    "scenarios": "List the scenarios.",
+    "data": "List, download, check and view datasets.",
+    "init": "Write an example problem.",
+    "serve": "Serve a problem to clients.",
+    "join": "Join a server as a client.",
+    "status": "Show a server or a store in a few lines.",
+    "clients": "List the clients of a server or a store.",
+    "token": "Create, list and revoke the tokens of clients.",
+    "forget": "Delete everything that is stored of a client.",
+    "verify": "Check the snapshots and the journal of a store.",
+    "backup": "Copy a store.",
+    "rollback": "Return to a snapshot of a store.",
+    "export": "Write the cluster models to files.",
+}
+
+
+class LazyCommand(TyperCommand):
+    """A command that is imported when it is called."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the arguments of the command."""
+        return self.load().make_context(*args, **kwargs)
+
+    def load(self) -> TyperCommand | TyperGroup:
+        """Import the command."""
+        module: Any = import_module(f"cdfl.cli.{self.name}")
+        commands = getattr(module, "app", None)
+        if commands is None:
+            commands = typer.Typer(add_completion=False)
+            settings = getattr(module, "CONTEXT", None)
+            commands.command(self.name, context_settings=settings)(getattr(module, str(self.name)))
+        command = cast("TyperCommand | TyperGroup", get_command(commands))
+        command.name = self.name
+        return command
+
+
+class LazyGroup(TyperGroup):
+    """The commands, not imported yet."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: LazyCommand(name, help=words) for name, words in COMMANDS.items()}
+
+    def load(self) -> TyperGroup:
+        """Import all commands."""
+        self.commands = {name: LazyCommand(name).load() for name in COMMANDS}
+        return self
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(asked: bool) -> None:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from cdfl.cli.options import Json, SetOption, exit_on, flag, parse_settings
+from cdfl.cli.options import Json, exit_on, flag
+from cdfl.cli.run_options import SetOption, parse_settings
 from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn, UntrustedError
 from cdfl.problems import Problem
 from cdfl.problems.problem_instance import client_network, client_router

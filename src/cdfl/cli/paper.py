@@ -9,7 +9,7 @@ import typer
 from cdfl.cli.options import exit_on
 
 # The experiments read their own options and print their own help.
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def paper(context: typer.Context) -> None:

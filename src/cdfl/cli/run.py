@@ -10,13 +10,11 @@ from rich.table import Table
 
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli.interruption import interruptible
-from cdfl.cli.options import (
+from cdfl.cli.options import DataDir, DeviceName, Json, exit_on, note
+from cdfl.cli.run_options import (
     Address,
     Cores,
-    DataDir,
-    DeviceName,
     EngineName,
-    Json,
     NumClients,
     NumUploads,
     NumWorkers,
@@ -29,8 +27,6 @@ from cdfl.cli.options import (
     SetOption,
     TimeModelName,
     Validation,
-    exit_on,
-    note,
     open_folder,
     parse_settings,
 )

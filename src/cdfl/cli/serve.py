@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cdfl.cli.options import DataDir, DeviceName, Json, SetOption, flag, parse_settings
+from cdfl.cli.options import DataDir, DeviceName, Json, flag
+from cdfl.cli.run_options import SetOption, parse_settings
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server

@@ -1,7 +1,7 @@
-"""What the commands on a store share: its place, opening it, a progress bar."""
+"""What the commands on a store share: its place, opening it, a progress bar. The store is imported when it is used."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cdfl.cli.options import exit_on
-from cdfl.server.store_errors import StoreError
-from cdfl.wire import WireError
 
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.server.auth import Tokens
@@ -35,9 +33,21 @@ DEFAULT_STORE = "cdfl-store"
 STORE_FILE = "store.db"
 
 
-def refuse_store() -> AbstractContextManager[None]:
+@contextmanager
+def refuse_store() -> Iterator[None]:
     """Turn errors of a store, and of the request, into one line."""
-    return exit_on(StoreError, WireError, ValueError, OSError, needs="a server", extra="server")
+    with exit_on(ValueError, OSError, needs="a server", extra="server"):
+        try:
+            yield
+        except (ValueError, OSError, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            from cdfl.server.store_errors import StoreError
+            from cdfl.wire import WireError
+
+            if isinstance(error, StoreError | WireError):
+                raise ValueError(str(error)) from None
+            raise
 
 
 def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":
@@ -86,6 +96,8 @@ def check_no_store(folder: Path, hint: str) -> None:
     """Refuse the folder of a store with a hint; say what is wrong with its database if it cannot be used."""
     if not (folder / STORE_FILE).exists():
         return
+    from cdfl.server.store_errors import StoreError
+
     try:
         is_store = store_exists(str(folder))
     except ModuleNotFoundError:  # without the extra `server`, the file's name has to do
@@ -98,6 +110,7 @@ def check_no_store(folder: Path, hint: str) -> None:
 
 def _check_exists(place: str) -> None:
     from cdfl.server.database import without_password
+    from cdfl.server.store_errors import StoreError
 
     check_no_run(place)
     if not store_exists(place):
