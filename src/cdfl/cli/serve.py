@@ -18,6 +18,7 @@ from cdfl.cli.run_options import SetOption, parse_settings
 from cdfl.cli.server_console import ServerConsole, StartProgress
 from cdfl.cli.stores import DEFAULT_STORE, BlobsPlace, StorePlace, refuse_store
 from cdfl.cli.tracking import ToMLflow, ToTensorBoard, ToWandb, chosen, tracked_server
+from cdfl.on_ray.connection import RayEngine, import_ray
 from cdfl.server.limits import Limits
 from cdfl.server.rate_limits import LogLimit
 from cdfl.server.store_records import Retention
@@ -25,6 +26,7 @@ from cdfl.server.store_records import Retention
 if TYPE_CHECKING:  # needs the extra `server`
     from cdfl.problems import ProblemInstance
     from cdfl.server.tls import Tls
+    from cdfl.server.upload_losses import Evaluators
 
 OPERATOR_TOKEN = "CDFL_OPERATOR_TOKEN"  # noqa: S105  the name of an environment variable
 
@@ -57,6 +59,16 @@ def serve(
     ] = False,
     accept_all: Annotated[bool, flag("--accept-all", "Trust every client: do not judge uploads.")] = False,
     device: DeviceName = "auto",
+    evaluate_on_ray: Annotated[
+        bool, flag("--evaluate-on-ray", "Let workers of a Ray cluster evaluate models (cdfl[ray]).")
+    ] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of Ray's head; default: $RAY_ADDRESS, or a cluster that runs here.")
+    ] = None,
+    ray_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers at most, for uploads and as many for the guard; default: as it has cores."),
+    ] = None,
     setting: SetOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data split, as in `cdfl run`.")] = 0,
     data_dir: DataDir = None,
@@ -110,6 +122,7 @@ def serve(
         from cdfl.server.listening_socket import take_port
 
         is_open = _check_open(host, open_=open_, to_anyone=open_to_anyone)
+        cluster = _cluster(ray_address, ray_workers, wanted=evaluate_on_ray)
         tls = _tls(tls_cert, tls_key, tls_client_ca)
         if tls is None and not is_open and not _is_loopback(host):
             console.print(
@@ -153,12 +166,13 @@ def serve(
                 instance.check()
                 for note in instance.federation.notes:
                     console.print(note, soft_wrap=True)
-                with Store.open(store, blobs, retention, shared=True) as opened:
+                with Store.open(store, blobs, retention, shared=True) as opened, _evaluators(instance, cluster) as made:
                     with StartProgress(console, starting, server.url) as shown:
                         engine = open_engine(
                             instance,
                             opened,
                             accept_all=accept_all,
+                            evaluators=made,
                             progress=shown.stage,
                             trained=shown.step,
                             replayed=shown.replaying,
@@ -184,6 +198,28 @@ def serve(
             console.print(f"stopped at epoch {engine.state.epoch}")
     if engine.lost is not None:
         raise typer.Exit(1)
+
+
+def _cluster(address: str | None, workers: int | None, *, wanted: bool) -> RayEngine | None:
+    """Return the cluster that evaluates; None if this process does."""
+    if wanted:
+        import_ray()
+        return RayEngine(address, workers)
+    if address is not None or workers is not None:
+        raise ValueError("--ray-address and --ray-workers are for --evaluate-on-ray; use it, too, or omit them")
+    return None
+
+
+@contextmanager
+def _evaluators(instance: "ProblemInstance", cluster: RayEngine | None) -> "Iterator[Evaluators | None]":
+    """Yield the evaluators on a cluster, if there is one."""
+    if cluster is None:
+        yield None
+        return
+    from cdfl.server.on_ray.evaluation import evaluators_on_ray
+
+    with evaluators_on_ray(instance, cluster) as made:
+        yield made
 
 
 @contextmanager

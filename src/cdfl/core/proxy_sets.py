@@ -1,6 +1,5 @@
 """Evaluate models on the proxy sets, the only data that the server sees; one model at a time."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,26 +23,6 @@ def outputs(model: nn.Module, layout: Layout, vector: Tensor, inputs: Any) -> An
     return functional_call(model, layout.views(vector), (inputs,))
 
 
-class LargestOfFour(nn.Module):
-    """`nn.MaxPool2d(2)` without a backward pass: the same outputs in a tenth of the time on a CPU."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the largest value of each 2x2 square; an odd last row or column is left out."""
-        height, width = (side // 2 * 2 for side in images.shape[-2:])
-        rows = torch.maximum(images[..., 0:height:2, :width], images[..., 1:height:2, :width])
-        return torch.maximum(rows[..., ::2], rows[..., 1::2])
-
-
-def for_evaluation(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that gives the same outputs in evaluation mode, faster."""
-    model = copy.deepcopy(model)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.MaxPool2d and str(child) == str(nn.MaxPool2d(2)) and not child.return_indices:
-                setattr(module, name, LargestOfFour())
-    return model
-
-
 class ProxySets:
     """K sets of (inputs, targets), as an `Evaluate`.
 
@@ -64,7 +43,7 @@ class ProxySets:
         """Return the loss of each model (n, P) on the set of its cluster (n,), computed on the device of `model`."""
         own = clusters.tolist()
         losses: list[Tensor] = []
-        for vector, count in _runs(models.to(self._device)):
+        for vector, count in repeated(models.to(self._device)):
             losses += self._of_sets(vector, [self.sets[cluster] for cluster in own[len(losses) : len(losses) + count]])
         return torch.stack(losses)
 
@@ -88,8 +67,8 @@ class ProxySets:
         return next(self.model.parameters()).device
 
 
-def _runs(models: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Yield each model of `models` (n, P) once, and how often it comes in a row."""
+def repeated(models: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yield each model of `models` (n, P), and how often it comes in a row."""
     first, count = models[0], 1
     for model in models[1:]:
         if torch.equal(model, first):

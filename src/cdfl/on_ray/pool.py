@@ -65,7 +65,7 @@ class Pool:
         self._seen: dict[Any, int] = {}  # steps that a worker has reported
         self._tries: Counter[int | str] = Counter()  # workers lost, by what they did
         self._looked = -SECONDS_BETWEEN_LOOKS
-        self._worked = time.monotonic()  # when the last order was done
+        self._asked = time.monotonic()  # when there was work last
         self.size = 1  # workers wanted; of an elastic pool the most
         check_room(ray, self._resources)
 
@@ -83,6 +83,7 @@ class Pool:
 
     def has_idle(self, orders: int) -> bool:
         """Return whether a worker can begin now; start those that these orders need."""
+        self._asked = time.monotonic()
         self._look(orders)
         self._take_started()
         return bool(self._idle)
@@ -93,7 +94,7 @@ class Pool:
         now = time.monotonic()
         ended = [worker for since, worker in self._idle if now - since > seconds]
         self._idle = [(since, worker) for since, worker in self._idle if now - since <= seconds]
-        if now - self._worked > seconds:
+        if now - self._asked > seconds:
             ended += self._starting.values()  # the cluster has no room for them
             self._starting = {}
         for worker in ended:
@@ -129,7 +130,7 @@ class Pool:
         except BaseException:
             self.close()  # what they still do belongs to nobody
             raise
-        self._worked = time.monotonic()
+        self._asked = time.monotonic()
 
     def _look(self, orders: int) -> None:
         """Start workers until there are as many as wanted; the cluster may have grown."""

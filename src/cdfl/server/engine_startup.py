@@ -19,6 +19,7 @@ from cdfl.server.engine import Engine
 from cdfl.server.fingerprint import fingerprints_of
 from cdfl.server.store import Store
 from cdfl.server.store_records import Recovered
+from cdfl.server.upload_losses import Evaluators
 from cdfl.user_code import SetupError
 from cdfl.wire import RouterMessage, decode_router, encode_router
 
@@ -39,9 +40,12 @@ def open_engine(
     progress: Progress = lambda message: None,
     trained: Callable[[int, int], Any] = lambda done, total: None,
     replayed: Callable[[int, int], None] | None = None,
+    evaluators: Evaluators | None = None,
     **options: Any,
 ) -> Engine:
     """Recover the server in the store, or pre-train and begin; `options` are those of `Engine`.
+
+    Without `evaluators`, this process evaluates.
 
     If another server owns the store, follow it.
     """
@@ -64,14 +68,15 @@ def open_engine(
             store.snapshot(state, settings)
     if store.is_owner:
         store.put_fingerprints(fingerprints_of(instance))
-    evaluators = instance.evaluator(), instance.evaluator()
+    trial = instance.evaluator(TRIAL_SAMPLES)
+    used = evaluators or Evaluators(instance.evaluator(), instance.evaluator(), trial)
     compared: dict[str, Any] = {
-        "trial": instance.evaluator(TRIAL_SAMPLES),
+        "trial": used.trial,
         "matrices": Matrices(instance.evaluator()),
         "cluster_names": instance.federation.names,
         "router": _router(instance, state, store, settings, progress, trained),
     }
-    return Engine(state, instance.layout, settings, store, *evaluators, **compared | options)
+    return Engine(state, instance.layout, settings, store, used.uploads, used.clusters, **compared | options)
 
 
 def _own_or_wait(store: Store, progress: Progress, replayed: Callable[[int, int], None] | None) -> Recovered | None:

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from cdfl.core import Defence, ServerState, Settings, Upload, Verdict, is_too_stale
+from cdfl.core import Defence, Evaluate, ServerState, Settings, Upload, Verdict, is_too_stale
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
@@ -27,6 +28,15 @@ class Evaluator(Protocol):
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
         """Return the losses of n models (P,) on every set (n, K)."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluators:
+    """What an engine evaluates with. The first belongs to one thread, the others to another."""
+
+    uploads: Evaluator
+    clusters: Evaluate
+    trial: Evaluate  # for the guard, which tries steps on parts of the proxy sets
 
 
 class Evaluation:

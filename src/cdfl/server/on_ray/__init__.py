@@ -1,0 +1,1 @@
+"""Evaluate models on a Ray cluster instead of in the server's process."""
