@@ -15,7 +15,14 @@ from cdfl.run_events import Clusters, Diverged, Event, Finished, Separated, Star
 
 Numbers = NDArray[np.float64]
 _T = TypeVar("_T")
-SCORES = ("held", "before", "after", "served")  # of an upload; `served` only where the reply is more than one model
+SCORE_WORDS = {  # the scores of an upload by their names in events, in the order of time, and what people read
+    "held": "old model",  # the last reply, on the client's new data
+    "before": "own training",  # what the client trained from it and uploads
+    "after": "new model",  # the reply
+    "served": "new model, with experts",  # only where the reply is more than one model
+}
+SCORES = tuple(SCORE_WORDS)
+SHORT_WORDS = SCORE_WORDS | {"served": "with experts", "cluster": "clusters", "divergence": "KL"}  # heads of tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,10 +293,10 @@ def server_scalars(
     """Return what a tracker records of an upload to a server: nothing of single clients but losses they report.
 
     >>> server_scalars("applied", 3, [0.5, None], ["0_upright", "1_turned"], (0.9, 0.4))
-    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'reported_loss/before': 0.9, 'reported_loss/after': 0.4, \
+    {'upload/staleness': 3.0, 'upload/applied': 1.0, 'reported_loss/held': 0.9, 'reported_loss/after': 0.4, \
 'cluster_loss/0_upright': 0.5}
     """
     values = {"upload/staleness": float(staleness), "upload/applied": float(outcome == "applied")}
-    values |= {f"reported_loss/{name}": loss for name, loss in zip(("before", "after"), report, strict=False)}
+    values |= {f"reported_loss/{name}": loss for name, loss in zip(("held", "after"), report, strict=False)}
     named = zip(clusters, cluster_losses, strict=False)
     return values | {f"cluster_loss/{name}": loss for name, loss in named if loss is not None}

@@ -84,7 +84,7 @@ def test_a_server_records_uploads_and_what_clients_report(tmp_path, monkeypatch,
         made[-1].let_go.set()
     step, values = made[-1].steps[0]
     assert step == 1
-    assert values["reported_loss/before"] == 0.9
+    assert values["reported_loss/held"] == 0.9
     assert values["upload/applied"] == 1
     assert {name.partition("/")[0] for name in values} == {"reported_loss", "upload", "cluster_loss"}
     assert len(made[-1].steps) == 3  # one that it waited for, and two behind it

@@ -58,7 +58,7 @@ def test_a_finished_run_and_its_slider(tab, run):
         shown(tab, 12)
         first = tab.page.locator(".lines li", has_text="client 0 moved").first
         assert (
-            "moved from upright to turned; its new reply is 20.0 points better than its last one"
+            "moved from upright to turned (80 %); its new model is 20.0 points better than the old one"
             in first.text_content()
         )
 
@@ -93,9 +93,9 @@ def test_everything_is_drawn(tab, run):
             tab.page.locator(f".{panel} details tbody tr").nth(2).wait_for()
         labels = tab.page.locator(".replies .side li").all_text_contents()
         assert [re.sub(r"[\d.]+$", "", label) for label in labels] == [
-            "last reply, on new data",
-            "own training, uploaded",
-            "new reply",
+            "old model",
+            "own training",
+            "new model",
         ]
 
 
@@ -104,10 +104,10 @@ def test_what_is_served_is_drawn_where_it_is_more_than_the_reply(tab, tmp_path):
     with Watching(write_run(tmp_path / "run", made)) as url:
         tab.page.goto(url)
         shown(tab, 12)
-        assert "new reply: experts + router0.990" in tab.page.locator(".replies .side li").all_text_contents()
-        assert tab.page.locator(".tiles dt", has_text="accuracy of new replies").count() == 1
+        assert "new model, with experts0.990" in tab.page.locator(".replies .side li").all_text_contents()
+        assert tab.page.locator(".tiles dt", has_text="accuracy of new models").count() == 1
         assert "0.990" in tab.page.locator(".tiles").text_content()
-        assert "10.0 points better than its last one" in tab.page.locator(".lines li").first.text_content()
+        assert "10.0 points better than the old one" in tab.page.locator(".lines li").first.text_content()
 
 
 def test_numbers_and_curves_agree(tab, run):
@@ -115,12 +115,12 @@ def test_numbers_and_curves_agree(tab, run):
     with Watching(run) as url:
         tab.page.goto(url)
         shown(tab, 12)
-        tile = tab.page.locator(".tiles div", has_text="accuracy of new replies")
+        tile = tab.page.locator(".tiles div", has_text="accuracy of new models")
         number = tile.locator("span").text_content()
-        assert f"new reply{number}" in tab.page.locator(".replies .side li").all_text_contents()
+        assert f"new model{number}" in tab.page.locator(".replies .side li").all_text_contents()
         ends = tab.value("window.cdfl.views.values().next().value.replies.curves.map(({ points }) => points.at(-1).y)")
         assert f"{ends[2]:.3f}" == number
-        assert f"last reply {ends[0]:.3f}, own training {ends[1]:.3f}" == tile.locator("small").text_content()
+        assert f"old models {ends[0]:.3f}, own training {ends[1]:.3f}" == tile.locator("small").text_content()
 
 
 def test_the_truth_is_thin_and_above_the_estimate(tab, run):
@@ -146,7 +146,7 @@ def test_one_client(tab, run):
         dialog = tab.page.locator("#client")
         assert dialog.locator("h2").text_content() == "client 1"
         assert dialog.locator("tbody tr").count() >= 4
-        assert "4 uploads here" in dialog.locator("#client-now").text_content()
+        assert "4 uploads" in dialog.locator("#client-now").text_content()
         tab.page.keyboard.press("Escape")
         assert not dialog.is_visible()
 
@@ -242,7 +242,7 @@ def test_words_of_users_are_text(tab, tmp_path):
         shown(tab, 12)
         tab.page.locator(".row").first.click()
         assert HTML in tab.page.locator(".run-title").text_content()
-        assert HTML in tab.page.locator("#client-legend").text_content()
+        assert HTML in tab.page.locator("#client-mixtures .side").text_content()
         assert tab.page.locator("img").count() == 0
         assert tab.value("window.hacked") is None
 

@@ -41,14 +41,14 @@ def test_the_story_of_one_run():
     assert truth.patches[0].get_width() > 1.5 * estimated.patches[0].get_width()  # without gaps
     said = words(figure)
     assert {"upright", "turned", "kinds of data"} <= set(said)
-    assert {"last reply, on new data", "own training, uploaded", "new reply"} <= set(said)
+    assert {"old model", "own training", "new model"} <= set(said)
     assert [line.get_linestyle() for line in curves(scores)] == [":", "--", "-"]
 
 
 def test_the_story_beside_another_algorithm():
     said = words(figures.story(runs("cdfl", "local-keep"), client=0, samples=[np.eye(8), np.eye(8)]))
     assert {"CDFL's replies", "training alone"} <= set(said)
-    assert "new reply" not in said
+    assert "new model" not in said
 
 
 def test_the_mixtures_say_how_often_they_are_right():

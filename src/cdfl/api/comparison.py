@@ -18,6 +18,7 @@ from cdfl.problems import Problem
 from cdfl.report import comparison
 from cdfl.run_events import metric_label, score_text
 from cdfl.run_folder import RunFolder
+from cdfl.run_series import SHORT_WORDS
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import check_options, configure
 from cdfl.sim.time_models import TimeModel
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Column = Literal["held", "before", "after", "served", "cluster", "divergence"]
 COLUMNS: tuple[Column, ...] = ("held", "before", "after", "served", "cluster", "divergence")
 NOT_IN_FRAMES = ("more", "routed", "staleness")
-LABELS = ("held", "before", "after", "served", "clusters", "KL")
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Comparison:
     def _table(self, metric: str) -> list[list[str]]:
         """Return one row an algorithm, after the titles; what experts serve only if a run has experts."""
         columns = {
-            name: label
-            for name, label in zip(COLUMNS, LABELS, strict=True)
+            name: SHORT_WORDS[name]
+            for name in COLUMNS
             if (name != "served" or any(run.summary.routed for run in self.runs))
             and (name != "divergence" or metric == self.metric)  # it is of no metric
         }

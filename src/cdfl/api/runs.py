@@ -26,7 +26,7 @@ from cdfl.report import story
 from cdfl.report.progress_display import display, shown
 from cdfl.run_events import Event, Finished, Separated, Started, Uploaded, metric_label, only, score_text
 from cdfl.run_folder import RunFolder
-from cdfl.run_series import RunSeries
+from cdfl.run_series import SCORE_WORDS, RunSeries
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.run_models import CLIENTS, MODELS, RunModels
 from cdfl.sim.runner import RunConfig, check_options, compare_events, configure
@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
     from cdfl.api.comparison import Comparison
 
-COLUMNS = {
-    "before": "before the upload",
-    "after": "after the reply",
-    "served": "with experts and router",
-    "cluster": "clusters",
-}
+COLUMNS = SCORE_WORDS | {"cluster": "clusters"}
 
 
 class Run:
@@ -158,7 +153,9 @@ class Run:
     def __repr__(self) -> str:
         if not only(self.events, Finished):
             return f"Run({self.algorithm} on {self.name}, seed {self.seed}: not finished)"
-        scores = ", ".join(f"{name} {score_text(getattr(self.summary, name))}" for name in self._columns)
+        scores = ", ".join(
+            f"{words} {score_text(getattr(self.summary, name))}" for name, words in self._columns.items()
+        )
         return (
             f"Run({self.algorithm} on {self.name}, seed {self.seed}: {self.summary.uploads} uploads; "
             f"{next(iter(self.metrics))} {scores})"

@@ -41,6 +41,7 @@ from cdfl.on_ray.connection import find_engine
 from cdfl.report.progress_display import Lines, Nothing, pretraining_shown_by, shown
 from cdfl.run_events import Diverged, Event, Finished, Started, Uploaded, metric_label, score_text
 from cdfl.run_folder import RunFolder
+from cdfl.run_series import SHORT_WORDS
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, compare_events, configure
 
@@ -167,17 +168,20 @@ def tables(
     results: dict[int, Finished],
 ) -> list[Table]:
     """Return the scores and the costs of each algorithm, from the runs finished so far; each fits 80 columns."""
-    scores = [make_table("algorithm", "held", "before", "after", "served", title=title + _label(metrics[0]))]
+    words = [SHORT_WORDS[column] for column in SCORE_COLUMNS]
+    scores = [make_table("algorithm", *words[:-1], title=title + _label(metrics[0]))]
     for metric in metrics[1:]:
-        scores.append(make_table("algorithm", *SCORE_COLUMNS, title=_label(metric)))
+        scores.append(make_table("algorithm", *words, title=_label(metric)))
         for name in names:
             row = [_values(name, column, configs, results, metric["name"]) for column in SCORE_COLUMNS]
             scores[-1].add_row(name, *map(_spread, row))
-    costs = make_table("algorithm", "clusters", "KL", "MB down", "client GFLOP", "server GFLOP")
+    costs = make_table(
+        "algorithm", SHORT_WORDS["cluster"], SHORT_WORDS["divergence"], "MB down", "client GFLOP", "server GFLOP"
+    )
     for name in names:
         done = [result for which, result in results.items() if configs[which].algorithm == name]
         cells = {column: _values(name, column, configs, results) for column in COLUMNS}
-        scores[0].add_row(name, *(_spread(cells[column]) for column in ("held", "before", "after", "served")))
+        scores[0].add_row(name, *(_spread(cells[column]) for column in SCORE_COLUMNS[:-1]))
         costs.add_row(
             name,
             _spread(cells["cluster"]),

@@ -123,18 +123,18 @@ def _table(opened: Started, start: Clusters, end: Finished) -> Table:
     )
     at_start = [fmean(scores) for scores in (start.scores, *start.more.values())]
     is_routed = "one" in end.routed
-    one_model = ", as one model" if is_routed else ""
-    table.add_row(f"clients, on new data with the last reply{one_model}", *map(score_text, held))
-    table.add_row("clients, before their upload", *map(score_text, before))
-    table.add_row(f"clients, after the reply{one_model}", *map(score_text, after))
+    one_model = ", without experts" if is_routed else ""
+    table.add_row(f"clients, old model{one_model}", *map(score_text, held))
+    table.add_row("clients, own training", *map(score_text, before))
+    table.add_row(f"clients, new model{one_model}", *map(score_text, after))
     if is_routed:
-        table.add_row("clients, with experts and router, on new data", *map(score_text, served_held))
-        table.add_row("clients, with experts and router, after the reply", *map(score_text, served))
-        table.add_row("clients, with the likeliest expert for each input", score_text(end.routed["one"]))
+        table.add_row("clients, old model, with experts", *map(score_text, served_held))
+        table.add_row("clients, new model, with experts", *map(score_text, served))
+        table.add_row("clients, new model, likeliest expert for each input", score_text(end.routed["one"]))
     table.add_row("clusters, at the start", *map(score_text, at_start))
     table.add_row("clusters, at the end", *map(score_text, cluster), end_section=True)
     if end.divergence is not None:
-        table.add_row("KL, true to estimated mixture", f"{end.divergence:.3f}")
+        table.add_row("mixture error (KL), 0 is exact", f"{end.divergence:.3f}")
     table.add_row("uploads that were too stale", f"{end.deprecated_share:.1%}")
     table.add_row("megabytes up / down", f"{end.bytes_up / 1e6:.1f} / {end.bytes_down / 1e6:.1f}")
     return table

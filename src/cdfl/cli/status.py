@@ -47,7 +47,8 @@ def status(
     table = make_table("cluster", "loss", "last moved")
     for name, loss, moved in zip(names, values["cluster_losses"], values["cluster_epochs"], strict=True):
         table.add_row(name, "-" if loss is None else f"{loss:.4f}", f"epoch {moved}")
-    notes = [f"{place}: epoch {values['epoch']}, {counted(values['clients'], 'client')}"]
+    counts = f"{counted(values['uploads'], 'upload')}, {counted(values['clients'], 'client')}"
+    notes = [f"{place}: epoch {values['epoch']}, {counts}"]
     if "snapshots" in values:
         last = values["last_upload"]
         notes.append("no upload yet" if last is None else f"last upload {_when(last)}")
@@ -61,8 +62,8 @@ def _of_store(opened: "Store") -> dict[str, Any]:
     from cdfl.server.auth import Tokens
 
     layout, snapshots = opened.layout(), opened.snapshots()
-    newest, epoch = snapshots[-1], opened.newest_epoch()
-    last = next(iter(opened.entries(epoch - 1, 1)), None) if epoch else None
+    newest, number = snapshots[-1], opened.newest_number()
+    last = next(iter(opened.entries(number - 1, 1)), None) if number else None
     losses = list(last.cluster_losses) if last else newest.state["cluster_losses"]
     moved = list(newest.state["cluster_epochs"])
     for entry in opened.all_entries(newest.epoch):
@@ -71,12 +72,12 @@ def _of_store(opened: "Store") -> dict[str, Any]:
         ]
     return {
         "state": "stored",
-        "epoch": epoch,
+        "epoch": opened.newest_epoch(),
         "num_clusters": len(newest.models),
         "cluster_losses": losses,
         "cluster_epochs": moved,
         "clients": opened.num_clients(),
-        "uploads": epoch,
+        "uploads": number,
         "num_parameters": layout.num_parameters,
         "last_upload": None if last is None else last.received,
         "snapshots": [snapshot.epoch for snapshot in snapshots],

@@ -23,6 +23,7 @@ from cdfl.run_events import (
     pretraining,
     score_text,
 )
+from cdfl.run_series import SCORE_WORDS
 
 SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_UPDATES = 0.5  # of a line in a notebook
@@ -95,11 +96,13 @@ class _Scores:
 
     @property
     def text(self) -> str:
-        """Return scores before and after the reply, and of the clusters."""
+        """Return the scores of own training, the new model and the clusters."""
         if not self._recent:
             return ""
-        before, after = (sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in BOTH)
-        scores = {"before": before, "after": after, "clusters": self.cluster}
+        scores: dict[str, float | None] = {
+            SCORE_WORDS[name]: sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in BOTH
+        }
+        scores["clusters"] = self.cluster
         return f"{self.metric}: " + "  ".join(f"{name} {score_text(score)}" for name, score in scores.items())
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdfl.run_series import SCORE_WORDS as SCORE_WORDS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -16,12 +18,6 @@ CLUSTERS = ("#333399", "#eebb11", "#aa4400", "#8899ff", "#22ddcc", "#008888", "#
 # Scores are grey and differ by their line; what clients are served has a colour of its own.
 SCORES = {"held": "#868c92", "before": "#5a6168", "after": "#1b1f23", "served": "#c2185b"}
 SCORE_LINES = {"held": ":", "before": "--", "after": "-", "served": "-"}
-SCORE_WORDS = {  # which model of a client is tested, in the order of time
-    "held": "last reply, on new data",
-    "before": "own training, uploaded",
-    "after": "new reply",
-    "served": "new reply: experts + router",
-}
 OUTCOMES = {"applied": "#868c92", "deprecated": "#e0809f", "rejected": "#a3123d"}
 OUTCOME_WORDS = {"applied": "applied", "deprecated": "too stale", "rejected": "rejected"}
 # Okabe and Ito's colours, in pictures that compare algorithms.

@@ -53,7 +53,7 @@ class Status(BaseModel):
         description="The loss of each cluster on its proxy set; for the operator only."
     )
     clients: int
-    uploads: int
+    uploads: int = Field(description="All uploads so far, also those that were rejected.")
     num_parameters: int
     layout: list[TensorInfo] = Field(description="The tensors that a body must hold, with their shapes.")
     limits: LimitsInfo
@@ -73,7 +73,7 @@ class Status(BaseModel):
             cluster_epochs=state.cluster_epochs.tolist() if whole else None,
             cluster_losses=list(numbers(state.cluster_losses)) if whole else None,
             clients=engine.store.num_clients(),
-            uploads=state.epoch,
+            uploads=engine.store.number,
             num_parameters=layout.num_parameters,
             layout=[TensorInfo(name=name, shape=list(shape)) for name, shape in shapes],
             limits=LimitsInfo(

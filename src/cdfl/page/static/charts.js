@@ -81,6 +81,13 @@ class Drawing {
 
   placeCursor() {}
 
+  // Name an axis, x or y.
+  name(axis, words) {
+    const { title } = this.chart.options.scales[axis];
+    if (title.text !== words) this.isDirty = true;
+    Object.assign(title, { text: words, display: Boolean(words) });
+  }
+
   // Show a sentence in place of a chart that has nothing to draw.
   nothing(words) {
     say(this.empty, words);
@@ -98,6 +105,7 @@ class Drawing {
       }
       item.children[0].style.borderTopColor = `var(${colorName})`;
       item.children[0].style.borderTopStyle = dash ?? "solid";
+      item.children[0].classList.toggle("area", Boolean(this.stacked));
       say(item.children[1], label);
       say(item.children[2], value ?? "");
     });
@@ -113,7 +121,7 @@ class Drawing {
 
 const SHARES = { stacked: true, min: 0, max: 1, ticks: { stepSize: 0.5, callback: (value) => percent(value) } };
 
-// Curves over the number of uploads.
+// Curves over the number of uploads. Stacked ones lie in the order of the legend: the first is on top.
 export class Curves extends Drawing {
   constructor(place, { label, x = "uploads", y = "", size = "", stacked = false, range = null }) {
     super(place, { label, size });
@@ -139,16 +147,17 @@ export class Curves extends Drawing {
 
   // `curves`: label, points, colorName, dash, width, value (in the legend); `at` is the moment that is shown, or null.
   // Where `version` is that of the last update, only the values and the moment are new, and nothing is drawn again.
-  update(curves, { at = null, last = null, range = null, version = null } = {}) {
+  update(curves, { at = null, first = 0, last = null, range = null, version = null } = {}) {
     this.curves = curves;
+    this.drawn = this.stacked ? [...curves].reverse() : curves;
     this.at = at;
     this.legend(curves);
-    const seen = version === null ? null : `${version} ${last} ${range}`;
+    const seen = version === null ? null : `${version} ${first} ${last} ${range}`;
     if (seen !== null && seen === this.seen) return;
     this.seen = seen;
     const sets = this.chart.data.datasets;
     sets.length = curves.length;
-    curves.forEach((curve, place) => {
+    this.drawn.forEach((curve, place) => {
       sets[place] ??= {};
       Object.assign(sets[place], { label: curve.label, data: curve.points, borderWidth: curve.width ?? 2 });
       sets[place].borderDash = DASHES[curve.dash ?? "solid"];
@@ -156,6 +165,7 @@ export class Curves extends Drawing {
     });
     this.paint();
     const { scales } = this.chart.options;
+    scales.x.min = first;
     if (last !== null) scales.x.max = Math.max(last, 1);
     if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
     const ends = curves.filter((curve) => curve.points.length).map((curve) => `${curve.label} ${number(curve.points.at(-1).y)}`);
@@ -175,7 +185,7 @@ export class Curves extends Drawing {
 
   paint() {
     this.chart.data.datasets.forEach((set, place) => {
-      const shade = rgb(this.curves[place].colorName);
+      const shade = rgb(this.drawn[place].colorName);
       set.borderColor = shade;
       set.backgroundColor = shade.replace("rgb(", "rgba(").replace(")", ", .75)");
       set.pointBackgroundColor = shade;
@@ -197,13 +207,14 @@ export class Curves extends Drawing {
   }
 }
 
-// Bars with names below them; several sets may be stacked.
+// Bars with names below them. `shares` are stacked in the order of the legend: the first is on top.
 export class Bars extends Drawing {
   constructor(place, { label, x = "", y = "", size = "", shares = false, gapless = false }) {
     super(place, { label, size });
     const scales = this.axes({ title: x, more: { stacked: shares, ticks: { color: rgb("--quiet"), display: Boolean(x) } } },
       { title: y, more: shares ? SHARES : { beginAtZero: true } });
     this.width = gapless ? 1 : 0.8; // of a bar
+    this.stacked = shares;
     this.chart = new Chart(this.canvas, {
       type: "bar",
       data: { labels: [], datasets: [] },
@@ -214,15 +225,16 @@ export class Bars extends Drawing {
     });
   }
 
-  // `sets`: label, values, colorName
+  // `sets`: label, values, colorName, value (in the legend)
   update(labels, sets, { legend = true } = {}) {
     this.curves = sets;
+    this.drawn = this.stacked ? [...sets].reverse() : sets;
     this.legend(legend ? sets : []);
     this.side.hidden = !legend;
     this.chart.data.labels = labels;
     const held = this.chart.data.datasets;
     held.length = sets.length;
-    sets.forEach((set, place) => {
+    this.drawn.forEach((set, place) => {
       held[place] ??= {};
       Object.assign(held[place], { label: set.label, data: set.values, categoryPercentage: 1, barPercentage: this.width });
     });
@@ -234,7 +246,7 @@ export class Bars extends Drawing {
 
   paint() {
     this.chart.data.datasets.forEach((set, place) => {
-      const shade = rgb(this.curves[place].colorName);
+      const shade = rgb(this.drawn[place].colorName);
       set.backgroundColor = shade;
       set.borderColor = rgb("--panel");
     });

@@ -1,7 +1,7 @@
 // The clients of a run: one bar each, as many rows in the document as fit on the screen; and all of them on one canvas.
 
 import { clusterColor, make, say } from "./dom.js";
-import { mainCluster } from "./model.js";
+import { FORGOTTEN, mainCluster } from "./model.js";
 import { ago, count, gainWords, isShare, mixtureWords, move, OUTCOME_WORDS } from "./words.js";
 
 const ROW = 30; // pixels, as in style.css
@@ -22,7 +22,8 @@ export class ClientList {
     this.box.append(this.space);
     this.box.setAttribute("aria-label", "Clients");
     const [gain, old] = root.querySelectorAll(".columns .aside");
-    say(gain, run.simulated ? (isShare(run.metric) ? "gain, points" : "gain") : "loss gain");
+    say(gain, run.simulated ? `new − old${isShare(run.metric) ? ", points" : ""}` : "loss saved");
+    gain.title = run.simulated ? "How much better the new model is than the old one" : "How much lower the loss of the new model is, as the client reports it";
     say(old, run.simulated ? "uploads ago" : "last upload");
     this.pool = [];
     this.order = []; // numbers of the clients that pass the filter
@@ -48,6 +49,7 @@ export class ClientList {
       this.byName = run.names.map((_, number) => number).sort((one, other) => BY_NAME.compare(run.names[one], run.names[other]));
     }
     const there = this.byName.filter((number) => {
+      if (run.names[number] === FORGOTTEN) return false;
       if (wanted && !run.names[number].toLowerCase().includes(wanted)) return false;
       return (run.uploadsOf[number][0] ?? Infinity) < shown || run.early.has(number);
     });
@@ -56,9 +58,9 @@ export class ClientList {
       there.sort((one, other) => keys.get(one) - keys.get(other)); // keeps the order of names where keys are equal
     }
     this.order = there;
-    const all = count(run.names.length, "client");
-    const isPart = there.length < run.names.length;
-    say(this.shownText, wanted ? `${there.length} of ${all}` : isPart ? `${there.length} of ${all} so far` : all);
+    const all = count(run.numClients, "client");
+    const isPart = there.length < run.numClients;
+    say(this.shownText, wanted ? `${there.length} of ${all}` : isPart ? `${there.length.toLocaleString("en")} of ${all} ${run.simulated ? "so far" : "listed"}` : all);
     this.box.style.maxHeight = `${Math.max(4, run.names.length) * ROW + 2}px`; // no empty box for few clients
     this.space.style.height = `${this.order.length * ROW}px`;
   }
@@ -70,6 +72,7 @@ export class ClientList {
       case "recent": return -client.at;
       case "cluster": return client.mixture ? mainCluster(client.mixture) - 0.9 * Math.max(...client.mixture) : run.K;
       case "moved": return -this.lastMove(number);
+      case "outcome": return { rejected: 0, deprecated: 1 }[client.outcome] ?? 2;
       default: return client.at < 0 || Number.isNaN(run.gain(client.at)) ? Number.MAX_VALUE : run.gain(client.at);
     }
   }
@@ -139,9 +142,9 @@ export class ClientList {
     row.gain.classList.toggle("bad", isBad);
     const age = this.age(client);
     say(row.old, age.replace(/ (epochs?|uploads?) ago$/, ""));
-    const truth = client.truth ? `; truly ${mixtureWords(run, client.truth)}` : "";
-    row.root.setAttribute("aria-label", `${client.name}: ${mixtureWords(run, client.mixture)}${truth}; ${words || "no score"}; ${age}`);
-    row.root.title = `${mixtureWords(run, client.mixture)}${truth}`;
+    const truth = client.truth ? `; true: ${mixtureWords(run, client.truth)}` : "";
+    row.root.setAttribute("aria-label", `${client.name}: estimate: ${mixtureWords(run, client.mixture)}${truth}; ${words || "no score"}; ${age}`);
+    row.root.title = `estimate: ${mixtureWords(run, client.mixture)}${truth}`;
   }
 
   age(client) {

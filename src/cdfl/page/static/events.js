@@ -1,5 +1,7 @@
 // The two dialects of events, read in one place: those of a run folder (cdfl/run_events.py) and those of a server.
 
+import { FORGOTTEN } from "./model.js";
+
 // One line of events.jsonl.
 export function readRunEvent(run, event) {
   switch (event.event) {
@@ -24,6 +26,7 @@ export function readRunEvent(run, event) {
         staleness: event.staleness,
         mixture: event.mixture,
         truth: event.true_mixture,
+        divergence: event.divergence,
         scores: { held: event.held, before: event.before, after: event.after, served: event.served },
         start: event.served_held ?? event.held,
         rates: event.rates,
@@ -61,6 +64,7 @@ export function readStatus(run, status, address) {
     simulated: false,
     planned: null,
   });
+  run.registered = status.clients;
 }
 
 export function readClients(run, clients) {
@@ -79,13 +83,15 @@ export function readClusters(run, clusters) {
 // One event of /v1/events.
 export function readServerEvent(run, event) {
   if (event.kind === "joined") {
+    if (!run.numbers.has(event.client_id)) run.registered++;
     run.joined(event.client_id);
     return;
   }
+  if (!run.length) run.skipped = event.number - 1;
   run.upload({
     epoch: event.epoch,
     time: event.received,
-    client: event.client_id || "a forgotten client",
+    client: event.client_id || FORGOTTEN,
     outcome: event.outcome,
     why: event.verdict?.reason ?? "",
     staleness: event.staleness,

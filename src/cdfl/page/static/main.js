@@ -5,9 +5,10 @@ import { clusterColor, make, runColors, say } from "./dom.js";
 import { OUTCOMES, RECENT, SCORES } from "./model.js";
 import { ServerSource, watchRuns } from "./source.js";
 import { mixtureKey, RunView } from "./view.js";
-import { gainWords, mixtureWords, number, OUTCOME_WORDS, SCORE_DASHES, SCORE_WORDS } from "./words.js";
+import { count, gainWords, mixtureWords, number, OUTCOME_WORDS, percent, SCORE_DASHES, SCORE_WORDS } from "./words.js";
 
 const REFRESH_MS = 400; // between two refreshes while events come
+const IDLE_MS = 5000; // and while none come from a server: times since uploads grow
 const PLAY_SECONDS = 30; // to play a whole run
 const MOST_OPEN = 4; // runs that are shown side by side without being asked
 const HISTORY_BARS = 40; // uploads in the chart of one client
@@ -36,7 +37,8 @@ function showMoment() {
   if (page.shown === null) slider.value = end;
   else if (Number(slider.value) !== page.shown) slider.value = page.shown;
   const now = page.shown ?? end;
-  const words = `upload ${now.toLocaleString("en")} of ${end.toLocaleString("en")}`;
+  const before = runs.length === 1 ? runs[0].skipped : 0;
+  const words = `upload ${(before + now).toLocaleString("en")} of ${(before + end).toLocaleString("en")}`;
   say(byId("moment"), words);
   slider.setAttribute("aria-valuetext", words);
   byId("latest").disabled = page.shown === null;
@@ -87,7 +89,8 @@ function frame(now) {
   if (page.isPlaying) advance(now - lastFrame);
   lastFrame = now;
   const version = runs.reduce((sum, run) => sum + run.version, 0);
-  if (!pending && version !== page.seen && (page.seen === -1 || now >= nextRefresh)) {
+  const isOld = now >= nextRefresh + IDLE_MS && runs.some((run) => run.state === "live");
+  if (!pending && (isOld || (version !== page.seen && (page.seen === -1 || now >= nextRefresh)))) {
     page.seen = version;
     nextRefresh = now + REFRESH_MS;
     pending = refresh();
@@ -161,8 +164,8 @@ function showTogether(ranges) {
   byId("together").hidden = drawn.length < 2;
   if (drawn.length < 2) return;
   const metric = drawn[0].metric;
-  together ??= new Curves(byId("together-chart"), { label: `Mean ${metric.name} of the replies`, y: metric.name });
-  say(byId("together-explain"), `Mean ${metric.name} of the replies on held-out data, ${metric.higher_is_better ? "higher" : "lower"} is better.`);
+  together ??= new Curves(byId("together-chart"), { label: `Mean ${metric.name} of new models`, y: metric.name });
+  say(byId("together-explain"), `${metric.name[0].toUpperCase()}${metric.name.slice(1)} of new models on held-out data, mean of the last ${RECENT} uploads; ${metric.higher_is_better ? "higher" : "lower"} is better.`);
   const dashes = ["solid", "dashed", "dotted"];
   const colors = runColors(drawn.map((run) => run.algorithm));
   const curves = drawn.map((run, place) => ({
@@ -183,8 +186,8 @@ function openClient(run, number) {
   page.clientSeen = "";
   clientCharts ??= {
     truth: new Bars(byId("client-truth"), { label: "True mixture at each upload", y: "true", size: "thin", shares: true, gapless: true }),
-    mixtures: new Bars(byId("client-mixtures"), { label: "Estimated mixture at each upload", x: "epoch", y: "estimated", size: "thick", shares: true }),
-    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads", size: "low" }),
+    mixtures: new Bars(byId("client-mixtures"), { label: "Estimate at each upload", x: "its uploads, in order", y: "estimate", size: "thick", shares: true }),
+    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads, in order", y: run.metric.name, size: "low" }),
   };
   showClient();
   if (!dialog.open) dialog.showModal();
@@ -201,38 +204,41 @@ function showClient() {
   if (page.clientSeen === seen) return;
   page.clientSeen = seen;
   say(byId("client-title"), run.names[which]);
-  say(byId("client-now"), client ? `Now: ${mixtureWords(run, client.mixture)}${client.truth ? `; truly ${mixtureWords(run, client.truth)}` : ""}. ${all.length} uploads here.` : "It has not uploaded yet.");
-  byId("client-legend").replaceChildren(...run.clusterNames.map((name, k) => {
-    const swatch = make("span", { class: "swatch" });
-    swatch.style.background = `var(${clusterColor(k)})`;
-    return make("li", {}, swatch, name);
-  }), ...(client?.truth ? [mixtureKey()] : []));
+  const nowWords = client && `Estimate: ${mixtureWords(run, client.mixture)}. ${client.truth ? `Truth: ${mixtureWords(run, client.truth)}. ` : ""}`;
+  say(byId("client-now"), client ? `${nowWords}${count(all.length, "upload")}${run.skipped ? " on this page" : ""}.` : "It has not uploaded yet.");
+  byId("client-legend").replaceChildren(...(client?.truth ? [mixtureKey()] : []));
   const recent = all.slice(-HISTORY_BARS);
+  const first = all.length - recent.length + 1; // the place of the first one that is drawn
+  say(byId("client-mixtures-title"), recent.length < all.length ? `Mixture at its last ${recent.length} uploads` : "Mixture at each upload");
   for (const [chart, column] of [[clientCharts.truth, run.columns.truth], [clientCharts.mixtures, run.columns.mixture]]) {
     const isKnown = recent.some((at) => !Number.isNaN(column.row(at)[0]));
     chart.nothing(isKnown ? "" : chart === clientCharts.truth ? " " : "No mixture is estimated.");
     if (!isKnown) continue;
-    const sets = run.clusterNames.map((name, k) => ({ label: name, values: recent.map((at) => column.row(at)[k]), colorName: clusterColor(k) }));
-    chart.update(recent.map((at) => run.columns.epoch.at(at)), sets, { legend: false });
+    const sets = run.clusterNames.map((name, k) => ({ label: name, values: recent.map((at) => column.row(at)[k]), colorName: clusterColor(k), value: percent(column.row(recent.at(-1))[k]) }));
+    chart.update(recent.map((_, place) => first + place), sets);
     chart.draw();
   }
   byId("client-truth").hidden = !run.simulated;
   const named = run.scoreNames((i) => all.some((at) => !Number.isNaN(run.columns.scores.row(at)[i])));
-  say(byId("client-scores-title"), run.simulated ? `Its ${run.metric.name} on held-out data` : "What it reports: loss on its own new data");
+  clientCharts.scores.name("y", run.metric.name);
+  say(byId("client-scores-title"), run.simulated ? `Its ${run.metric.name} on held-out data` : "What it reports: loss on its own data");
+  say(byId("client-scores-explain"), run.simulated
+    ? `Three models at each upload, tested on data like its newest: old model, own training, new model; ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
+    : "At each upload: what the one before it did, from the old model to the new one; lower is better.");
   clientCharts.scores.nothing(named.length ? "" : "It has not reported.");
   if (named.length) {
     clientCharts.scores.update(named.map(([name, i]) => {
-      const points = all.map((at, place) => ({ x: place + 1, y: run.columns.scores.row(at)[i] })).filter(({ y }) => !Number.isNaN(y));
-      return { label: SCORE_WORDS[name], points, colorName: `--${name}`, dash: SCORE_DASHES[name], value: number(points.at(-1).y) };
-    }), { last: all.length });
+      const points = recent.map((at, place) => ({ x: first + place, y: run.columns.scores.row(at)[i] })).filter(({ y }) => !Number.isNaN(y));
+      return { label: SCORE_WORDS[name], points, colorName: `--${name}`, dash: SCORE_DASHES[name], value: number(points.at(-1)?.y) };
+    }), { first: first - 0.5, last: all.length + 0.5 });
     clientCharts.scores.draw();
   }
-  const head = ["epoch", "outcome", "staleness", "mixture", run.simulated ? "reply" : "reported"];
-  const rows = all.slice(-HISTORY_ROWS).reverse().map((at) => {
+  const head = ["its upload", "upload of all", "outcome", "staleness (epochs)", "estimate", run.simulated ? "new model against old" : "its upload before: new model against old"];
+  const rows = all.slice(-HISTORY_ROWS).reverse().map((at, back) => {
     const gain = run.gain(at);
-    const cells = [OUTCOME_WORDS[OUTCOMES[run.columns.outcome.at(at)]], String(run.columns.staleness.at(at)),
+    const cells = [(run.skipped + at + 1).toLocaleString("en"), OUTCOME_WORDS[OUTCOMES[run.columns.outcome.at(at)]], String(run.columns.staleness.at(at)),
       mixtureWords(run, Number.isNaN(run.columns.mixture.row(at)[0]) ? null : run.columns.mixture.row(at)), Number.isNaN(gain) ? "–" : gainWords(run, gain)];
-    return make("tr", {}, make("th", { scope: "row" }, String(run.columns.epoch.at(at))), ...cells.map((text) => make("td", {}, text)));
+    return make("tr", {}, make("th", { scope: "row" }, String(all.length - back)), ...cells.map((text) => make("td", {}, text)));
   });
   byId("client-uploads").replaceChildren(
     make("caption", {}, "Newest first"),

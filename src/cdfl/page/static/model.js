@@ -6,6 +6,7 @@
 export const OUTCOMES = ["applied", "deprecated", "rejected"];
 export const SCORES = ["held", "before", "after", "served"];
 export const RECENT = 60; // uploads that a score is the mean of
+export const FORGOTTEN = "a forgotten client"; // no client can have this name
 const BINS = 120; // a curve has between this many points and twice as many
 
 // Numbers that grow, in a typed array: 20,000 uploads are a few megabytes.
@@ -120,6 +121,8 @@ export class Run {
     this.metric = { name: "accuracy", higher_is_better: true };
     this.simulated = false;
     this.planned = null; // uploads, of a simulation
+    this.skipped = 0; // uploads to a server before the first one that is loaded
+    this.registered = 0; // clients that a server knew when the page asked
     this.algorithm = ""; // of a simulation
     this.isServed = false; // whether the reply is more than the one model that `after` scores
     this.state = "loading"; // loading | running | live | away | finished
@@ -145,6 +148,7 @@ export class Run {
     this.columns = {
       epoch: new Column(), time: new Column(), client: new Column(), outcome: new Column(), staleness: new Column(),
       scores: new Column(SCORES.length), start: new Column(), mixture: new Column(K), truth: new Column(K), rates: new Column(K),
+      divergence: new Column(),
     };
     this.scoreBins = new Bins(SCORES.length);
     this.outcomeBins = new Bins(OUTCOMES.length);
@@ -175,7 +179,7 @@ export class Run {
     return number;
   }
 
-  // What a server says of a client whose uploads came before the first one that is loaded.
+  // What a server says of a client; it is shown until the client's first upload that is loaded.
   known(name, state) {
     this.early.set(this.clientNumber(name), state);
     this.version++;
@@ -200,6 +204,7 @@ export class Run {
     columns.mixture.push(upload.mixture);
     columns.truth.push(upload.truth);
     columns.rates.push(upload.rates);
+    columns.divergence.push(upload.divergence);
     this.uploadsOf[number].push(position);
     if (upload.why) this.refusals.push([position, upload.why]);
     this.scoreBins.add(position + 1, scores);
@@ -279,7 +284,7 @@ export class Run {
     const at = this.lastUpload(number, shown - 1);
     const name = this.names[number];
     if (at < 0) {
-      const early = this.early.get(number);
+      const early = this.before(number);
       return early ? { name, number, at, ...early } : null;
     }
     const columns = this.columns;
@@ -296,32 +301,69 @@ export class Run {
     };
   }
 
+  // What a server said of a client, as far as it is older than every upload that is loaded.
+  before(number) {
+    const early = this.early.get(number);
+    if (!early) return null;
+    const isLoaded = this.uploadsOf[number].length > 0 && (!this.skipped || early.epoch >= this.columns.epoch.at(0));
+    return isLoaded ? { epoch: null, time: NaN, outcome: null, staleness: null, mixture: null, truth: null, scores: {} } : early;
+  }
+
+  // How many clients there are; one whose data were deleted on request has no name, and is none.
+  get numClients() {
+    return Math.max(this.registered, this.names.length - (this.numbers.has(FORGOTTEN) ? 1 : 0));
+  }
+
   // The mixtures of a client after `shown` uploads; null where one is not known.
   mixturesOf(number, shown) {
     const at = this.lastUpload(number, shown - 1);
-    if (at < 0) return { mixture: this.early.get(number)?.mixture ?? null, truth: null };
+    if (at < 0) return { mixture: this.before(number)?.mixture ?? null, truth: null };
     return { mixture: present(this.columns.mixture.row(at)), truth: present(this.columns.truth.row(at)) };
   }
 
-  // How much better the reply is than what its client had before: in points if the metric is a share.
+  // How much better the new model is than the old one: in points if the metric is a share.
   gain(at) {
     const scores = this.columns.scores.row(at);
     const now = Number.isNaN(scores[3]) ? scores[2] : scores[3];
     return (now - this.columns.start.at(at)) * (this.metric.higher_is_better ? 1 : -1);
   }
 
-  // Counts of outcomes among the shown uploads.
-  outcomes(shown) {
+  // Counts of outcomes among the shown uploads, or the `recent` last of them.
+  outcomes(shown, recent = Infinity) {
     const counts = [0, 0, 0];
-    for (let i = 0; i < shown; i++) counts[this.columns.outcome.at(i)]++;
+    for (let i = Math.max(0, shown - recent); i < shown; i++) counts[this.columns.outcome.at(i)]++;
     return counts;
   }
 
-  // Uploads a second (of the clock of the events), over the last `recent` of the shown uploads.
-  rate(shown, recent = 50) {
+  // How good the estimates of the last `recent` shown uploads are; null if they or the truth are not known.
+  estimates(shown, recent = RECENT) {
+    let [known, right, sum, measured] = [0, 0, 0, 0];
+    for (let i = Math.max(0, shown - recent); i < shown; i++) {
+      const [mixture, truth] = [this.columns.mixture.row(i), this.columns.truth.row(i)];
+      if (Number.isNaN(mixture[0]) || Number.isNaN(truth[0])) continue;
+      known++;
+      if (mainCluster(mixture) === mainCluster(truth)) right++;
+      const divergence = this.columns.divergence.at(i);
+      if (!Number.isNaN(divergence)) [sum, measured] = [sum + divergence, measured + 1];
+    }
+    return known ? { right: right / known, error: measured ? sum / measured : NaN } : null;
+  }
+
+  // The most frequent [reason, times] of rejections among the shown uploads, or the `recent` last of them.
+  reasons(shown, recent = Infinity) {
+    const reasons = new Map();
+    for (const [position, why] of this.refusals) {
+      if (position < shown && position >= shown - recent) reasons.set(why, (reasons.get(why) ?? 0) + 1);
+    }
+    return [...reasons].sort(([, one], [, other]) => other - one);
+  }
+
+  // Uploads a second (of the clock of the events), over the last `recent` of the shown uploads. `now` is the time of
+  // that clock where it goes on: a server that gets no uploads is slow.
+  rate(shown, now = -Infinity, recent = 50) {
     const first = Math.max(0, shown - recent);
     if (shown - first < 2) return NaN;
-    const seconds = this.columns.time.at(shown - 1) - this.columns.time.at(first);
+    const seconds = Math.max(now, this.columns.time.at(shown - 1)) - this.columns.time.at(first);
     return seconds > 0 ? (shown - 1 - first) / seconds : NaN;
   }
 

@@ -5,6 +5,7 @@ import { Run } from "./model.js";
 
 const SLICE_MS = 8; // events are read in slices, so that the page stays responsive
 const HISTORY = 5000; // uploads of a server that are loaded from before the page was opened
+const MOST_PAGES = 10; // of the list of clients, each of a thousand
 const CLUSTERS_SECONDS = 10; // between two requests for the matrices
 const LONGEST_WAIT = 15; // seconds between two attempts to reach a server
 
@@ -115,15 +116,16 @@ export class ServerSource {
     const run = new Run(location.host);
     runs.push(run);
     let wait = 1;
-    let last = null; // the epoch of the last event
+    let last = null; // the number of the last event
+    let epoch = 0; // of the last event
     for (;;) {
       try {
         const status = await this.json("v1/status");
-        if (last === null || status.epoch < last) {
+        if (last === null || status.uploads < last || status.epoch < epoch) {
           run.reset();
           readStatus(run, status, location.host);
-          readClients(run, (await this.json("v1/clients")).clients);
-          last = Math.max(0, status.epoch - HISTORY);
+          await this.readAllClients(run);
+          last = run.skipped = Math.max(0, status.uploads - HISTORY);
         }
         this.say("");
         run.state = "live";
@@ -134,7 +136,7 @@ export class ServerSource {
           for await (const event of serverSentEvents(events)) {
             wait = 1;
             readServerEvent(run, event);
-            if (event.epoch !== undefined) last = event.epoch;
+            if (event.number !== undefined) ({ number: last, epoch } = event);
           }
         } finally {
           matrices.stop();
@@ -149,6 +151,16 @@ export class ServerSource {
         await sleep(Math.min(away.seconds ?? wait, LONGEST_WAIT));
         wait = Math.min(2 * wait, LONGEST_WAIT);
       }
+    }
+  }
+
+  async readAllClients(run) {
+    let after = "";
+    for (let page = 0; page < MOST_PAGES; page++) {
+      const { clients, more } = await this.json(`v1/clients?after=${after}`);
+      readClients(run, clients);
+      if (!more) return;
+      after = clients.at(-1).client_id;
     }
   }
 

@@ -4,10 +4,12 @@ import { Bars, Curves } from "./charts.js";
 import { ClientList, Glance } from "./clients.js";
 import { clusterColor, make, say } from "./dom.js";
 import { OUTCOMES, RECENT } from "./model.js";
-import { number, OUTCOME_WORDS, percent, SCORE_DASHES, SCORE_WORDS, sentence } from "./words.js";
+import { count, gainWords, number, OUTCOME_WORDS, percent, reasonWords, SCORE_DASHES, SCORE_WORDS, sentence } from "./words.js";
 
 const LINES = 40; // of the feed that are in the document
 const SEARCHED = 3000; // of the feed that are looked through for notable ones
+const FEWEST = 10; // uploads before shares of them are worth a warning;
+const [MANY_REJECTED, MANY_STALE] = [0.1, 0.2]; // of the last RECENT uploads: more are, as in cdfl/report/findings.py
 let views = 0;
 
 export class RunView {
@@ -44,25 +46,25 @@ export class RunView {
       return make("li", {}, swatch, name);
     });
     this.part(".legend.clusters").replaceChildren(...legend);
-    say(this.part(".clients .explain"), run.simulated
-      ? "Above: all clients, a column each. Below: one row each; click it for its history."
-      : "Each bar is what the server estimated from the client's last upload. Click one for its history.");
+    say(this.part(".clients .explain"), `A column of the strip and a row of the list are a client: the estimate from its last upload${run.simulated ? ", and the truth" : ""}. Click one for its history.`);
     if (run.simulated) this.part(".legend.clusters").append(mixtureKey());
+    say(this.part(".columns .mixtures"), run.simulated ? "mixture (true, estimate)" : "mixture (estimate)");
     const metric = run.metric.name;
-    this.replies = new Curves(this.part(".replies .chart"), { label: "Do the replies help", y: metric });
+    this.replies = new Curves(this.part(".replies .chart"), { label: "Do new models help", y: metric });
     say(this.part(".replies .explain"), run.simulated
-      ? `When a client uploads, its models are tested on new held-out data: the reply it got last time, what it trained from it, and the new reply. Mean ${metric} of the last ${RECENT} uploads; ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
-      : `What clients report: the loss on their own new data, with the last reply and with the new one. Mean of the last ${RECENT} uploads; lower is better.`);
-    this.fleet = new Curves(this.part(".fleet .chart"), { label: "Mean share of each cluster", stacked: true, size: "low" });
-    this.losses = new Curves(this.part(".losses .chart"), { label: "Clusters" });
-    this.uploads = new Curves(this.part(".uploads .chart"), { label: "Outcomes of uploads", stacked: true, size: "low" });
-    this.staleness = new Bars(this.part(".staleness .chart"), { label: "Staleness", x: "epochs", y: "uploads", size: "low" });
+      ? `At each upload three models of the client are tested on held-out data like its newest: the old model, which it has; own training, which it makes of that and uploads; and the new model, which it is sent. Mean ${metric} of the last ${RECENT} uploads; ${run.metric.higher_is_better ? "higher" : "lower"} is better.`
+      : `Clients report with an upload what the one before it did: the loss on the data that they trained on, with the old model and with the new one. Mean of the last ${RECENT} uploads; lower is better.`);
+    this.fleet = new Curves(this.part(".fleet .chart"), { label: "Mean share of each cluster", y: "share", stacked: true, size: "low" });
+    this.losses = new Curves(this.part(".losses .chart"), { label: "Cluster models", y: run.simulated ? metric : "loss" });
+    this.uploads = new Curves(this.part(".uploads .chart"), { label: "Outcomes of uploads", y: "share", stacked: true, size: "low" });
+    this.staleness = new Bars(this.part(".staleness .chart"), { label: "Staleness", x: "staleness (epochs)", y: "uploads", size: "low" });
     this.what = run.simulated ? "score" : "loss";
     this.buildChoice();
     this.part(".notable").addEventListener("change", () => this.feedLines());
     this.panels = [
       [
         (shown) => this.tiles(shown),
+        (shown) => this.banner(shown),
         (shown) => this.replyCurves(shown),
         () => this.fleetCurves(),
         () => this.clusterCurves(),
@@ -103,19 +105,23 @@ export class RunView {
     say(this.part(".run-title"), this.ranges.several ? `${run.name}: ${run.title}` : run.title);
     say(this.part(".about"), run.about);
     const scores = run.scores(shown);
-    const rate = run.rate(shown);
-    const [applied, ...others] = run.outcomes(shown);
+    const rate = run.rate(shown, run.state === "live" && this.at === null ? Date.now() / 1000 : undefined);
+    const [applied, stale, rejected] = run.outcomes(shown);
     const last = run.clusterState(shown, "scores");
-    const tiles = [["uploads", shown.toLocaleString("en"), run.planned ? `of ${run.planned.toLocaleString("en")}` : `epoch ${shown ? run.columns.epoch.at(shown - 1) : 0}`]];
-    tiles.push(["clients", run.names.length.toLocaleString("en"), ""]);
+    const estimates = run.estimates(shown);
+    const all = (run.skipped + shown).toLocaleString("en");
+    const loaded = run.skipped ? `; this page has the last ${shown.toLocaleString("en")}` : "";
+    const tiles = [["uploads", all, run.planned ? `of ${run.planned.toLocaleString("en")}` : `all so far${loaded}`]];
+    tiles.push(["clients", run.numClients.toLocaleString("en"), run.simulated ? "that have uploaded" : "that have joined"]);
     const reply = scores[run.reply];
     if (!Number.isNaN(reply)) {
       const own = Number.isNaN(scores.before) ? "" : `, own training ${number(scores.before)}`;
-      tiles.push([run.simulated ? `${run.metric.name} of new replies` : "loss of new replies", number(reply), `last reply ${number(scores.held)}${own}`]);
+      tiles.push([`${run.metric.name} of new models`, number(reply), `old models ${number(scores.held)}${own}`]);
     }
-    if (last) tiles.push([`${run.metric.name} of clusters`, number(mean(last.scores)), `${number(Math.min(...last.scores))} to ${number(Math.max(...last.scores))}`]);
-    tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), ""]);
-    tiles.push(["applied", applied.toLocaleString("en"), `${others[0].toLocaleString("en")} too stale, ${others[1].toLocaleString("en")} rejected`]);
+    if (last) tiles.push([`${run.metric.name} of cluster models`, number(mean(last.scores)), `worst ${number(extreme(run, last.scores, false))}, best ${number(extreme(run, last.scores, true))}`]);
+    if (estimates) tiles.push(["largest share right", percent(estimates.right), `of estimates; mixture error (KL) ${number(estimates.error, 2)}, 0 is exact`]);
+    tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), "the last 50 uploads"]);
+    tiles.push(["uploads applied", applied.toLocaleString("en"), `${stale.toLocaleString("en")} too stale, ${rejected.toLocaleString("en")} rejected${loaded && ", of those"}`]);
     const box = this.part(".tiles");
     while (box.children.length > tiles.length) box.lastChild.remove();
     tiles.forEach(([name, value, more], place) => {
@@ -130,9 +136,32 @@ export class RunView {
     });
   }
 
+  // Say that many of the last uploads changed nothing, and what to do.
+  banner(shown) {
+    const { run } = this;
+    const [, stale, rejected] = run.outcomes(shown, RECENT);
+    const recent = Math.min(shown, RECENT);
+    const parts = [];
+    if (recent >= FEWEST && rejected > MANY_REJECTED * recent) {
+      const [[why] = [""]] = run.reasons(shown, RECENT);
+      parts.push(`${rejected} of the last ${count(recent, "upload")} were rejected (most often ${reasonWords(run, why)}). ${run.simulated
+        ? "Look at what the defence refuses below, or change it."
+        : "Order the clients by “rejected or too stale first”. Of one that you trust, check data, labels and learning rate; if that is right, the guard is wrong: --accept-all turns it off. Of one that you do not trust, revoke the token."}`);
+    }
+    if (recent >= FEWEST && stale > MANY_STALE * recent) {
+      parts.push(`${stale} of the last ${count(recent, "upload")} were too stale and changed no cluster: raise max_staleness, or let clients upload sooner after they download.`);
+    }
+    const banner = this.part(".banner");
+    say(banner, parts.join(" "));
+    banner.hidden = !parts.length;
+  }
+
   clients(shown) {
+    const { run } = this;
     const glides = this.at === null; // under the slider, a bar jumps: gliding would lag behind
     this.part(".rows").classList.toggle("still", !glides);
+    const isEstimated = !run.simulated || run.fleetBins.has(0) || !run.length;
+    if (run.simulated) say(this.part(".key .words"), isEstimated ? "thick: estimate" : "no estimate: this algorithm makes none");
     this.list.update(shown);
     this.glance.update(shown, this.list.order, glides);
   }
@@ -141,8 +170,9 @@ export class RunView {
     const { run } = this;
     const named = run.scoreNames();
     this.replies.nothing(named.length ? "" : run.simulated ? "No uploads yet." : "No client has reported yet. `cdfl join` reports by default, a Client with report=True.");
-    if (!named.length) return;
     const now = run.scores(shown);
+    say(this.part(".replies .answer"), answer(run, now));
+    if (!named.length) return;
     const curves = named.map(([name, i]) => ({
       label: SCORE_WORDS[name], points: run.scoreBins.points(i, RECENT), colorName: `--${name}`, dash: SCORE_DASHES[name],
       width: name === run.reply ? 3 : 2, value: number(now[name]),
@@ -152,6 +182,9 @@ export class RunView {
 
   fleetCurves() {
     const { run } = this;
+    say(this.part(".fleet .explain"), run.skipped
+      ? "Mean of the newest estimates of the clients whose uploads this page has."
+      : "Mean of the newest estimates of all clients that have uploaded.");
     this.fleet.nothing(run.fleetBins.has(0) ? "" : run.length ? "This algorithm estimates no mixtures." : "No uploads yet.");
     if (!run.fleetBins.has(0)) return;
     const areas = run.clusterNames.map((name, k) => {
@@ -169,6 +202,7 @@ export class RunView {
       const button = make("button", { type: "button", "aria-pressed": String(what === this.what) }, words);
       button.addEventListener("click", () => {
         this.what = what;
+        this.losses.name("y", words);
         for (const other of box.children) other.setAttribute("aria-pressed", String(other === button));
         this.clusterCurves();
         this.losses.draw();
@@ -216,8 +250,9 @@ export class RunView {
     }
     say(this.part(".apart .explain"), apartWords(run, losses?.matrix));
     const tables = [];
-    if (losses) tables.push(table(run, losses.matrix, `Loss of each model (row) on each cluster's samples (column), epoch ${losses.epoch}`, { best: "row" }));
-    if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, epoch ${distances.epoch}`, {}));
+    const when = ({ position }) => (position ? `after upload ${(run.skipped + position).toLocaleString("en")}` : "at the start");
+    if (losses) tables.push(table(run, losses.matrix, `Loss of each model (row) on each cluster's samples (column), ${when(losses)}; framed: the lowest of its row`, { best: "row" }));
+    if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, ${when(distances)}`, {}));
     box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": each.caption.textContent }, each)));
   }
 
@@ -230,11 +265,9 @@ export class RunView {
       label: OUTCOME_WORDS[name], points: run.outcomeBins.points(i, RECENT), colorName: `--${name}`, width: 1, value: counts[i].toLocaleString("en"),
     }));
     this.uploads.update(curves, this.moment());
-    say(this.part(".uploads .explain"), `Shares among the last ${RECENT} uploads, and how many there were in all.`);
-    const reasons = new Map();
-    for (const [position, why] of run.refusals) if (position < shown) reasons.set(why, (reasons.get(why) ?? 0) + 1);
-    const items = [...reasons].sort(([, one], [, other]) => other - one).slice(0, 5);
-    this.part(".reasons").replaceChildren(...items.map(([why, times]) => make("li", {}, `${times.toLocaleString("en")} rejected: ${why}`)));
+    say(this.part(".uploads .explain"), `The chart: shares among the last ${RECENT} uploads. The numbers: how many ${run.skipped ? "on this page" : "in all"}.`);
+    const items = run.reasons(shown).slice(0, 5);
+    this.part(".reasons").replaceChildren(...items.map(([why, times]) => make("li", {}, `${times.toLocaleString("en")} rejected: ${run.simulated ? why : `told “${why}”`}`)));
   }
 
   stalenessBars(shown) {
@@ -264,7 +297,7 @@ export class RunView {
 
   line(i, entry, said) {
     const { run } = this;
-    const when = entry.kind === "upload" ? `${run.columns.epoch.at(entry.position)}` : `${entry.position}`;
+    const when = `${run.skipped + entry.position + (entry.kind === "upload" ? 1 : 0)}`;
     const item = make("li", {}, make("span", { class: "when" }, when));
     item.dataset.key = `${i} ${said.words}`;
     if (said.client) {
@@ -291,11 +324,26 @@ function lastEntry(log, shown) {
 
 // How true and estimated mixtures are drawn everywhere: the truth thin and above, the estimate thick and below.
 export function mixtureKey() {
-  return make("li", { class: "key" }, make("i", { class: "thin" }), "thin: true", make("i"), "thick: estimated by the server");
+  return make("li", { class: "key" }, make("i", { class: "thin" }), "thin: true", make("i"), make("span", { class: "words" }, "thick: estimate"));
 }
 
 export function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function extreme(run, scores, isBest) {
+  return run.metric.higher_is_better === isBest ? Math.max(...scores) : Math.min(...scores);
+}
+
+// What the scores say, in one sentence.
+function answer(run, scores) {
+  const [now, old, own] = [scores[run.reply], scores.held, scores.before];
+  if (Number.isNaN(now) || Number.isNaN(old)) return "";
+  const better = (other) => (now - other) * (run.metric.higher_is_better ? 1 : -1);
+  const against = (other, name) => `${gainWords(run, better(other))} than ${name}`.replace("as good than", "as good as");
+  const parts = [against(old, "old ones")];
+  if (!Number.isNaN(own)) parts.push(against(own, "own training"));
+  return `${better(old) >= 5e-4 ? "Yes" : "No"}: new models are ${parts.join(", ")}.`;
 }
 
 function table(run, values, caption, { best }) {

@@ -2,10 +2,8 @@
 
 import { mainCluster, OUTCOMES } from "./model.js";
 
-// Which model of a client is tested, in the order of time; cdfl/report/style.py has the same words.
-export const SCORE_WORDS = {
-  held: "last reply, on new data", before: "own training, uploaded", after: "new reply", served: "new reply: experts + router",
-};
+// Which model of a client is tested, in the order of time; cdfl/series.py has the same words.
+export const SCORE_WORDS = { held: "old model", before: "own training", after: "new model", served: "new model, with experts" };
 export const SCORE_DASHES = { held: "dotted", before: "dashed", after: "solid", served: "solid" };
 export const OUTCOME_WORDS = { applied: "applied", deprecated: "too stale", rejected: "rejected" };
 
@@ -23,7 +21,7 @@ export function percent(share, digits = 0) {
 // A difference of scores: shares differ by points, other metrics by their own unit.
 export function gainWords(run, gain) {
   const amount = isShare(run.metric) ? `${(100 * Math.abs(gain)).toFixed(1)} points` : number(Math.abs(gain));
-  if (Math.abs(gain) < 5e-4) return "as good as before";
+  if (Math.abs(gain) < 5e-4) return "as good";
   return `${amount} ${gain > 0 ? "better" : "worse"}`;
 }
 
@@ -40,7 +38,7 @@ export function mixtureWords(run, mixture) {
     .join(", ");
 }
 
-// Whether the main cluster of a client changed with an upload: [from, to], or null.
+// Whether the largest estimated share of a client changed with an upload: [from, to], or null.
 export function move(run, position, previous) {
   if (previous < 0) return null;
   const [then, now] = [run.columns.mixture.row(previous), run.columns.mixture.row(position)];
@@ -61,33 +59,38 @@ export function sentence(run, entry) {
   const outcome = OUTCOMES[run.columns.outcome.at(position)];
   const staleness = run.columns.staleness.at(position);
   if (outcome === "rejected") {
-    return { client, words: `its upload was rejected: ${(entry.why || "the defence refused it").split(";")[0]}`, weight: "trouble" };
+    return { client, words: `its upload was rejected: ${reasonWords(run, entry.why)}`, weight: "trouble" };
   }
   if (outcome === "deprecated") {
-    return { client, words: `its upload was too stale, ${count(staleness, "epoch")} old, and moved nothing`, weight: "trouble" };
+    return { client, words: `its upload was too stale, ${count(staleness, "epoch")} old, and changed no cluster`, weight: "trouble" };
   }
   const moved = move(run, position, previous);
   const names = run.clusterNames;
   const mixture = run.columns.mixture.row(position);
   let words = "uploaded";
-  if (moved) words = `moved from ${names[moved[0]]} to ${names[moved[1]]}`;
+  if (moved) words = `moved from ${names[moved[0]]} to ${names[moved[1]]} (${percent(mixture[moved[1]])})`;
   else if (!Number.isNaN(mixture[0])) {
     const main = mainCluster(mixture);
-    words = `${previous < 0 && run.simulated ? "joined with" : "stays with"} ${names[main]}, ${percent(mixture[main])}`;
-    if (previous < 0 && !run.simulated) words = `uploaded: mainly ${names[main]}, ${percent(mixture[main])}`;
+    words = `${previous < 0 ? "estimated" : "stays"} mostly ${names[main]} (${percent(mixture[main])})`;
   }
   const gain = run.gain(position);
   if (!Number.isNaN(gain)) {
     words += run.simulated
-      ? `; its new reply is ${gainWords(run, gain)} than its last one`.replace("as good as before than", "as good as")
+      ? `; its new model is ${gainWords(run, gain)} than the old one`.replace("as good than", "as good as")
       : `; it reports ${reported(run, position)}`;
   }
   return { client, words, weight: moved ? "moved" : "usual" };
 }
 
+// The first part of a reason; the rest is advice to the client, to whom a server says it.
+export function reasonWords(run, why) {
+  const words = (why || "refused by the defence").split(";")[0];
+  return run.simulated ? words : `it was told “${words}”`;
+}
+
 function reported(run, position) {
   const [held, , after] = run.columns.scores.row(position);
-  return `loss ${number(held)} with its last reply, ${number(after)} with the new one`;
+  return `that its last upload took its loss from ${number(held)} (old model) to ${number(after)} (new model)`;
 }
 
 export function count(value, thing) {
