@@ -30,7 +30,9 @@ def test_what_it_says_of_itself(run):
     assert run.metrics == {"rmse": False, "r2": True}
     assert run.summary.uploads == len(run.uploads) == 12
     assert re.fullmatch(
-        r"Run\(cdfl on lines, seed 0: 12 uploads; rmse before [\d.]+, after [\d.]+, cluster [\d.]+\)", repr(run)
+        r"Run\(cdfl on lines, seed 0: 12 uploads; "
+        r"rmse old model [\d.]+, own training [\d.]+, new model [\d.]+, clusters [\d.]+\)",
+        repr(run),
     )
     assert run.config["scenario"]["name"] == "lines"
     assert len(run.separation) == 2
@@ -39,7 +41,7 @@ def test_what_it_says_of_itself(run):
 def test_html_for_notebooks(run):
     page = run._repr_html_()
     assert "<th>rmse (lower is better)</th><th>r2</th>" in page
-    assert "after the reply" in page
+    assert "new model" in page
     assert "<script" not in cdfl.Run(run.config, run.events)._repr_html_()
     unfinished = cdfl.Run(run.config, run.events[:-1])
     assert unfinished._repr_html_() == "<p>Run(cdfl on lines, seed 0: not finished)</p>"
@@ -63,7 +65,7 @@ def test_a_picture(run):
     figure = run.plot(against=[run])
     assert isinstance(figure, Figure)
     titles = [axes.get_title("left") for axes in figure.axes]
-    for words in ("1  The data of client", "2  The server estimates", "3  How well the replies work"):
+    for words in ("1  Client", "2  Estimate", "3  "):
         assert sum(title.startswith(words) for title in titles) == 1
     [scores] = [axes for axes in figure.axes if axes.get_title("left").startswith("3 ")]
     assert scores.get_ylabel() == "rmse (lower is better), held-out data"
@@ -172,7 +174,7 @@ class TestProgress:
                 line.show(event)
         said = stream.getvalue()
         assert "reading data" in said
-        assert re.search(r"12 of 12 uploads, about 0 s left  rmse: before [\d.]+  after [\d.]+  clusters [\d.]+", said)
+        assert re.search(r"12 of 12 uploads, about 0 s left  rmse: old model [\d.]+, new model [\d.]+", said)
         assert said.endswith("\r")
 
     def test_a_bar_in_a_terminal(self, run):
@@ -184,7 +186,7 @@ class TestProgress:
             for event in run.events:
                 bar.show(event)
         assert "12/12" in stream.getvalue()
-        assert "rmse: before" in stream.getvalue()
+        assert "rmse: old model" in stream.getvalue()
 
     def test_what_suits_the_place(self, monkeypatch):
         assert isinstance(progress_display.display(3, False), progress_display.Nothing)

@@ -69,7 +69,7 @@ def test_every_metric_has_a_table_and_its_direction(tmp_path, monkeypatch):
     code, said = call("compare", "lines.py", *options)
     assert code == 0
     assert "lines, 2 seeds: mean and deviation of held-out mae (lower is better)" in said
-    assert "held-out r2 algorithm held before after served cluster" in said
+    assert "held-out r2 algorithm old model own training new model with experts clusters" in said
     found = json.loads(Path("runs", "lines-compare", "summary.json").read_text())
     assert [metric["name"] for metric in found["metrics"]] == ["mae", "r2"]
     ends = [RunFolder(Path("runs", "lines-compare", f"local-{seed}")).events()[-1] for seed in range(2)]

@@ -48,16 +48,16 @@ def test_a_run_with_experts_ends_with_who_serves_what(small, tmp_path):
     assert code == 0
     end = RunFolder(tmp_path / "runs" / "small-cdfl-0").events()[-1]
     for label, value in [
-        ("on new data with the last reply, as one model", end.held),
-        ("after the reply, as one model", end.after),
-        ("with experts and router, on new data", end.served_held),
-        ("with experts and router, after the reply", end.served),
-        ("with the likeliest expert for each input", end.routed["one"]),
+        ("old model, without experts", end.held),
+        ("new model, without experts", end.after),
+        ("old model, with experts", end.served_held),
+        ("new model, with experts", end.served),
+        ("new model, likeliest expert for each input", end.routed["one"]),
     ]:
         assert re.search(rf"clients, {label} {value:.3f}", output), label
     run = load(tmp_path / "runs" / "small-cdfl-0")
-    assert f"served {end.served:.3f}" in repr(run)
-    assert "with experts and router" in run._repr_html_()
+    assert f"new model, with experts {end.served:.3f}" in repr(run)
+    assert "new model, with experts" in run._repr_html_()
 
 
 def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
@@ -69,10 +69,10 @@ def test_a_run_ends_with_a_table_and_a_folder(small, tmp_path):
     end = folder.events()[-1]
     assert isinstance(end, Finished)
     for label, value in [
-        ("clients, before their upload", f"{end.before:.3f}"),
-        ("clients, after the reply", f"{end.after:.3f}"),
+        ("clients, own training", f"{end.before:.3f}"),
+        ("clients, new model", f"{end.after:.3f}"),
         ("clusters, at the end", f"{end.cluster:.3f}"),
-        ("KL, true to estimated mixture", f"{end.divergence:.3f}"),
+        (r"mixture error \(KL\), 0 is exact", f"{end.divergence:.3f}"),
     ]:
         assert re.search(rf"{label} {value}", output), label
     assert "experts" not in output
@@ -275,7 +275,7 @@ def test_a_damaged_file_is_named(small, tmp_path):
 def test_a_run_without_uploads(small, tmp_path):
     code, output = call("run", small, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0
-    assert re.search(r"clients, after the reply - ", output)
+    assert re.search(r"clients, new model - ", output)
     assert "0 of 2 uploads were made: the policy never uploaded in 1" in output
     code, output = call("compare", small, "--algorithms", "cdfl", "--seeds", 1, "--policy", "adwin", "--num-uploads", 2)
     assert code == 0

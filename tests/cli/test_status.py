@@ -38,11 +38,11 @@ def test_a_server_and_its_store_say_the_same(server, tmp_path):
     code, local = call("status", tmp_path / "store", "--json", squeeze=False)
     assert code == 0
     remote, local = json.loads(remote), json.loads(local)
-    for name in ("epoch", "num_clusters", "cluster_losses", "cluster_epochs", "clients", "num_parameters"):
+    for name in ("epoch", "num_clusters", "cluster_losses", "cluster_epochs", "clients", "uploads", "num_parameters"):
         assert remote[name] == local[name], name
     assert (remote["state"], local["state"], local["snapshots"]) == ("serving", "stored", [0])
     code, said = call("status", server.url)
-    assert f"{server.url}: epoch 1, 2 clients" in said
+    assert f"{server.url}: epoch 1, 1 upload, 2 clients" in said
 
 
 def test_clients(server, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from cdfl.report import figures, save, style
@@ -34,20 +35,27 @@ def curves(axes):
 def test_the_story_of_one_run():
     figure = figures.story(runs("cdfl"))
     named = {axes.get_ylabel(): axes for axes in figure.get_axes()}
-    truth, estimated, scores = named["true"], named["estimated"], named["accuracy, held-out data"]
+    truth, estimated, scores = named["true"], named["estimate"], named["accuracy, held-out data"]
     assert len(truth.patches) == len(estimated.patches) == 4 * 2  # 4 uploads of a client, 2 clusters
     assert truth.get_position().y0 > estimated.get_position().y1  # above it,
     assert truth.get_position().height < estimated.get_position().height  # and thinner, as on the page
     assert truth.patches[0].get_width() > 1.5 * estimated.patches[0].get_width()  # without gaps
+    for axes in (truth, estimated):  # the first cluster is on top, as in the legend and on the page
+        on_top = [bar for bar in axes.patches if bar.get_y() + bar.get_height() == pytest.approx(1)]
+        assert {to_hex(bar.get_facecolor()) for bar in on_top} == {style.CLUSTERS[0]}
     said = words(figure)
-    assert {"upright", "turned", "kinds of data"} <= set(said)
+    assert [word for word in said if word in ("upright", "turned", "kinds of data")] == [
+        "kinds of data",
+        "upright",
+        "turned",
+    ]
     assert {"old model", "own training", "new model"} <= set(said)
     assert [line.get_linestyle() for line in curves(scores)] == [":", "--", "-"]
 
 
 def test_the_story_beside_another_algorithm():
     said = words(figures.story(runs("cdfl", "local-keep"), client=0, samples=[np.eye(8), np.eye(8)]))
-    assert {"CDFL's replies", "training alone"} <= set(said)
+    assert {"CDFL", "training\nalone"} <= set(said)
     assert "new model" not in said
 
 
@@ -55,7 +63,7 @@ def test_the_mixtures_say_how_often_they_are_right():
     made = runs("cdfl")[0]
     figure = figures.mixture_figure(made)
     mains, shares, _ = figure.get_axes()
-    assert mains.get_title(loc="left") == "Main cluster: right in 100 % of uploads"
+    assert mains.get_title(loc="left") == "Largest share right: 100 % of uploads"
     assert {"100 %", "0 %"} <= set(words(mains))
     assert "no estimate is above 80 %" in words(shares)  # the truth goes to 90 %
 
@@ -75,7 +83,7 @@ def test_seeds_become_a_mean_and_a_band():
     assert len(axes.collections) == 3  # a band a score
     after = curves(axes)[-1]
     assert after.get_ydata()[0] == pytest.approx(0.72 + 0.05)
-    assert "band: deviation over 2 seeds" in axes.get_xlabel()
+    assert "band: ± 1 SD, 2 seeds" in axes.get_xlabel()
 
 
 def test_a_comparison_has_one_curve_an_algorithm():
@@ -87,17 +95,36 @@ def test_a_comparison_has_one_curve_an_algorithm():
     assert len(colors) == 3
 
 
+def test_titles_say_what_is_found():
+    made = [*runs("cdfl", "fedsoft"), *runs("local", upload={"after": 0.95})]
+    over_time, at_end = figures.comparison(made).get_axes()
+    assert over_time.get_title("left") == "New models: local ends best (0.950)"
+    assert [label.get_text() for label in at_end.get_yticklabels()] == ["local", "cdfl", "fedsoft"]  # best first
+    titles = {name: figures.story(shown).get_axes()[-1].get_title("left") for name, shown in (
+        ("best", runs("cdfl")), ("alone", [*runs("cdfl"), *runs("local", upload={"after": 0.1})]), ("rivals", made),
+        ("worse", runs("cdfl", upload={"after": 0.1})), ("old", runs("cdfl", upload={"held": 0.99})),
+    )}  # fmt: skip
+    assert titles == {
+        "best": "3  New models are best",
+        "alone": "3  CDFL beats training alone",
+        "rivals": "3  New models of all clients",
+        "worse": "3  Own training is as good",
+        "old": "3  Old models are as good",
+    }
+
+
 def test_the_names_of_curves_do_not_overlap():
     figure = figures.comparison(runs("cdfl", "fedsoft", "fedasync", "fedbuff", "oracle"))  # the same curve five times
     from matplotlib.text import Annotation
 
     heights = sorted(text.xyann[1] for text in figure.get_axes()[0].findobj(Annotation))
     assert min(np.diff(heights)) > 0.07
+    assert max(heights) <= 1  # and do not run into the title
 
 
 def test_one_client_is_chosen():
     figure = figures.story(runs("cdfl"), client=2)
-    assert any("client 2" in text for text in words(figure))
+    assert any("Client 2's data" in text for text in words(figure))
     with pytest.raises(ValueError, match="client 9 made no upload in cdfl-0; there are clients 0 to 2"):
         figures.story(runs("cdfl"), client=9)
 

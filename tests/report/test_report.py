@@ -58,7 +58,7 @@ def test_every_metric_is_there_with_its_name(tmp_path):
 
 def test_where_lower_is_better_rising_scores_are_odd():
     rising = events(start={"metrics": [RMSE]})  # after > before > held, and clusters rise
-    assert "worse than what clients train themselves" in said(rising)
+    assert "New models are worse than own training" in said(rising)
     assert "upright is worse at the end (0.820) than at the start (0.700)" in said(rising)
     falling = [
         replace(event, held=0.9, before=0.8, after=0.7, served=0.7)
@@ -90,8 +90,8 @@ def test_what_is_odd():
     assert "1 trainings diverged" in said([*events(), diverged()])
     assert "100% of the uploads were too stale" in said(events(upload={"outcome": "deprecated"}))
     assert "rejected by the defence" in said(events(upload={"outcome": "rejected"}))
-    assert "worse than what clients train themselves" in said(events(upload={"after": 0.1}))
-    assert "worse than the models that clients came with" in said(events(upload={"after": 0.9, "held": 0.95}))
+    assert "New models are worse than own training" in said(events(upload={"after": 0.1}))
+    assert "New models are worse than old ones" in said(events(upload={"after": 0.9, "held": 0.95}))
     assert "7 of 12 uploads were made" in said(events(shortfall="7 of 12 uploads were made: all clients have left"))
     assert "a note on the data" in said(events(start={"notes": "a note on the data"}))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cdfl.record import score_text
 from cdfl.report import style
 from cdfl.report.mixtures import history, mixture_figure, smoothing, whole_numbers
 from cdfl.run_series import Numbers, RunSeries, adaptation, check_one_metric, groups, smoothed
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequence[Numbers] | None = None) -> "Figure":
     """Draw what happens to one client, and what that does for all of them.
 
-    Left, for one client of the first run: what its data are made of, and what the server estimates. Right: the scores
-    of all clients; with several algorithms, what the replies of each reach. `samples` are an image of each cluster.
+    Left, for one client of the first run: what its data are made of, and the estimate. Right: the scores of all
+    clients; with several algorithms, of the new models of each. `samples`: an image of each cluster.
     """
     check_one_metric(runs)
     first = runs[0]
@@ -27,12 +28,12 @@ def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequenc
         there = f"0 to {first.started.num_clients - 1}"
         raise ValueError(f"client {chosen} made no upload in {first.name}; there are clients {there}")
     with style.styled():
-        figure = style.new_figure(11.5, 4.4)
-        parts: Any = figure.subfigures(1, 2, width_ratios=(1.12, 1), wspace=0.03)
+        figure = style.new_figure(style.WIDTH, 4.2)
+        parts: Any = figure.subfigures(1, 2, width_ratios=(1.22, 1), wspace=0.02)
         history(parts[0], first, chosen, samples)
         number = 2 if first.mixtures is None else 3
         axes = parts[1].subplots()
-        axes.set_title(f"{number}  How well the replies work, all clients")
+        axes.set_title(f"{number}  {_finding(runs)}")
         window = smoothing(min(run.num_uploads for run in runs))
         if len(groups(runs)) == 1:
             _scores(axes, runs, window)
@@ -42,24 +43,49 @@ def story(runs: Sequence[RunSeries], client: int | None = None, samples: Sequenc
     return figure
 
 
+def _finding(runs: Sequence[RunSeries]) -> str:
+    """Say what the scores of all clients show."""
+    grouped, first = groups(runs), runs[0]
+    if len(grouped) > 1:
+        (name, new), *others = ((name, _last(own, "reply")) for name, own in grouped.items())
+        if all(other.startswith("local") and _is_better(first, new, score) for other, score in others):
+            return f"{_words(name)} beats training alone".replace("\n", " ")
+        return "New models of all clients"
+    new, old, own = (_last(runs, name) for name in ("reply", "held", "before"))
+    if not _is_better(first, new, own):
+        return "Own training is as good"
+    return "New models are best" if _is_better(first, new, old) else "Old models are as good"
+
+
+def _last(runs: Sequence[RunSeries], name: str) -> float:
+    return float(np.mean([run.last(run.reply if name == "reply" else run.scores[name]) for run in runs]))
+
+
+def _is_better(run: RunSeries, one: float, other: float) -> bool:
+    return one > other if run.higher_is_better else one < other
+
+
 def comparison(runs: Sequence[RunSeries]) -> "Figure":
-    """Draw what the replies of several algorithms reach over time, and all scores at the end; bands are over seeds."""
+    """Draw what the new models of each algorithm reach over time, and all scores at the end; bands are over seeds."""
     check_one_metric(runs)
     grouped, window = groups(runs), smoothing(min(run.num_uploads for run in runs))
     with style.styled():
-        figure = style.new_figure(11.5, max(3.4, 1.6 + 0.42 * len(grouped)))
-        over_time, at_end = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        figure = style.new_figure(style.WIDTH, max(3.9, 2.1 + 0.42 * len(grouped)))
+        over_time, at_end = figure.subplots(1, 2, width_ratios=(1.1, 1))
         _replies(over_time, grouped, window, str)
-        over_time.set_title("How well the replies work")
+        ends = {name: _last(own, "reply") for name, own in grouped.items()}
+        best = (max if runs[0].higher_is_better else min)(ends, key=lambda name: ends[name])
+        over_time.set_title(f"New models: {best} ends best ({score_text(ends[best])})")
         _label_axes(over_time, runs, window)
-        _final_scores(at_end, grouped)
+        in_order = sorted(ends, key=lambda name: ends[name], reverse=runs[0].higher_is_better)
+        _final_scores(at_end, {name: grouped[name] for name in in_order}, list(grouped))
     return figure
 
 
 def _replies(
     axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]], window: int, named: Callable[[str], str]
 ) -> None:
-    """Draw what the replies of each algorithm reach over time."""
+    """Draw what the new models of each algorithm reach over time."""
     labels = []
     for place, (name, own) in enumerate(grouped.items()):
         color, line = style.algorithm_color(name, place), style.LINES[place % len(style.LINES)]
@@ -68,12 +94,15 @@ def _replies(
     style.label_beside(axes, labels)
 
 
-def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]]) -> None:
-    """Draw one row an algorithm: its scores over the last upload of every client, with their deviation over seeds."""
+def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]], places: Sequence[str]) -> None:
+    """Draw one row an algorithm: its scores over the last upload of every client, with their deviation over seeds.
+
+    The place of an algorithm in `places` chooses its colour.
+    """
     markers = {"held": "o", "before": "s", "after": "D", "served": "*"}
     names = [name for name in markers if any(name in run.scores for own in grouped.values() for run in own)]
     for row, (algorithm, own) in enumerate(grouped.items()):
-        color = style.algorithm_color(algorithm, row)
+        color = style.algorithm_color(algorithm, places.index(algorithm))
         for name in names:
             values = [run.last(run.scores[name]) for run in own if name in run.scores]
             if values:
@@ -88,8 +117,12 @@ def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]]) -> N
     axes.set_yticks(range(len(grouped)), list(grouped))
     axes.set_ylim(len(grouped) - 0.4, -0.6)
     first = next(iter(grouped.values()))[0]
-    axes.set(title="At the end: the last upload of every client", xlabel=f"{first.metric_label}, held-out data")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    several = max(map(len, grouped.values()))
+    spread = f"; bar: ± 1 SD, {several} seeds" if several > 1 else ""
+    axes.set(title="At the end: last upload of every client", xlabel=f"{first.metric_label}, held-out data{spread}")
+    columns = len(names) if len(names) < 4 else 2
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.1), frameon=False, fontsize=9, ncols=columns,
+                columnspacing=1.0, handletextpad=0.1)  # fmt: skip
 
 
 def _scores(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
@@ -104,25 +137,25 @@ def _scores(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
 
 def _label_axes(axes: "Axes", runs: Sequence[RunSeries], window: int) -> None:
     most = max(map(len, groups(runs).values()))
-    spread = f"; band: deviation over {most} seeds" if most > 1 else ""
-    mean = f"mean of the last {window}" if window > 1 else "each one"
-    axes.set_xlabel(f"uploads ({mean}{spread})")
+    spread = f"; band: ± 1 SD, {most} seeds" if most > 1 else ""
+    mean = f"mean of {window}" if window > 1 else "each one"
+    axes.set_xlabel(f"uploads, all clients ({mean}{spread})")
     axes.set_ylabel(f"{runs[0].metric_label}, held-out data")
 
 
 def _words(algorithm: str) -> str:
     """Name an algorithm for those who do not know it.
 
-    >>> _words("local-keep"), _words("ifca")
-    ('training alone', 'IFCA')
+    >>> _words("cdfl"), _words("ifca")
+    ('CDFL', 'IFCA')
     """
     return {
-        "cdfl": "CDFL's replies",
+        "cdfl": "CDFL",
         "local": "training alone,\neach time anew",
-        "local-keep": "training alone",
+        "local-keep": "training\nalone",
         "fedasync": "one model for all\n(FedAsync)",
         "fedbuff": "one model for all\n(FedBuff)",
-        "oracle": "with the true mixture",
+        "oracle": "true mixture\n(oracle)",
         "fedsoft": "FedSoft",
         "fedem": "FedEM",
         "ifca": "IFCA",
@@ -147,7 +180,7 @@ def clusters_figure(runs: Sequence[RunSeries]) -> "Figure":
     first = runs[0]
     with style.styled():
         panels = 1 + (first.cluster_losses is not None) + (first.cluster_distances is not None)
-        figure = style.new_figure(4.4 * panels, 3.6)
+        figure = style.new_figure(3.7 * panels, 3.6)
         axes = np.atleast_1d(figure.subplots(1, panels))
         labels = []
         for cluster, name in enumerate(first.clusters):
@@ -160,12 +193,13 @@ def clusters_figure(runs: Sequence[RunSeries]) -> "Figure":
                 x, mean, color=style.cluster_color(cluster), linestyle=line, linewidth=2, marker=mark, markevery=0.1
             )
             labels.append((float(mean[-1]), name, style.cluster_color(cluster)))
-        axes[0].set(title="Cluster models on their own cluster", xlabel="uploads", ylabel=first.metric_label)
+        axes[0].set(title="Cluster models on their own data", xlabel="uploads")
+        axes[0].set_ylabel(f"{first.metric_label}, held-out data")
         style.label_beside(axes[0], labels)
         tables = [
             (
                 first.cluster_losses,
-                "Loss of each model (row) on each cluster\n(column). Good: lowest on its own",
+                "Loss of each model (row) on each cluster\n(column); bold: lowest of its row",
             )
         ]
         tables.append((first.cluster_distances, "Distance between cluster models"))
@@ -195,21 +229,24 @@ def _matrix(axes: "Axes", values: Numbers, names: Sequence[str], title: str, *, 
 def traffic_figure(run: RunSeries) -> "Figure":
     """Draw staleness, outcomes and bytes of a run."""
     with style.styled():
-        figure = style.new_figure(11.5, 3.0)
+        figure = style.new_figure(10.5, 3.0)
         stale, outcomes, sent = figure.subplots(1, 3)
         stale.hist(run.staleness, bins=min(30, int(run.staleness.max()) + 1), color=style.QUIET)
-        stale.set(title="Staleness", xlabel="epochs between download and upload", ylabel="uploads")
+        stale.set(title=f"Staleness: half below {np.median(run.staleness):.0f} epochs", ylabel="uploads")
+        stale.set_xlabel("epochs between download and upload")
         counts = [run.outcomes.count(name) for name in style.OUTCOMES]
         drawn = outcomes.barh([*style.OUTCOME_WORDS.values()], counts, color=[*style.OUTCOMES.values()])
         outcomes.bar_label(drawn, padding=3)
         outcomes.margins(x=0.15)
-        outcomes.set(title="What happened to uploads", xlabel="uploads")
+        outcomes.set(
+            title=f"Applied: {100 * run.outcomes.count('applied') / run.num_uploads:.0f} % of uploads", xlabel="uploads"
+        )
         outcomes.invert_yaxis()
         x = np.arange(1, run.num_uploads + 1)
         up, down = run.bytes_up.cumsum() / 1e6, run.bytes_down.cumsum() / 1e6
         sent.plot(x, down, color=style.INK, linewidth=2)
         sent.plot(x, up, color=style.QUIET, linewidth=2, linestyle="--")
-        sent.set(title="Megabytes on the wire", xlabel="uploads", ylabel="MB, all clients")
+        sent.set(title=f"Sent: {up[-1]:.1f} MB up, {down[-1]:.1f} MB down", xlabel="uploads", ylabel="MB, all clients")
         style.label_beside(sent, [(float(down[-1]), "down", style.INK), (float(up[-1]), "up", style.QUIET)])
     return figure
 
@@ -231,12 +268,21 @@ def adaptation_figure(runs: Sequence[RunSeries]) -> "Figure | None":
             axes.plot(np.arange(1, len(values) + 1), values, color=color, linestyle=style.SCORE_LINES[name], marker="o")
             labels.append((float(values[-1]), style.SCORE_WORDS[name], color))
         axes.set(
-            xlabel="uploads since the client's main cluster changed", ylabel=f"{first.metric_label}, held-out data"
+            xlabel="its uploads since its largest share changed, 1 is the first",
+            ylabel=f"{first.metric_label}, held-out data",
         )
-        axes.set_title("How fast replies follow a client whose data move")
+        axes.set_title(_following(steps, first))
         whole_numbers(axes)
         style.label_beside(axes, labels)
     return figure
+
+
+def _following(steps: Sequence[Mapping[str, Numbers]], run: RunSeries) -> str:
+    """Say what the first new model after a change does."""
+    name = "served" if "served" in steps[0] else "after"
+    old, new = (float(np.nanmean([each[score][0] for each in steps])) for score in ("held", name))
+    word = "better" if _is_better(run, new, old) else "worse"
+    return f"Data changed: the first new model is {score_text(abs(new - old))} {word} than the old"
 
 
 def all_figures(runs: Sequence[RunSeries], client: int | None = None) -> Mapping[str, "Figure"]:

@@ -19,23 +19,24 @@ from cdfl.run_folder import RunFolder, versions
 from cdfl.run_series import RunSeries, groups
 
 CAPTIONS = {
-    "story": "One client: the true mixture of its data (1, thin) and the server's estimate (2, thick), at each "
-    "upload. All clients: three models of each, tested on held-out data of its newest mixture.",
-    "comparison": "Left: the replies of each algorithm on held-out data, over the run. Right: every score at the end; "
-    "bars are the standard deviation over seeds.",
-    "mixtures": "Left: for each true main cluster (row), what the estimates took it for. Middle: the estimates of "
-    "shares that are truly so large; the median, and the half of them around it. The estimate of cdfl gives no cluster "
-    "more than the setting main_share, by default 65 %. Right: the error over time.",
-    "adaptation": "Scores by the number of uploads since a client's main cluster changed.",
+    "story": "1 and 2: one client, the true mixture of its data and the estimate, at each upload. 3: three models of "
+    "every client, tested on held-out data like its newest.",
+    "comparison": "Left: the new models of each algorithm on held-out data, over the run. Right: every score at the "
+    "end; bars are the standard deviation (SD) over seeds.",
+    "mixtures": "Left: for each cluster that truly has the largest share (row), which cluster has it in the estimate. "
+    "Middle: the estimates of shares that are truly so large; the median, and the half of them around it. The estimate "
+    "of cdfl gives no cluster more than the setting main_share, by default 65 %. Right: the error of the mixture (KL).",
+    "adaptation": "Scores by the number of uploads since another cluster has the largest share of a client's data.",
     "clusters": "Each cluster's model on held-out data of its cluster, over time; and at the end each model on the "
     "server's samples of every cluster, and how far the models are apart.",
     "uploads": "How old uploads were, what happened to them, and how many bytes were sent.",
 }
 LEGEND = (
-    "Each time that a client uploads, its models are tested on held-out data of its newest mixture: its last reply "
-    "(held in scores.csv and in events), what it trained from it and uploads (before), and the new reply (after; "
-    "served: all experts behind the router). All are means over the last upload of every client. clusters: each "
-    "cluster's model on its own cluster. KL: from the true to the estimated mixture, 0 is exact."
+    "Each time that a client uploads, three models are tested on held-out data like its newest. Old model: the last "
+    "reply (held in scores.csv and in events). Own training: what the client trained from it and uploads (before). New "
+    "model: the reply (after; with experts and their router: served). All are means over the last upload of every "
+    "client. Clusters: each cluster's model on its own cluster. Mixture error (KL): from the true to the estimated "
+    "mixture, 0 is exact."
 )
 CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f23; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -91,7 +92,8 @@ def score_table(runs: Sequence[RunSeries]) -> list[list[str]]:
 
 def _in_words(table: list[list[str]]) -> list[list[str]]:
     """Return the table with the scores' names as the pictures have them."""
-    return [[style.SCORE_WORDS.get(name, name) for name in table[0]], *table[1:]]
+    words = style.SCORE_WORDS | {"KL": "mixture error (KL)"}
+    return [[words.get(name, name) for name in table[0]], *table[1:]]
 
 
 def _sent_up(run: RunSeries) -> float:

@@ -1,4 +1,7 @@
-"""Pictures of mixtures. The truth is always the thin bar or panel above, the estimate the thick one below it."""
+"""Pictures of mixtures. The truth is always the thin bar or panel above, the estimate the thick one below it.
+
+The first cluster is always on top, and at the top of the legend.
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_BARS = 30  # uploads of one client that are drawn
 THIN, THICK = 2, 3  # heights of the true and the estimated panel
-NAMES, LETTERS = 0.22, 14  # width of the clusters' names beside the panels; letters in a line
+NAMES, LETTERS = 0.3, 14  # width of the clusters' names beside the panels; letters in a line
 BINS = 10  # of true shares
 FEWEST = 5  # shares in a bin that is drawn
 WINDOW = 60  # uploads averaged in one point of a curve; fewer in short runs
@@ -40,10 +43,9 @@ def history(
     places = run.of_client(client)[:MOST_BARS]
     uploads = np.arange(1.0, len(places) + 1)
     moved = np.flatnonzero(np.diff(run.true_mixtures[places].argmax(axis=1)))
-    what = "change" if len(moved) else "are a mixture"
-    shown = [(run.true_mixtures[places], 1.0, f"1  The data of client {client} {what}", "true")]
+    shown = [(run.true_mixtures[places], 1.0, f"1  {_changes(client, len(moved))}", "true")]
     if run.mixtures is not None:
-        shown.append((run.mixtures[places], 0.62, "2  The server estimates, from its model", "estimated"))
+        shown.append((run.mixtures[places], 0.62, "2  Estimate, from its models alone", "estimate"))
     grid = figure.add_gridspec(len(shown), 2, width_ratios=(1, NAMES), height_ratios=(THIN, THICK)[: len(shown)])
     lowest = figure.add_subplot(grid[-1, 0])
     panels = [*(figure.add_subplot(grid[row, 0], sharex=lowest) for row in range(len(shown) - 1)), lowest]
@@ -58,8 +60,19 @@ def history(
     for axes in panels[:-1]:
         axes.tick_params(labelbottom=False)
     _name_clusters(figure.add_subplot(grid[:, 1]), run.clusters, samples)
-    lowest.set_xlabel("its uploads, in order" + ("; dashed: its data change" if len(moved) else ""))
+    lowest.set_xlabel("its uploads, in order" + ("; dashed: a change" if len(moved) else ""))
     whole_numbers(lowest)
+
+
+def _changes(client: int, times: int) -> str:
+    """Say what happens to the data of a client.
+
+    >>> _changes(3, 0), _changes(3, 2)
+    ("Client 3's data are a mixture", "Client 3's data change 2 times")
+    """
+    if not times:
+        return f"Client {client}'s data are a mixture"
+    return f"Client {client}'s data change {'once' if times == 1 else f'{times} times'}"
 
 
 def whole_numbers(axes: "Axes") -> None:
@@ -71,7 +84,8 @@ def whole_numbers(axes: "Axes") -> None:
 
 def _stack(axes: "Axes", x: Numbers, mixtures: Numbers, width: float) -> None:
     bottom = np.zeros(len(x))
-    for cluster, shares in enumerate(mixtures.T):
+    for cluster in reversed(range(mixtures.shape[1])):  # the first one ends on top
+        shares = mixtures[:, cluster]
         axes.bar(
             x,
             shares,
@@ -91,7 +105,7 @@ def _name_clusters(axes: "Axes", names: Sequence[str], samples: Sequence[Numbers
     from matplotlib.patches import Rectangle
 
     rows: list[Any] = [TextArea("kinds of data", textprops={"fontsize": 9, "fontweight": "bold"})]
-    for cluster in reversed(range(len(names))):
+    for cluster in range(len(names)):
         color, hatch = style.cluster_color(cluster), style.cluster_hatch(cluster)
         swatch = DrawingArea(14, 10, 0, 0)
         swatch.add_artist(Rectangle((0, 0), 14, 10, facecolor=color, edgecolor="white", hatch=hatch))
@@ -113,21 +127,21 @@ def mixture_figure(run: RunSeries) -> "Figure | None":
     if run.mixtures is None:
         return None
     with style.styled():
-        figure = style.new_figure(11.5, 3.6)
+        figure = style.new_figure(11, 3.6)
         mains, shares, error = figure.subplots(1, 3)
         _main_clusters(mains, run)
         _shares(shares, run.true_mixtures, run.mixtures)
         window = smoothing(run.num_uploads)
         values = smoothed(run.divergence, window)
         error.plot(np.arange(window, run.num_uploads + 1), values, color=style.INK, linewidth=1.8)
-        error.set(title="Error over time (0 is exact)", xlabel=f"uploads (mean of the last {window})")
-        error.set_ylabel("KL, true to estimated")
+        error.set(title=f"Mixture error: {values[-1]:.2f} at the end", xlabel=f"uploads (mean of the last {window})")
+        error.set_ylabel("mixture error (KL), 0 is exact")
         error.set_ylim(bottom=0)
     return figure
 
 
 def _main_clusters(axes: "Axes", run: RunSeries) -> None:
-    """Draw how often each main cluster was taken for each."""
+    """Draw how often the estimate took each cluster for the one with the largest share."""
     K = len(run.clusters)
     true, found = run.true_mixtures.argmax(axis=1), np.asarray(run.mixtures).argmax(axis=1)
     counts = np.zeros((K, K))
@@ -142,9 +156,9 @@ def _main_clusters(axes: "Axes", run: RunSeries) -> None:
     axes.set_xticks(range(K), run.clusters, rotation=30, ha="right")
     axes.set_yticks(range(K), run.clusters)
     axes.set(
-        xlabel="estimated",
-        ylabel="true",
-        title=f"Main cluster: right in {100 * np.mean(true == found):.0f} % of uploads",
+        xlabel="largest share, estimate",
+        ylabel="largest share, true",
+        title=f"Largest share right: {100 * np.mean(true == found):.0f} % of uploads",
     )
     axes.grid(visible=False)
 
@@ -167,9 +181,9 @@ def _shares(axes: "Axes", true: Numbers, estimated: Numbers) -> None:
     ticks = np.linspace(0, 1, 6)
     words = [f"{100 * tick:.0f} %" for tick in ticks]
     axes.set(
-        title="Shares: exact on the dashed line",
-        xlabel="true share",
-        ylabel="estimated share",
+        title="Large shares are estimated too small" if x.size and parts[-1, 1] < 0.9 * x[-1] else "Shares, estimated",
+        xlabel="true share; dashed: exact",
+        ylabel="estimate",
         xlim=(0, 1),
         ylim=(0, 1),
     )

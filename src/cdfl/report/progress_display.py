@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from cdfl.run_events import (
-    Clusters,
     Diverged,
     Event,
     Separated,
@@ -23,6 +22,7 @@ from cdfl.run_events import (
     pretraining,
     score_text,
 )
+from cdfl.run_series import SCORE_WORDS
 from cdfl.run_series import SCORE_WORDS
 
 SECONDS_BETWEEN_LINES = 20.0
@@ -56,7 +56,6 @@ class _Scores:
         self.done = 0
         self.stage = "reading data"
         self.metric = ""
-        self.cluster: float | None = None
         self.pretraining = 0, 1  # steps so far, steps in all
         self._recent: deque[Uploaded] = deque(maxlen=RECENT)
         self._begun = time.monotonic()
@@ -66,8 +65,6 @@ class _Scores:
         match event:
             case Started():
                 self.metric, self.stage, self._begun = main_metric([event])[0], "uploads", time.monotonic()
-            case Clusters():
-                self.cluster = sum(event.scores) / len(event.scores)
             case Uploaded():
                 self._recent.append(event)
         self.done += isinstance(event, Uploaded | Diverged)
@@ -96,17 +93,11 @@ class _Scores:
 
     @property
     def text(self) -> str:
-        """Return the scores of own training, the new model and the clusters."""
+        """Return the scores of old and new models."""
         if not self._recent:
             return ""
-        scores: dict[str, float | None] = {
-            SCORE_WORDS[name]: sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in BOTH
-        }
-        scores["clusters"] = self.cluster
-        return f"{self.metric}: " + "  ".join(f"{name} {score_text(score)}" for name, score in scores.items())
-
-
-BOTH = ("before", "after")
+        old, new = (sum(getattr(own, name) for own in self._recent) / len(self._recent) for name in ("held", "after"))
+        return f"{self.metric}: {SCORE_WORDS['held']} {score_text(old)}, {SCORE_WORDS['after']} {score_text(new)}"
 
 
 @contextmanager

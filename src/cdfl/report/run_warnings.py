@@ -35,12 +35,12 @@ def _of_run(run: RunSeries) -> list[str]:
     if shares["deprecated"] > MANY_STALE:
         found.append(f"{shares['deprecated']:.0%} of the uploads were too stale to count; raise max_staleness.")
     if shares["rejected"] > MANY_REJECTED:
-        found.append(f"{shares['rejected']:.0%} of the uploads were rejected by the defence.")
+        found.append(f"{shares['rejected']:.0%} of the uploads were rejected by the defence; `cdfl watch` shows whose.")
     better = 1 if run.higher_is_better else -1
     if better * (run.last(run.reply) - run.last(run.scores["before"])) < 0:
-        found.append("Replies are worse than what clients train themselves: federation does not pay off here.")
+        found.append("New models are worse than own training: federation does not pay off here.")
     elif better * (run.last(run.reply) - run.last(run.scores["held"])) < 0:
-        found.append("Replies are worse than the models that clients came with.")
+        found.append("New models are worse than old ones.")
     return found + _of_clusters(run, better)
 
 

@@ -37,6 +37,7 @@ LINES = ("-", "--", "-.", ":")
 HATCHES = ("", "////", "....", "xxxx")  # from the ninth cluster on, colours come again with a pattern
 INK, QUIET, GRID = "#1b1f23", "#565e66", "#e3e6e9"
 DPI = 150
+WIDTH = 10.0  # inches of a wide picture: on a page of 830 pixels, its letters are about as large as the text's
 RULES: Any = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -117,6 +118,7 @@ def label_beside(axes: "Axes", labels: Sequence[tuple[float, str, str]], gap: fl
     low, high = axes.get_ylim()
     wanted = sorted((min(1.0, max(0.0, (height - low) / (high - low))), name, color) for height, name, color in labels)
     places = spread([place for place, _, _ in wanted], gap)
+    places = [min(place, 1 - gap * above) for above, place in zip(reversed(range(len(places))), places, strict=True)]
     for place, (end, name, color) in zip(places, wanted, strict=True):
         axes.annotate(
             name,

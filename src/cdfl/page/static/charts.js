@@ -119,14 +119,17 @@ class Drawing {
   }
 }
 
+const AXIS = 62; // width in pixels of the y axes of charts that stand below one another
+const WHOLE = { maxTicksLimit: 6, includeBounds: false, callback: (value) => (Number.isInteger(value) ? value : "") };
 const SHARES = { stacked: true, min: 0, max: 1, ticks: { stepSize: 0.5, callback: (value) => percent(value) } };
+const ALIGNED = { afterFit: (scale) => { scale.width = AXIS; } };
 
 // Curves over the number of uploads. Stacked ones lie in the order of the legend: the first is on top.
 export class Curves extends Drawing {
-  constructor(place, { label, x = "uploads", y = "", size = "", stacked = false, range = null }) {
+  constructor(place, { label, x = "uploads", y = "", size = "", stacked = false, range = null, aligned = false }) {
     super(place, { label, size });
-    const more = { type: "linear", min: 0, ticks: { color: rgb("--quiet"), maxTicksLimit: 6, precision: 0 } };
-    const scales = this.axes({ title: x, more }, { title: y, more: stacked ? SHARES : {} });
+    const more = { type: "linear", min: 0, ticks: { color: rgb("--quiet"), ...WHOLE } };
+    const scales = this.axes({ title: x, more }, { title: y, more: { ...(stacked ? SHARES : {}), ...(aligned ? ALIGNED : {}) } });
     this.stacked = stacked;
     if (range) Object.assign(scales.y, { min: range[0], max: range[1] });
     this.chart = new Chart(this.canvas, {
@@ -159,7 +162,7 @@ export class Curves extends Drawing {
     sets.length = curves.length;
     this.drawn.forEach((curve, place) => {
       sets[place] ??= {};
-      Object.assign(sets[place], { label: curve.label, data: curve.points, borderWidth: curve.width ?? 2 });
+      Object.assign(sets[place], { label: curve.label, data: curve.points, borderWidth: this.stacked ? 0 : curve.width ?? 2 });
       sets[place].borderDash = DASHES[curve.dash ?? "solid"];
       sets[place].fill = this.stacked ? (place === 0 ? "origin" : "-1") : false;
     });
@@ -187,7 +190,7 @@ export class Curves extends Drawing {
     this.chart.data.datasets.forEach((set, place) => {
       const shade = rgb(this.drawn[place].colorName);
       set.borderColor = shade;
-      set.backgroundColor = shade.replace("rgb(", "rgba(").replace(")", ", .75)");
+      set.backgroundColor = shade.replace("rgb(", "rgba(").replace(")", ", .8)");
       set.pointBackgroundColor = shade;
     });
   }
@@ -212,7 +215,7 @@ export class Bars extends Drawing {
   constructor(place, { label, x = "", y = "", size = "", shares = false, gapless = false }) {
     super(place, { label, size });
     const scales = this.axes({ title: x, more: { stacked: shares, ticks: { color: rgb("--quiet"), display: Boolean(x) } } },
-      { title: y, more: shares ? SHARES : { beginAtZero: true } });
+      { title: y, more: shares ? { ...SHARES, ...ALIGNED } : { beginAtZero: true } });
     this.width = gapless ? 1 : 0.8; // of a bar
     this.stacked = shares;
     this.chart = new Chart(this.canvas, {

@@ -187,7 +187,7 @@ function openClient(run, number) {
   clientCharts ??= {
     truth: new Bars(byId("client-truth"), { label: "True mixture at each upload", y: "true", size: "thin", shares: true, gapless: true }),
     mixtures: new Bars(byId("client-mixtures"), { label: "Estimate at each upload", x: "its uploads, in order", y: "estimate", size: "thick", shares: true }),
-    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads, in order", y: run.metric.name, size: "low" }),
+    scores: new Curves(byId("client-scores"), { label: "Scores at each upload", x: "its uploads, in order", y: run.metric.name, size: "low", aligned: true }),
   };
   showClient();
   if (!dialog.open) dialog.showModal();

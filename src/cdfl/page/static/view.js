@@ -119,7 +119,7 @@ export class RunView {
       tiles.push([`${run.metric.name} of new models`, number(reply), `old models ${number(scores.held)}${own}`]);
     }
     if (last) tiles.push([`${run.metric.name} of cluster models`, number(mean(last.scores)), `worst ${number(extreme(run, last.scores, false))}, best ${number(extreme(run, last.scores, true))}`]);
-    if (estimates) tiles.push(["largest share right", percent(estimates.right), `of estimates; mixture error (KL) ${number(estimates.error, 2)}, 0 is exact`]);
+    if (estimates) tiles.push(["largest share right", percent(estimates.right), `of the last ${Math.min(shown, RECENT)} estimates; mixture error (KL) ${number(estimates.error, 2)}, 0 is exact`]);
     tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), "the last 50 uploads"]);
     tiles.push(["uploads applied", applied.toLocaleString("en"), `${stale.toLocaleString("en")} too stale, ${rejected.toLocaleString("en")} rejected${loaded && ", of those"}`]);
     const box = this.part(".tiles");

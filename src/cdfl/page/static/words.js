@@ -34,7 +34,7 @@ export function mixtureWords(run, mixture) {
   return Array.from(mixture, (share, k) => [share, k])
     .filter(([share]) => share >= 0.05)
     .sort(([one], [other]) => other - one)
-    .map(([share, k]) => `${run.clusterNames[k]} ${percent(share)}`)
+    .map(([share, k]) => `${run.clusterNames[k]} ${percent(share)}`.replaceAll(" ", "\u00a0"))
     .join(", ");
 }
 
