@@ -123,6 +123,48 @@ def test_numbers_and_curves_agree(tab, run):
         assert f"old models {ends[0]:.3f}, own training {ends[1]:.3f}" == tile.locator("small").text_content()
 
 
+def test_tiles_say_how_good_estimates_are(tab, run):
+    with Watching(run) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        tile = tab.page.locator(".tiles div", has_text="largest share right")
+        assert tile.locator("span").text_content() == "100 %"
+        assert tile.locator("small").text_content() == "of the last 12 estimates; mixture error (KL) 0.05, 0 is exact"
+        answer = "Yes: new models are 20.0 points better than old ones, 10.0 points better than own training."
+        assert tab.page.locator(".answer").text_content() == answer
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [("rejected", "12 of the last 12 uploads were rejected"), ("deprecated", "raise max_staleness")],
+)
+def test_many_uploads_without_effect_are_at_the_top(tab, tmp_path, outcome, said):
+    with Watching(write_run(tmp_path / "run", events(upload={"outcome": outcome}))) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        assert said in tab.page.locator(".banner").text_content()
+        tab.page.locator("#slider").fill("4")
+        shown(tab, 4)
+        assert tab.page.locator(".banner").is_hidden()  # too few to say
+
+
+def test_clusters_lie_in_the_order_of_the_legend(tab, run):
+    """The first one is on top of the area and of a client's bars, as it is in the legend."""
+    with Watching(run) as url:
+        tab.page.goto(url)
+        shown(tab, 12)
+        assert tab.page.locator(".fleet .side .label").all_text_contents() == ["upright", "turned"]
+        top = tab.value(
+            """(() => { const { chart } = window.cdfl.views.values().next().value.fleet;
+            return chart.data.datasets.at(-1).label; })()"""
+        )
+        assert top == "upright"
+        tab.page.locator(".row").first.click()
+        assert tab.page.locator("#client-mixtures .side .label").all_text_contents() == ["upright", "turned"]
+        assert tab.page.locator("#client-mixtures .side .value").all_text_contents() == ["20 %", "80 %"]
+        assert tab.page.locator("#client-truth .side .value").all_text_contents() == ["10 %", "90 %"]
+
+
 def test_the_truth_is_thin_and_above_the_estimate(tab, run):
     with Watching(run) as url:
         tab.page.goto(url)

@@ -10,6 +10,8 @@ from axe_playwright_python.sync_playwright import Axe
 
 import cdfl
 from cdfl import wire
+from cdfl.core.defence import NoDefence
+from cdfl.core.state import Verdict
 from cdfl.server.auth import Tokens
 from cdfl.server.limits import Limits
 from cdfl.server.listening_socket import take_port
@@ -80,6 +82,82 @@ def test_what_was_there_before_the_page(tab, tmp_path):
         tab.wait("document.querySelectorAll('.row:not([hidden])').length === 4 && window.cdfl.isSettled()")
         assert tab.page.locator(".row", has_text="car-9").locator(".old").text_content() == "no upload"
         assert tab.page.locator(".lines li").count() == 3
+
+
+class Refusing(NoDefence):
+    """Refuses one client."""
+
+    def admit(self, state, upload, client):
+        return Verdict(False, client=client.defence, reason=REFUSED) if upload.client_id == "bad" else upload
+
+
+REFUSED = "you do harm; check your data"
+
+
+def tile(tab, name):
+    found = tab.page.locator(".tiles > div", has=tab.page.get_by_text(name, exact=True))
+    return found.locator("dd span").text_content(), found.locator("small").text_content()
+
+
+def test_rejected_uploads_are_counted_once_and_explained(tab, tmp_path, monkeypatch):
+    """Also after the page has lost the server, and on a page that comes later: the server keeps the last one only."""
+    for module in ("engine", "stepping"):
+        monkeypatch.setattr(f"cdfl.server.{module}.defence_of", lambda *_: Refusing())
+
+    def settled(number):
+        tab.wait(f"document.querySelector('.tiles dd span')?.textContent === '{number}' && window.cdfl.isSettled()")
+        assert tile(tab, "uploads") == (str(number), "all so far")
+        assert tile(tab, "clients")[0] == "2"
+        assert tile(tab, "uploads applied") == ("3", f"0 too stale, {number - 3} rejected")
+        assert tab.page.locator("#moment").text_content() == f"upload {number} of {number}"
+        assert tab.page.locator(".shown").text_content() == "2 clients"
+        banner = tab.page.locator(".banner")
+        assert f"{number - 3} of the last {number} uploads were rejected (most often it was told “you do harm”)" in (
+            banner.text_content()
+        )
+        sides = tab.page.locator(".uploads .side li").all_text_contents()
+        assert sides == ["applied3", "too stale0", f"rejected{number - 3}"]
+
+    with Live(tmp_path) as server:
+        tab.page.goto(server.url)
+        tab.wait("document.getElementById('state').textContent === 'live'")
+        for name in ("good", "bad"):
+            server.model(name)
+        for number in range(3):
+            server.update(near(server, number), "good", base_epoch=number, key=f"good-{number}")
+        assert tab.page.locator(".banner").is_hidden()
+        for number in range(12):
+            server.update(near(server, 0), "bad", key=f"bad-{number}")
+        settled(15)
+        port = server.port
+    tab.wait("document.getElementById('state').textContent === 'waiting'")
+    again = Live(tmp_path)
+    again._taken.close()
+    again._taken = take_port("127.0.0.1", port)
+    again._thread = threading.Thread(target=again.server.run, args=([again._taken],))
+    with again as server:
+        tab.wait("document.getElementById('state').textContent === 'live'", seconds=40)
+        server.update(near(server, 0), "bad", key="again")
+        settled(16)
+        assert server.http.get("/v1/status").json()["uploads"] == 16
+        tab.page.goto(server.url)
+        settled(16)
+        assert "11 rejected before" in tab.page.locator(".reasons").text_content()
+
+
+def test_under_the_slider_nothing_is_known_before_it_happened(tab, tmp_path):
+    with Live(tmp_path) as server:
+        for number in range(2):
+            server.model(f"car-{number}")
+            server.update(near(server, number), f"car-{number}", base_epoch=number, key=str(number))
+        tab.page.goto(server.url)
+        tab.wait("document.querySelector('.tiles dd span')?.textContent === '2' && window.cdfl.isSettled()")
+        tab.page.locator("#slider").fill("1")
+        tab.wait("document.querySelector('.tiles dd span')?.textContent === '1' && window.cdfl.isSettled()")
+        second = tab.page.locator(".row", has_text="car-1")
+        assert second.locator(".old").text_content() == "no upload"
+        assert second.locator(".bar.estimated").is_hidden()
+        assert tab.page.locator(".row", has_text="car-0").locator(".bar.estimated").is_visible()
 
 
 def test_a_client_id_full_of_html_is_text(tab, tmp_path, monkeypatch):

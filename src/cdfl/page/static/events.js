@@ -87,8 +87,8 @@ export function readServerEvent(run, event) {
     run.joined(event.client_id);
     return;
   }
-  if (!run.length) run.skipped = event.number - 1;
   run.upload({
+    number: event.number,
     epoch: event.epoch,
     time: event.received,
     client: event.client_id || FORGOTTEN,

@@ -37,8 +37,8 @@ function showMoment() {
   if (page.shown === null) slider.value = end;
   else if (Number(slider.value) !== page.shown) slider.value = page.shown;
   const now = page.shown ?? end;
-  const before = runs.length === 1 ? runs[0].skipped : 0;
-  const words = `upload ${(before + now).toLocaleString("en")} of ${(before + end).toLocaleString("en")}`;
+  const serial = (at) => (runs.length === 1 && runs[0].columns ? runs[0].numberAt(at) : at).toLocaleString("en");
+  const words = `upload ${serial(now)} of ${serial(end)}`;
   say(byId("moment"), words);
   slider.setAttribute("aria-valuetext", words);
   byId("latest").disabled = page.shown === null;
@@ -236,7 +236,7 @@ function showClient() {
   const head = ["its upload", "upload of all", "outcome", "staleness (epochs)", "estimate", run.simulated ? "new model against old" : "its upload before: new model against old"];
   const rows = all.slice(-HISTORY_ROWS).reverse().map((at, back) => {
     const gain = run.gain(at);
-    const cells = [(run.skipped + at + 1).toLocaleString("en"), OUTCOME_WORDS[OUTCOMES[run.columns.outcome.at(at)]], String(run.columns.staleness.at(at)),
+    const cells = [run.numberAt(at + 1).toLocaleString("en"), OUTCOME_WORDS[OUTCOMES[run.columns.outcome.at(at)]], String(run.columns.staleness.at(at)),
       mixtureWords(run, Number.isNaN(run.columns.mixture.row(at)[0]) ? null : run.columns.mixture.row(at)), Number.isNaN(gain) ? "–" : gainWords(run, gain)];
     return make("tr", {}, make("th", { scope: "row" }, String(all.length - back)), ...cells.map((text) => make("td", {}, text)));
   });

@@ -1,7 +1,8 @@
 // What is known of one run or server. Nothing here touches the page, so it can be tested on its own.
 //
 // Uploads are numbered by their position, 0, 1, 2, ... in the order they came. Everything that is shown at a moment is a
-// function of a position: the slider only changes the position.
+// function of a position: the slider only changes the position. A server's own numbers begin before the uploads that are
+// loaded and have gaps: of a client's rejected uploads it keeps the last.
 
 export const OUTCOMES = ["applied", "deprecated", "rejected"];
 export const SCORES = ["held", "before", "after", "served"];
@@ -148,7 +149,7 @@ export class Run {
     this.columns = {
       epoch: new Column(), time: new Column(), client: new Column(), outcome: new Column(), staleness: new Column(),
       scores: new Column(SCORES.length), start: new Column(), mixture: new Column(K), truth: new Column(K), rates: new Column(K),
-      divergence: new Column(),
+      divergence: new Column(), number: new Column(), gap: new Column(),
     };
     this.scoreBins = new Bins(SCORES.length);
     this.outcomeBins = new Bins(OUTCOMES.length);
@@ -185,10 +186,16 @@ export class Run {
     this.version++;
   }
 
-  // `upload`: epoch, time, client, outcome, why, staleness, mixture, truth, scores, rates, losses
+  // `upload`: number, epoch, time, client, outcome, why, staleness, mixture, truth, scores, rates, losses
   upload(upload) {
     const columns = this.columns;
     const position = columns.epoch.rows;
+    const serial = upload.number ?? position + 1;
+    if (!position) this.skipped = serial - 1;
+    const gap = serial - this.numberAt(position) - 1;
+    columns.number.push(serial);
+    columns.gap.push(gap);
+    for (let i = 0; i < Math.min(gap, RECENT); i++) this.outcomeBins.add(position, [0, 0, 1]);
     const number = this.clientNumber(upload.client);
     const before = this.lastUpload(number, position - 1);
     const outcome = Math.max(0, OUTCOMES.indexOf(upload.outcome));
@@ -328,10 +335,22 @@ export class Run {
     return (now - this.columns.start.at(at)) * (this.metric.higher_is_better ? 1 : -1);
   }
 
-  // Counts of outcomes among the shown uploads, or the `recent` last of them.
+  // The number of the last of the shown uploads, among all.
+  numberAt(shown) {
+    return shown ? this.columns.number.at(shown - 1) : this.skipped;
+  }
+
+  // Counts of outcomes among the shown uploads, or the `recent` last of them. Those in gaps were rejected.
   outcomes(shown, recent = Infinity) {
     const counts = [0, 0, 0];
-    for (let i = Math.max(0, shown - recent); i < shown; i++) counts[this.columns.outcome.at(i)]++;
+    let left = recent;
+    for (let i = shown - 1; i >= 0 && left > 0; i--) {
+      counts[this.columns.outcome.at(i)]++;
+      left--;
+      const gone = Math.min(left, this.columns.gap.at(i));
+      counts[OUTCOMES.indexOf("rejected")] += gone;
+      left -= gone;
+    }
     return counts;
   }
 

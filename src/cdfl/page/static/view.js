@@ -109,8 +109,8 @@ export class RunView {
     const [applied, stale, rejected] = run.outcomes(shown);
     const last = run.clusterState(shown, "scores");
     const estimates = run.estimates(shown);
-    const all = (run.skipped + shown).toLocaleString("en");
-    const loaded = run.skipped ? `; this page has the last ${shown.toLocaleString("en")}` : "";
+    const all = run.numberAt(shown).toLocaleString("en");
+    const loaded = run.skipped ? `; this page has the last ${(run.numberAt(shown) - run.skipped).toLocaleString("en")}` : "";
     const tiles = [["uploads", all, run.planned ? `of ${run.planned.toLocaleString("en")}` : `all so far${loaded}`]];
     tiles.push(["clients", run.numClients.toLocaleString("en"), run.simulated ? "that have uploaded" : "that have joined"]);
     const reply = scores[run.reply];
@@ -140,7 +140,7 @@ export class RunView {
   banner(shown) {
     const { run } = this;
     const [, stale, rejected] = run.outcomes(shown, RECENT);
-    const recent = Math.min(shown, RECENT);
+    const recent = Math.min(run.numberAt(shown) - run.skipped, RECENT);
     const parts = [];
     if (recent >= FEWEST && rejected > MANY_REJECTED * recent) {
       const [[why] = [""]] = run.reasons(shown, RECENT);
@@ -250,7 +250,7 @@ export class RunView {
     }
     say(this.part(".apart .explain"), apartWords(run, losses?.matrix));
     const tables = [];
-    const when = ({ position }) => (position ? `after upload ${(run.skipped + position).toLocaleString("en")}` : "at the start");
+    const when = ({ position }) => (position ? `after upload ${run.numberAt(position).toLocaleString("en")}` : "at the start");
     if (losses) tables.push(table(run, losses.matrix, `Loss of each model (row) on each cluster's samples (column), ${when(losses)}; framed: the lowest of its row`, { best: "row" }));
     if (distances) tables.push(table(run, distances.distances, `Distance between cluster models, ${when(distances)}`, {}));
     box.replaceChildren(...tables.map((each) => make("div", { class: "scroll", tabIndex: 0, role: "group", "aria-label": each.caption.textContent }, each)));
@@ -267,7 +267,9 @@ export class RunView {
     this.uploads.update(curves, this.moment());
     say(this.part(".uploads .explain"), `The chart: shares among the last ${RECENT} uploads. The numbers: how many ${run.skipped ? "on this page" : "in all"}.`);
     const items = run.reasons(shown).slice(0, 5);
-    this.part(".reasons").replaceChildren(...items.map(([why, times]) => make("li", {}, `${times.toLocaleString("en")} rejected: ${run.simulated ? why : `told “${why}”`}`)));
+    const untold = counts[2] - run.reasons(shown).reduce((sum, [, times]) => sum + times, 0);
+    this.part(".reasons").replaceChildren(...items.map(([why, times]) => make("li", {}, `${times.toLocaleString("en")} rejected: ${run.simulated ? why : `told “${why}”`}`)),
+      ...(untold > 0 ? [make("li", {}, `${untold.toLocaleString("en")} rejected before: the server keeps the reason of each client's last one`)] : []));
   }
 
   stalenessBars(shown) {
@@ -297,7 +299,7 @@ export class RunView {
 
   line(i, entry, said) {
     const { run } = this;
-    const when = `${run.skipped + entry.position + (entry.kind === "upload" ? 1 : 0)}`;
+    const when = run.numberAt(entry.position + (entry.kind === "upload" ? 1 : 0)).toLocaleString("en");
     const item = make("li", {}, make("span", { class: "when" }, when));
     item.dataset.key = `${i} ${said.words}`;
     if (said.client) {
