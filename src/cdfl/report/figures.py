@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdfl.record import score_text
 from cdfl.report import style
 from cdfl.report.mixtures import history, mixture_figure, smoothing, whole_numbers
+from cdfl.run_events import score_text
 from cdfl.run_series import Numbers, RunSeries, adaptation, check_one_metric, groups, smoothed
 
 if TYPE_CHECKING:

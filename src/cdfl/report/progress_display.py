@@ -23,7 +23,6 @@ from cdfl.run_events import (
     score_text,
 )
 from cdfl.run_series import SCORE_WORDS
-from cdfl.run_series import SCORE_WORDS
 
 SECONDS_BETWEEN_LINES = 20.0
 SECONDS_BETWEEN_UPDATES = 0.5  # of a line in a notebook

@@ -2,7 +2,7 @@
 
 import { mainCluster, OUTCOMES } from "./model.js";
 
-// Which model of a client is tested, in the order of time; cdfl/series.py has the same words.
+// Which model of a client is tested, in the order of time; cdfl/run_series.py has the same words.
 export const SCORE_WORDS = { held: "old model", before: "own training", after: "new model", served: "new model, with experts" };
 export const SCORE_DASHES = { held: "dotted", before: "dashed", after: "solid", served: "solid" };
 export const OUTCOME_WORDS = { applied: "applied", deprecated: "too stale", rejected: "rejected" };
