@@ -20,12 +20,15 @@ import sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # an import of these now fails
 
 import cdfl
+import torch
 from cdfl.client import AsyncClient, FlowerClient, Privacy
+from cdfl.core.router import calibrate
 from cdfl.upload_policies import LossRises
 from tests.client.toy import ToyServer, make_data, make_model
 
 client = cdfl.Client("http://server.test", make_model(), "car-7", transport=ToyServer().transport)
 print(client.update(make_data()).outcome, [turn.decided for turn in client.watch([make_data()], LossRises())])
+calibrate(torch.randn(20, 2), torch.arange(20) % 2)  # as a server does before it opens
 
 assert "torch._dynamo" not in sys.modules  # the compiler
 from cdfl.cli import app

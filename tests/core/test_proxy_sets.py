@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import flatten
-from cdfl.core.proxy_sets import TOGETHER, ProxySets, outputs
+from cdfl.core.proxy_sets import TOGETHER, LargestOfFour, ProxySets, for_evaluation, outputs
 
 
 class Counting(nn.Module):
@@ -80,3 +80,27 @@ def test_inputs_that_are_no_tensors_and_outputs_that_are_no_tensor() -> None:
         proxies = ProxySets(network, loss, sets)
         models, clusters = models_of(network, 1).repeat(2, 1), torch.arange(2)
         torch.testing.assert_close(proxies(models, clusters), one_by_one(proxies, models, clusters))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 1, 7, 5), (3, 2, 2), (1, 2, 1, 4)])
+def test_the_largest_of_four_is_max_pooling(shape: tuple[int, ...]) -> None:
+    images = torch.randn(shape)
+    images.view(-1)[0] = float("nan")
+    torch.testing.assert_close(
+        LargestOfFour()(images),
+        nn.functional.max_pool2d(images, 2) if min(shape[-2:]) > 1 else images[..., :0, ::2],
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )
+
+
+def test_a_copy_for_evaluation_gives_the_same_outputs() -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU())
+    network = nn.Sequential(inner, nn.MaxPool2d(2, stride=1), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(4, 2)).eval()
+    copy, images = for_evaluation(network), torch.randn(5, 1, 12, 12)
+    assert torch.equal(copy(images), network(images))
+    assert [type(module) for module in copy.modules()].count(LargestOfFour) == 1
+    assert isinstance(inner[1], nn.MaxPool2d)  # the network itself trains on
+    assert list(copy.state_dict()) == list(network.state_dict())

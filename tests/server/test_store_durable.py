@@ -5,7 +5,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from cdfl.server import database, tables
+from cdfl.server import database, queries
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
@@ -142,7 +142,7 @@ def test_the_power_may_be_cut_at_every_step(action, tmp_path, monkeypatch):
                     assert recovered.state.epoch == 7 or same_state(recovered.state, states[recovered.state.epoch])
                     assert verify(store).findings == []
                     with store.reading() as connection:
-                        spoken_of = tables.all_blobs(connection)
+                        spoken_of = queries.all_blobs(connection)
                     assert action == "forget" or spoken_of <= set(store.blobs.names())  # which deletes blobs first
         if not reached:
             break

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cdfl.server import tables
+from cdfl.server import queries
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
 from cdfl.server.store_records import Retention
@@ -157,13 +157,13 @@ class StoreMachine(RuleBasedStateMachine):
                 assert store.read_reply(record.last) == self.uploads[epochs[-1] - 1][1]
         assert all(was_sent(store, *sent) for sent in self.sent)
         with store.reading() as connection:
-            assert tables.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
+            assert queries.all_blobs(connection) <= set(store.blobs.names())  # nothing is missing
 
     def teardown(self) -> None:
         self.store.close()
         self.open()
         with self.store.reading() as connection:
-            spoken_of = tables.all_blobs(connection)
+            spoken_of = queries.all_blobs(connection)
         found = [name for name in self.store.blobs.names() if not name.startswith("store-")]
         assert sorted(found) == sorted(spoken_of)  # nothing is missing, nothing is left over
         assert verify(self.store).findings == []

@@ -16,7 +16,7 @@ from cdfl.core.flat import Layout, flatten, load
 from cdfl.core.guard import Guard, defence_of
 from cdfl.core.paper_settings import PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
-from cdfl.core.proxy_sets import ProxySets
+from cdfl.core.proxy_sets import ProxySets, for_evaluation
 from cdfl.core.replay import Replay
 from cdfl.core.server import NEWCOMER, base_model_of, decide, is_too_stale, join, server_update
 from cdfl.core.settings import (
@@ -85,6 +85,7 @@ __all__ = [
     "estimate_mixture",
     "estimator_of",
     "flatten",
+    "for_evaluation",
     "initial_state",
     "is_too_stale",
     "join",

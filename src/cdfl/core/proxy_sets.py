@@ -1,5 +1,6 @@
 """Evaluate models on the proxy sets, the only data that the server sees; one model at a time."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,26 @@ def outputs(model: nn.Module, layout: Layout, vector: Tensor, inputs: Any) -> An
     """
     model.eval()
     return functional_call(model, layout.views(vector), (inputs,))
+
+
+class LargestOfFour(nn.Module):
+    """`nn.MaxPool2d(2)` without a backward pass: the same outputs in a tenth of the time on a CPU."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the largest value of each 2x2 square; an odd last row or column is left out."""
+        height, width = (side // 2 * 2 for side in images.shape[-2:])
+        rows = torch.maximum(images[..., 0:height:2, :width], images[..., 1:height:2, :width])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
+
+
+def for_evaluation(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that gives the same outputs in evaluation mode, faster."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.MaxPool2d and str(child) == str(nn.MaxPool2d(2)) and not child.return_indices:
+                setattr(module, name, LargestOfFour())
+    return model
 
 
 class ProxySets:

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import select
 
 from cdfl.server.database import Database
+from cdfl.server.queries import VALID_TOKEN
 from cdfl.server.store_records import Claim, TokenRecord
-from cdfl.server.tables import tokens, valid_token
+from cdfl.server.tables import tokens
 from cdfl.wire import CLIENT, ForbiddenError, UnauthorizedError, bearer_token, check_client_id
 
 ID_LENGTH = 12  # digits of the hash: enough to identify a token, too few to guess it
@@ -54,18 +55,20 @@ class Tokens:
         """Return what a token allows; None if it is unknown, revoked or expired."""
         # A lookup by hash: the time it takes reveals nothing about other tokens.
         hashed = _hash(token)
-        valid = select(tokens.c.client_id).where(tokens.c.hash == hashed, valid_token(time.time()))
-        with self._database.read() as connection:
-            client_id = connection.execute(valid).scalar()
+        client_id = self._client_of(hashed)
         return None if client_id is None else Claim(client_id, hashed)
 
     def is_valid(self, claim: Claim) -> bool:
         """Return whether the token of a claim is still valid; always on an open server."""
-        valid = select(tokens.c.hash).where(tokens.c.hash == claim.token, valid_token(time.time()))
-        if claim.token is None:
-            return True
+        return claim.token is None or self._client_of(claim.token) is not None
+
+    def _client_of(self, hashed: str) -> str | None:
         with self._database.read() as connection:
-            return connection.execute(valid).scalar() is not None
+            found: str | None = connection.execute(_CLIENT_OF, {"hash": hashed, "now": time.time()}).scalar()
+        return found
+
+
+_CLIENT_OF = select(tokens.c.client_id).where(tokens.c.hash == sa.bindparam("hash"), VALID_TOKEN)
 
 
 class Access:

@@ -12,7 +12,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy import select
 
-from cdfl.server import tables
+from cdfl.server import queries, tables
 from cdfl.server.blobs import OURS
 from cdfl.server.database import Database, database_url
 from cdfl.server.store import Store
@@ -64,8 +64,8 @@ def _copy_database(store: Store, folder: Path) -> tuple[Copied, set[str]]:
                     target.execute(sa.insert(table), [dict(row) for row in rows])
         with copy.read() as connection:
             sign = tables.get(connection, "blobs")
-            names = tables.all_blobs(connection) | ({sign} if sign else set())
-            copied = Copied(tables.last_epoch(connection) or 0, tables.count_entries(connection), len(names))
+            names = queries.all_blobs(connection) | ({sign} if sign else set())
+            copied = Copied(queries.last_epoch(connection) or 0, queries.count_entries(connection), len(names))
         copy.clean()
     finally:
         copy.close()

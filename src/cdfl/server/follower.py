@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from cdfl.core import Layout, ServerState, Settings
-from cdfl.server import forwarding, tables
+from cdfl.server import forwarding, queries
 from cdfl.server.database import UncertainCommit
 from cdfl.server.replies import Replies
 from cdfl.server.store import Store
@@ -77,8 +77,8 @@ class Follower:
 
     def _num_forgotten(self) -> int:
         with self.store.reading() as connection:
-            self.store.journal_start = tables.journal_start(connection)
-            return tables.num_forgotten(connection)
+            self.store.journal_start = queries.journal_start(connection)
+            return queries.num_forgotten(connection)
 
     def _replayed(self, state: ServerState, entries: Sequence[Entry]) -> ServerState:
         try:
@@ -122,4 +122,4 @@ class Follower:
         read = [name for name, error in left.items() if error is not None]
         if read:
             with self.store.writing() as connection:
-                tables.delete_offers(connection, read)
+                queries.delete_offers(connection, read)

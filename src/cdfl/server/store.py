@@ -20,7 +20,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from cdfl.core import Layout, ServerState, Settings
-from cdfl.server import tables
+from cdfl.server import queries, tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
 from cdfl.server.database import Database, UncertainCommit, database_url, turn_of
 from cdfl.server.store_errors import StoreDamaged, StoreError, StoreUnavailable, Withdrawn
@@ -37,7 +37,7 @@ class _UncertainGroup(NamedTuple):
     """A group whose COMMIT failed: it may be committed or not."""
 
     blobs: list[str]  # its own
-    superseded: list[tables.SentModel]  # what its clients were sent before
+    superseded: list[queries.SentModel]  # what its clients were sent before
 
 
 class Store(Reader):
@@ -118,8 +118,8 @@ class Store(Reader):
     def read_on(self) -> None:
         """Read where the journal ends and begins."""
         with self.database.read() as connection:
-            self.epoch, self.number = tables.last_epoch(connection), tables.last_number(connection)
-            self.journal_start = tables.journal_start(connection)
+            self.epoch, self.number = queries.last_epoch(connection), queries.last_number(connection)
+            self.journal_start = queries.journal_start(connection)
 
     def try_own(self) -> bool:
         """Become the owner, if no other front end is."""
@@ -138,7 +138,7 @@ class Store(Reader):
         names, self._doubtful = self._doubtful, []
         if names:
             with self.reading() as connection:
-                known = tables.all_blobs(connection)
+                known = queries.all_blobs(connection)
             self._discard([name for name in names if name not in known])
 
     def sweep(self) -> None:
@@ -185,7 +185,7 @@ class Store(Reader):
             elif state.epoch == newest.epoch:
                 with self.writing(as_owner=True) as connection:
                     same = Snapshot.of(state, settings, newest.models, newest.created)
-                    tables.change_snapshot(connection, same)
+                    queries.change_snapshot(connection, same)
         self.prune()
 
     def put_fingerprints(self, fingerprints: dict[str, str]) -> None:
@@ -211,10 +211,10 @@ class Store(Reader):
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
         with self.writing(as_owner=True) as connection:
-            names = tables.expire(connection, self.retention, time.time())
-            start = tables.journal_needed(connection, self.retention, self.epoch or 0)
+            names = queries.expire(connection, self.retention, time.time())
+            start = queries.journal_needed(connection, self.retention, self.epoch or 0)
             if start - self.journal_start > self.retention.keep_entries // 10:  # not at every snapshot
-                names += tables.shorten_journal(connection, start)
+                names += queries.shorten_journal(connection, start)
             else:
                 start = self.journal_start
         self.journal_start = start
@@ -224,7 +224,7 @@ class Store(Reader):
         """Return how many uploads of how many clients a rollback to this snapshot deletes."""
         self._check_snapshot(epoch)
         with self.reading() as connection:
-            return tables.count_after(connection, epoch)
+            return queries.count_after(connection, epoch)
 
     def rollback(self, epoch: int) -> None:
         """Go back to a snapshot: delete everything after it. Clients that were sent a later epoch must ask for a model.
@@ -235,8 +235,8 @@ class Store(Reader):
             self._check_snapshot(epoch)
             try:
                 with self.writing(as_owner=True) as connection:
-                    names = tables.delete_after(connection, epoch)
-                    number, start = tables.last_number(connection), tables.journal_start(connection)
+                    names = queries.delete_after(connection, epoch)
+                    number, start = queries.last_number(connection), queries.journal_start(connection)
             except UncertainCommit:
                 self.close()  # the next process that opens the store finds out
                 raise
@@ -317,7 +317,7 @@ class Store(Reader):
         digest = None if model is None else digest_of(model)
         with self.writing() as connection:
             _check_claims(connection, [claim] if claim else [])
-            shared = None if digest is None else tables.sent_blob(connection, epoch, digest)
+            shared = None if digest is None else queries.sent_blob(connection, epoch, digest)
             is_complete = model is None or shared is not None
             old = self._add_sent(connection, client_id, epoch, shared) if is_complete else []
         if model is not None and digest is not None and shared is None:
@@ -350,19 +350,19 @@ class Store(Reader):
                 raise ValueError(f"the state must be the newest, of epoch {self.epoch}; {came}")
             self.snapshot(state)
         with self.writing(as_owner=True) as connection:
-            names = tables.blobs_of_client(connection, client_id)
-            tables.unshare(connection, client_id)
+            names = queries.blobs_of_client(connection, client_id)
+            queries.unshare(connection, client_id)
         self.blobs.delete(names)  # before their names are lost
         self.blobs.sync_folder()
         with self.writing(as_owner=True) as connection:
-            found = tables.erase(connection, client_id)
+            found = queries.erase(connection, client_id)
         self.database.clean()
         return found
 
     def ask_to_forget(self, client_id: str) -> None:
         """Ask the owner to forget a client."""
         with self.writing() as connection:
-            tables.ask_to_forget(connection, client_id, time.time())
+            queries.ask_to_forget(connection, client_id, time.time())
 
     @contextmanager
     def writing(self, *, as_owner: bool = False) -> Iterator[sa.Connection]:
@@ -383,8 +383,8 @@ class Store(Reader):
                 self.blobs.write(names[-1], body)
             self.blobs.sync_folder()
             with self.writing(as_owner=True) as connection:
-                tables.add_snapshot(connection, Snapshot.of(state, settings, names, time.time()))
-                tables.put_layout(connection, layout)
+                queries.add_snapshot(connection, Snapshot.of(state, settings, names, time.time()))
+                queries.put_layout(connection, layout)
         except UncertainCommit:
             self._doubtful += names
             raise
@@ -406,7 +406,7 @@ class Store(Reader):
 
     def _add_sent(self, connection: sa.Connection, client_id: str, epoch: int, model: str | None) -> list[str]:
         keep = self.retention.keep_sent_epochs
-        return tables.add_sent(connection, client_id, epoch, model, keep=keep, now=time.time())
+        return queries.add_sent(connection, client_id, epoch, model, keep=keep, now=time.time())
 
     # -- committing
 
@@ -437,13 +437,13 @@ class Store(Reader):
         with turn_of(self._turn):
             self._resolve()
             self._check_order(entries)
-            superseded: list[tables.SentModel] = []
+            superseded: list[queries.SentModel] = []
             try:
                 with self.database.write(as_owner=True) as connection:
                     _check_claims(connection, claims)
-                    superseded = tables.add_entries(connection, entries)
+                    superseded = queries.add_entries(connection, entries)
                     if offered:
-                        tables.delete_offers(connection, offered)
+                        queries.delete_offers(connection, offered)
             except UncertainCommit:
                 if self.is_shared:  # another front end may have seen it, so it stays if it is there
                     self._doubtful += [*names, *(sent.blob for sent in superseded if not sent.is_shared)]
@@ -471,8 +471,8 @@ class Store(Reader):
             if self._uncertain is None or self.epoch is None:
                 return
             with self.database.write() as connection:
-                names = tables.delete_after(connection, self.epoch, self.number)
-                tables.restore(connection, self._uncertain.superseded)
+                names = queries.delete_after(connection, self.epoch, self.number)
+                queries.restore(connection, self._uncertain.superseded)
             names, self._uncertain = names + self._uncertain.blobs, None
             self._discard(names)
 
@@ -493,7 +493,7 @@ class Store(Reader):
     def _check_blobs(self) -> None:
         """Refuse a place that does not hold the blobs of a store with a journal. Nothing is created."""
         with self.database.read() as connection:
-            is_begun, name = tables.last_epoch(connection) is not None, tables.get(connection, "blobs")
+            is_begun, name = queries.last_epoch(connection) is not None, tables.get(connection, "blobs")
         if is_begun and (name is None or self.blobs.read(name) is None):
             raise StoreError(
                 f"the blobs of this store are not in {self.blobs.place}; name their place (--blobs), or mount its disk"
@@ -518,13 +518,13 @@ class Store(Reader):
         """Delete what a crash has left: spooled files and unreferenced blobs."""
         self.blobs.empty_spool()
         with self.database.read() as connection:
-            known = tables.all_blobs(connection)
+            known = queries.all_blobs(connection)
         self.blobs.delete(name for name in self.blobs.names() if OURS.fullmatch(name) and name not in known)
 
 
 def _check_claims(connection: sa.Connection, claims: Iterable[Claim]) -> None:
     """Raise Withdrawn if some clients may no longer write; inside the transaction in which they do."""
     if claims := list(claims):
-        names, overtaken = tables.withdrawn(connection, claims, time.time())
+        names, overtaken = queries.withdrawn(connection, claims, time.time())
         if names or overtaken:
             raise Withdrawn(names, overtaken)

@@ -23,7 +23,7 @@ from cdfl.core import (
     server_update,
 )
 from cdfl.core.guard import is_healthy
-from cdfl.server import tables
+from cdfl.server import queries, tables
 from cdfl.server.blobs import Blobs, digest_in, digest_of
 from cdfl.server.database import Database
 from cdfl.server.recorded_losses import Playback
@@ -63,7 +63,7 @@ class Reader:
         state = self.load_state(newest, layout)
         total = self.newest_epoch() - newest.epoch
         with self.reading() as connection:
-            number = tables.last_number(connection, newest.epoch)
+            number = queries.last_number(connection, newest.epoch)
         for entry in self.all_entries(newest.epoch):
             number = entry.number
             if entry.epoch > state.epoch:  # others changed nothing
@@ -147,7 +147,7 @@ class Reader:
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots, oldest first."""
         with self.reading() as connection:
-            return tables.all_snapshots(connection)
+            return queries.all_snapshots(connection)
 
     def snapshot_at(self, epoch: int) -> Snapshot:
         """Return the snapshot of an epoch."""
@@ -188,7 +188,7 @@ class Reader:
     def layout(self) -> Layout:
         """Return the layout of the stored model."""
         with self.reading() as connection:
-            layout = tables.layout(connection)
+            layout = queries.layout(connection)
         if layout is None:
             raise StoreError("the store is empty; start a server with `cdfl serve` first")
         return layout
@@ -198,22 +198,22 @@ class Reader:
     def newest_epoch(self) -> int:
         """Return the epoch of the last entry, also if another process owns the store."""
         with self.reading() as connection:
-            return tables.last_epoch(connection) or 0
+            return queries.last_epoch(connection) or 0
 
     def newest_number(self) -> int:
         """Return the number of the last entry."""
         with self.reading() as connection:
-            return tables.last_number(connection)
+            return queries.last_number(connection)
 
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
         """Return entries with numbers above `after`, oldest first."""
         with self.reading() as connection:
-            return tables.entries(connection, after, limit)
+            return queries.entries(connection, after, limit)
 
     def all_entries(self, epoch: int) -> Iterator[Entry]:
         """Yield all entries with epochs above `epoch`, oldest first."""
         with self.reading() as connection:
-            after = tables.last_number(connection, epoch)
+            after = queries.last_number(connection, epoch)
         while page := self.entries(after, PAGE):
             yield from page
             after = page[-1].number
@@ -266,27 +266,27 @@ class Reader:
         """
         known = None if epoch is None or epoch < self.journal_start else epoch
         with self.reading() as connection:
-            return tables.client(connection, client_id, known, key)
+            return queries.client(connection, client_id, known, key)
 
     def clients(self, after: str = "", limit: int = 1000) -> list[ClientRecord]:
         """Return clients with names above `after`, by name, each with its newest entry."""
         with self.reading() as connection:
-            return tables.all_clients(connection, after, limit)
+            return queries.all_clients(connection, after, limit)
 
     def num_clients(self) -> int:
         """Return how many clients are known."""
         with self.reading() as connection:
-            return tables.num_clients(connection)
+            return queries.num_clients(connection)
 
     def knows(self, client_id: str) -> bool:
         """Return whether anything is stored about a client, including a token."""
         with self.reading() as connection:
-            return tables.knows(connection, client_id)
+            return queries.knows(connection, client_id)
 
     def asked_to_forget(self) -> list[str]:
         """Return the clients that `cdfl forget` asked a running server to forget."""
         with self.reading() as connection:
-            return tables.asked_to_forget(connection)
+            return queries.asked_to_forget(connection)
 
     def fingerprints(self) -> dict[str, str] | None:
         """Return what the losses in the store depend on; None if nothing was recorded."""
@@ -297,7 +297,7 @@ class Reader:
     def all_blobs(self) -> list[str]:
         """Return the names of all blobs that the tables refer to."""
         with self.reading() as connection:
-            return sorted(tables.all_blobs(connection))
+            return sorted(queries.all_blobs(connection))
 
     def check_blob(self, name: str) -> bool:
         """Return whether a blob is there; StoreDamaged if it has changed."""

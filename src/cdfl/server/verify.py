@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from cdfl.core import NotFiniteError, Reply, ServerState, Settings, Upload
-from cdfl.server import tables
+from cdfl.server import queries
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged, StoreError
 from cdfl.server.store_records import Entry, Snapshot, tensor
@@ -58,7 +58,7 @@ class _Replayer:
         self.snapshots = {snapshot.epoch: snapshot for snapshot in store.snapshots()}
         self.unread = set(self.snapshots)
         with store.reading() as connection:
-            complete, last = tables.complete_since(connection), tables.last_epoch(connection)
+            complete, last = queries.complete_since(connection), queries.last_epoch(connection)
         first = min(epoch for epoch in self.snapshots if epoch >= complete)
         self.result = Verified(first=first, last=last or 0)
 
