@@ -17,8 +17,8 @@ SEEDS = 5
 SHOWN = ("held", "before", "after", "cluster", "divergence")
 COLUMNS = (*SHOWN, "bytes_down", "client_flops", "server_flops")
 MEANING = {
-    "cdfl": "soft clusters, one model down, estimated by the server",
-    "fedsoft": "soft clusters, K models down, estimated by the client",
+    "cdfl": "soft clusters, one model down, the server estimates",
+    "fedsoft": "soft clusters, K models down, the client estimates",
     "fedasync": "one model for all",
     "fedem": "a mixture of K models, K models up and down",
     "fedbuff": "one model for all, moved by changes, ten at a time",
@@ -48,7 +48,7 @@ def table() -> str:
     """Return accuracy and traffic of every algorithm."""
     results = read("digits-4")
     rows = [
-        "| algorithm | | last reply | before | after | clusters | KL | MB down |",
+        "| algorithm | | old model | own training | new model | clusters | mixture error (KL) | MB down |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, columns in results["scores"].items():

@@ -3,13 +3,15 @@
 Claim: a server with 100 watchers serves uploads at least 0.9 times as fast as with none.
 
 One server (the example of `cdfl init`, on SQLite, with syncs), one fleet of clients that do not train. Windows without
-and with watchers alternate. The watchers have several operator tokens, receive every event, and run in a process of
-their own on the same cores; what they cost there is part of the result.
+and with watchers alternate, and so does which comes first. The watchers have several operator tokens, receive every
+event, and run in a process of their own on the same cores; what they cost there is part of the result.
 
-Rates need a machine that does nothing else. The ratio of CPU times does not: what server, clients and watchers use for
-an upload without watchers, over what they use with them. It is the ratio of rates where the CPU is the limit.
+Many short pairs: another program that comes and goes changes both windows of a pair, or few pairs, and the median over
+pairs hardly notices. Its interval holds the true median with 95 %, whatever the noise looks like. The ratio of CPU
+times (what server, clients and watchers use for an upload without watchers, over what they use with them) is the ratio
+of rates where the CPU is the limit; it also holds on a machine that is busy all the time.
 
-Writes benchmarks/results/watchers.json. Takes about five minutes.
+Writes benchmarks/results/watchers.json. Takes about ten minutes.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import comb
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
@@ -33,7 +36,8 @@ from benchmarks.load import UNHURRIED
 from benchmarks.result_files import machine, read, write
 from cdfl.cli.init import EXAMPLE
 
-CLIENTS, UPDATES, PAIRS = 20, 400, 6
+CLIENTS, PAIRS, SECONDS = 20, 20, 10.0
+FIRST = 100  # uploads that tell how many a window of so many seconds has
 WATCHERS, OPERATORS = 100, 4
 PIECE = 2**16
 
@@ -42,7 +46,7 @@ def main() -> None:
     """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=PAIRS, help="windows without and with watchers")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="uploads in a window")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a window")
     args = parser.parse_args()
     tokens = [secrets.token_urlsafe(16) for _ in range(OPERATORS)]
     os.environ["CDFL_OPERATOR_TOKEN"] = ",".join(tokens)
@@ -50,16 +54,40 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="watchers-") as folder:
         options = *UNHURRIED, "--max-streams", str(2 * WATCHERS)
         with Server(EXAMPLE, Path(folder), CLIENTS, *options) as server:
-            measure(server, CLIENTS, args.updates // 4, warm_up=CLIENTS)
+            measure(server, CLIENTS, FIRST, warm_up=CLIENTS)
+            updates = round(args.seconds * measure(server, CLIENTS, FIRST)["rate"])
             for pair in range(args.pairs):
-                rows.append(window_pair(server, tokens, args.updates, watchers_first=pair % 2 == 1))
+                rows.append(window_pair(server, tokens, updates, watchers_first=pair % 2 == 1))
                 print(rows[-1], flush=True)
     ratios = [row["with"]["rate"] / row["without"]["rate"] for row in rows]
     cpu = [row["without"]["cpu_ms"] / row["with"]["cpu_ms"] for row in rows]
     found = {"machine": machine(), "watchers": WATCHERS, "operators": OPERATORS, "clients": CLIENTS, "rows": rows}
-    found |= {"ratios": [round(ratio, 3) for ratio in ratios], "median": round(median(ratios), 3)}
-    write("watchers", found | {"cpu_ratios": [round(ratio, 3) for ratio in cpu], "cpu_median": round(median(cpu), 3)})
+    found |= {"updates": updates}
+    for name, values in (("ratios", ratios), ("cpu_ratios", cpu)):
+        low, high = interval(values)
+        found[name] = [round(value, 3) for value in values]
+        found |= {f"{name}_median": round(median(values), 3), f"{name}_interval": [round(low, 3), round(high, 3)]}
+    write("watchers", found)
     print(table())
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the median of what these are samples of, with at least 95 %.
+
+    Its ends are two of the values: the number of values below the median is binomial, whatever the values are.
+
+    >>> interval([*range(20)])
+    (5, 14)
+    >>> interval([1.0, 3.0, 2.0])  # too few for 95 %: all of them
+    (1.0, 3.0)
+    """
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while 2 * (outside + comb(count, cut) / 2**count) <= 0.05:
+        outside += comb(count, cut) / 2**count
+        cut += 1
+    cut = max(cut - 1, 0)
+    return ordered[cut], ordered[-1 - cut]
 
 
 def window_pair(server: Server, tokens: Sequence[str], updates: int, *, watchers_first: bool) -> dict[str, Any]:
@@ -135,7 +163,11 @@ def table() -> str:
             f"| {number} | {before['rate']:.1f} a second | {after['rate']:.1f} a second | {ratio:.2f} "
             f"| {before['cpu_ms']:.1f} and {after['cpu_ms']:.1f} ms | {cpu:.2f} |"
         )
-    lines.append(f"| median | | | {found['median']:.2f} | | {found['cpu_median']:.2f} |")
+    medians = [
+        f"{found[f'{name}_median']:.2f} ({' to '.join(f'{end:.2f}' for end in found[f'{name}_interval'])})"
+        for name in ("ratios", "cpu_ratios")
+    ]
+    lines.append(f"| median (95 %) | | | {medians[0]} | | {medians[1]} |")
     others = median(row[which]["others_cores"] for row in found["rows"] for which in ("without", "with"))
     lines.append(f"\nOther programs used {others:.1f} cores meanwhile.")
     return "\n".join(lines) + "\n"
