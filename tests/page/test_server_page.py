@@ -112,7 +112,7 @@ def test_rejected_uploads_are_counted_once_and_explained(tab, tmp_path, monkeypa
         assert tab.page.locator("#moment").text_content() == f"upload {number} of {number}"
         assert tab.page.locator(".shown").text_content() == "2 clients"
         banner = tab.page.locator(".banner")
-        assert f"{number - 3} of the last {number} uploads were rejected (most often it was told “you do harm”)" in (
+        assert f"{number - 3} of the last {number} uploads were rejected (most often their clients were told “you do harm”)" in (
             banner.text_content()
         )
         sides = tab.page.locator(".uploads .side li").all_text_contents()

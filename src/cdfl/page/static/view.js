@@ -144,9 +144,9 @@ export class RunView {
     const parts = [];
     if (recent >= FEWEST && rejected > MANY_REJECTED * recent) {
       const [[why] = [""]] = run.reasons(shown, RECENT);
-      parts.push(`${rejected} of the last ${count(recent, "upload")} were rejected (most often ${reasonWords(run, why)}). ${run.simulated
+      parts.push(`${rejected} of the last ${count(recent, "upload")} were rejected (most often ${reasonWords(run, why).replace("it was told", "their clients were told")}). ${run.simulated
         ? "Look at what the defence refuses below, or change it."
-        : "Order the clients by “rejected or too stale first”. Of one that you trust, check data, labels and learning rate; if that is right, the guard is wrong: --accept-all turns it off. Of one that you do not trust, revoke the token."}`);
+        : "Order the clients by “rejected or too stale first”. Of one that you trust, check data, labels and learning rate; if nothing is wrong with them, --accept-all turns the guard off. Of one that you do not trust, revoke the token."}`);
     }
     if (recent >= FEWEST && stale > MANY_STALE * recent) {
       parts.push(`${stale} of the last ${count(recent, "upload")} were too stale and changed no cluster: raise max_staleness, or let clients upload sooner after they download.`);
