@@ -23,7 +23,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.presets import find_preset
 from cdfl.sim.time_models import TIME_MODELS
 from experiments.harness import Experiment, Results, RunKey, StoredRun, resolve
-from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, figure, legend, means
+from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, WORDS, figure, legend, means
 from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import number, provenance, spread, table
 
@@ -216,7 +216,7 @@ def draw_panel(axes: Any, values: Mapping[str, list[StoredRun]], joined: bool) -
         style = {"ls": LINES[column] if joined else "", "color": COLORS["cdfl"]} | MARKERS[column]
         trials = [[kept.end[column] for kept in found] for found in values.values()]
         at = [place if joined else place + aside for place in range(len(values))]
-        means(axes, at, trials, label=column, **style)
+        means(axes, at, trials, label=WORDS[column], **style)
     for place, found in enumerate(values.values()):
         if not found[0].key.changes:
             axes.axvspan(place - 0.4, place + 0.4, color=PALE, lw=0, zorder=0, label="value of the preset")

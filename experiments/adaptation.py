@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, figure, legend, means
+from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, WORDS, figure, legend, means
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, grouped
 from experiments.harness.tables import NOTHING, number, provenance, spread, table
 
@@ -27,8 +27,9 @@ PRESETS: dict[str, Sequence[str]] = {"default": ALGORITHMS, "paper-reading": ["c
 WITHIN = 0.01  # distance to the level before the jump that counts as recovered
 LEVEL = 3  # uploads before the jump whose replies make the level
 NOTE = (
-    f"Accuracy on the client's new distribution. *Level before*: the {LEVEL} replies before the jump. *Uploads to "
-    f"recover*: until the mean reply is within {number(WITHIN)} of that level; >: not in every trial.\n"
+    "Accuracy on the client's new distribution, at its first upload after the jump. *Level before*: the "
+    f"{LEVEL} replies before the jump. *Uploads to recover*: until the mean reply is within {number(WITHIN)} of that "
+    "level; >: not in every trial.\n"
 )
 
 
@@ -77,7 +78,7 @@ def at_jumps(results: Results, scenario: str, preset: str, algorithm: str = "cdf
 def report(results: Results) -> str:
     """Return what every algorithm gives a client after a jump, and CDFL's reply against the others'."""
     parts, used, lines = [], [], []
-    header = ["algorithm", "trials", "level before", "old model, new data", "after local training", "after the reply"]
+    header = ["algorithm", "trials", "level before", WORDS["held"], WORDS["before"], WORDS["after"]]
     header += ["lost to the level", "uploads to recover"]
     for scenario, title in SCENARIOS.items():
         for preset, algorithms in PRESETS.items():
@@ -116,9 +117,9 @@ def _numbers(found: list[dict[str, Any]]) -> list[str]:
 
 MOMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "level": ("level before the jump", {"marker": "|", "ms": 8}),
-    "held": ("old model, new data", {"marker": "x"}),
-    "before": ("after local training", MARKERS["before"]),
-    "after": ("after the reply", MARKERS["after"]),
+    "held": (WORDS["held"], {"marker": "x"}),
+    "before": (WORDS["before"], MARKERS["before"]),
+    "after": (WORDS["after"], MARKERS["after"]),
 }
 
 

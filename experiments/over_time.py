@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun
-from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, figure, legend, wrapped
+from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, WORDS, figure, legend, wrapped
 from experiments.harness.tables import NOTHING, number, provenance, span, stand_ins, table
 
 ALGORITHMS = ("cdfl", "fedsoft")
@@ -117,7 +117,7 @@ def _panels(axes: Any, results: Results, row: Row) -> None:
         for algorithm, trials in there.items():
             if trials:
                 at, curves = _curves(trials, name)
-                style: Any = {"color": COLORS[algorithm], "label": f"{LABELS[algorithm]}, {name}"}
+                style: Any = {"color": COLORS[algorithm], "label": f"{LABELS[algorithm]}, {WORDS[name]}"}
                 clients.plot(at, curves.mean(axis=0), LINES[name], **style)
         _lead(lead, there["cdfl"], there["fedsoft"], name)
     for algorithm, trials in there.items():

@@ -21,8 +21,8 @@ a part; `--smoke` is a quick check; `cdfl paper list` shows all rows, also those
 `cdfl paper readme` writes this page from [results](results). [docs/paper.md](../docs/paper.md) judges the claims and
 explains the presets.
 
-Accuracies are held out: *before*, of the model that a client uploads; *after*, of the reply, on the same data;
-*cluster*, of each cluster model on its own cluster. † marks a stand-in for the paper's data.
+Accuracies are held out. *before*: own training, the model that a client uploads; *after*: the new model, the reply, on
+the same data; *cluster*: of each cluster model on its own cluster. † marks a stand-in for the paper's data.
 
 {RULE}"""
 SMOKE = "**Smoke runs on 8x8 digits, whatever the rows are called: they show that the code works, nothing else.**\n\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import EVERY_ROW, Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, MARKERS, PAGE, PALE, figure, legend
+from experiments.harness.figures import COLORS, MARKERS, PAGE, PALE, WORDS, figure, legend
 from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import NOTHING, distance, printed, provenance, signed, spread, table
 
@@ -113,7 +113,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     with figure(folder, "preset-search", PAGE, 0.19 * len(found) + 1.2, smoke=results.smoke) as axes:
         for place, column in enumerate(COLUMNS):
             away = [one.distances[place] for one in found]
-            axes.plot(away, range(len(found)), ls="", color=COLORS["cdfl"], label=column, **MARKERS[column])
+            axes.plot(away, range(len(found)), ls="", color=COLORS["cdfl"], label=WORDS[column], **MARKERS[column])
         axes.axvspan(-2, 2, color=PALE, lw=0, zorder=0, label="within 2 SD of the paper")
         axes.set_yticks(range(len(found)), [one.name for one in found])
         for label, one in zip(axes.get_yticklabels(), found, strict=True):

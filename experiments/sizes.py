@@ -17,7 +17,7 @@ from typing import Any
 from cdfl.models import build
 from experiments.following import LINES, ROWS, Row, against_larger, against_rivals, key_of
 from experiments.harness import Experiment, Results, RunKey
-from experiments.harness.figures import COLORS, COLUMN, PALE, figure, legend
+from experiments.harness.figures import COLORS, PAGE, PALE, figure
 from experiments.harness.networks import NETWORKS
 from experiments.harness.tables import NOTHING, provenance, table
 from experiments.tuning import SERVED, tried
@@ -106,8 +106,9 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
     sizes = by_size(results)
     if not sizes:
         return []
-    with figure(folder, "sizes", COLUMN, 3.3, smoke=results.smoke) as axes:
+    with figure(folder, "sizes", PAGE, 2.9, smoke=results.smoke) as axes:
         axes.axhline(0, color=PALE)
+        axes.set_title(finding(sizes), loc="left", fontweight="bold")
         for place, what in enumerate(AGAINST):
             style: Any = {"color": COLORS["cdfl"], "marker": "os^"[place]}
             seen = [(size.parameters, size.trials[place]) for size in sizes if size.trials[place] is not None]
@@ -127,9 +128,25 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
                 axes.errorbar(
                     [x for x, _ in tests], means, yerr=bars, ls="", capsize=1.5, label=f"{what}, test", **style
                 )
-        axes.set(xscale="log", xlabel="parameters of an expert", ylabel="points above one model")
-        legend(axes, ncols=1, title="one model of")
+        axes.set(
+            xscale="log",
+            xlabel="parameters of an expert",
+            ylabel="points of accuracy that\nexperts are above one model",
+        )
+        axes.set_xticks([size.parameters for size in sizes], [f"{size.parameters:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), title="one model of the", alignment="left")
     return ["sizes"]
+
+
+def finding(sizes: Sequence[Size]) -> str:
+    """Say what the distances on validation samples show."""
+    same, larger = ([size.trials[place] for size in sizes] for place in (0, 1))
+    if any(distance is None or distance <= 0 for distance in same):
+        return "Experts against one model"
+    ahead = [distance is not None and distance > 0 for distance in larger]
+    also = "also" if all(ahead) else "larger experts also" if ahead[-1] else "not"
+    return f"Experts beat one model of their size;\n{also} one of four times the size"
 
 
 EXPERIMENT = Experiment("sizes", __doc__ or "", report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-4",))

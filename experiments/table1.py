@@ -18,7 +18,7 @@ from cdfl.core import DEFAULT
 from cdfl.scenarios import load_scenario
 from cdfl.scenarios.builtin import NOISY
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, row_keys
-from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, figure, legend, means, rows_below
+from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, WORDS, figure, legend, means, rows_below
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, differences, grouped, named
 from experiments.harness.table1_rows import COLUMNS, FULL_ROWS, Figure
 from experiments.harness.tables import (
@@ -238,7 +238,7 @@ def _beside_the_paper(results: Results, folder: Path) -> list[str]:
             for algorithm, aside in (("cdfl", -0.2), ("fedsoft", 0.2)):
                 _figures(axes[place], results, column, algorithm, aside)
             axes[place].set_xticks(range(len(PICTURED)), [row.printed.split("(")[1][:-1] for row in PICTURED])
-            axes[place].set(title=column)
+            axes[place].set(title=WORDS[column])
         axes[0].set_ylabel("accuracy")
         axes[1].set_xlabel("FashionMNIST, number of clusters")
         legend(axes[0], ncols=3)

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cdfl.report.style import ALGORITHMS
+from cdfl.run_series import SCORE_WORDS
 from experiments.harness.table1_rows import Row
 
 COLORS = ALGORITHMS
@@ -28,6 +29,12 @@ LABELS = {
     "local": "Local",
     "frozen": "Frozen start",
     "oracle": "Oracle",
+}
+WORDS = {
+    "held": SCORE_WORDS["held"],
+    "before": SCORE_WORDS["before"],
+    "after": SCORE_WORDS["after"],
+    "cluster": "cluster",
 }
 LINES = {"before": ":", "after": "-", "cluster": "--"}
 MARKERS: dict[str, dict[str, Any]] = {

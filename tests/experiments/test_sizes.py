@@ -29,3 +29,10 @@ def test_without_runs_there_is_no_picture(tmp_path):
     results = empty(tmp_path)
     assert sizes.by_size(results) == []
     assert sizes.draw(results, tmp_path) == []
+
+
+def test_the_title_says_what_is_found(found):
+    assert sizes.finding(found) == (
+        "Experts beat one model of their size;\nlarger experts also one of four times the size"
+    )
+    assert sizes.finding(found[:1]) == "Experts beat one model of their size;\nnot one of four times the size"
