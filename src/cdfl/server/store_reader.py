@@ -200,6 +200,11 @@ class Reader:
         with self.reading() as connection:
             return queries.last_epoch(connection) or 0
 
+    def newest_number(self) -> int:
+        """Return the number of the last entry."""
+        with self.reading() as connection:
+            return queries.last_number(connection)
+
     def entries(self, after: int, limit: int = 1000) -> list[Entry]:
         """Return entries with numbers above `after`, oldest first."""
         with self.reading() as connection:
