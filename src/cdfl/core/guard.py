@@ -4,21 +4,25 @@ An upload v was trained from u, the model that its client was sent. Clusters mov
 
 *Bound.* The change v - u is shortened to `LONGEST` times the usual norm, which counts changes as they came.
 
-*Try.* A step of beta_0 (v - u) is tried on u and on the mixture of the clusters that it would be sent now. The effect
-is the change of the losses on the proxy sets of the clusters that move, weighted by their rates. The losses of the
-clusters themselves say little: near the end of training they hardly change, whichever way a step goes, while mixtures
-of the clusters suffer.
+*Try.* A step of beta_0 (v - u) is tried, forth and back, on u and on the mixture of the clusters that it would be sent
+now. The effect is half the difference of the losses on the proxy sets of the clusters that move, weighted by their
+rates; of the two, the worse one counts. A step forth alone would say less: near the end of training honest steps do
+harm, too, because they are long, but going back does more. The losses of the clusters themselves say little: they
+hardly change, whichever way a step goes, while mixtures of the clusters suffer.
 
 *Blame.* Effects are measured in units of the usual gain: the effect of the last upload of a client that improved the
-losses. Such uploads are never rejected, so the unit does not shrink by what is rejected. A client's blame is the
-running mean of that. An upload of a blamed client is rejected if it does harm again.
+losses. A client's blame is the running mean of its effects; it begins with one effect of 0.
+
+*Shrink.* One effect says little about a client: by chance, honest steps go the wrong way and harmful ones the right
+way. So a step shrinks with the blame of its client, from the whole step of one that improves the losses to nothing at a
+blame of `SPAN`. Only then is the upload rejected.
 
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
 
 *Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients
-with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, each is rejected for its own effect:
-names that are new for every upload have no past to be judged by.
+with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, the effect of an upload is the least
+blame that it gets: names that are new for every upload have no past to be judged by.
 
 *Idle.* An upload that hardly changes anything is rejected: otherwise it would age those of others, and make short
 changes usual.
@@ -44,11 +48,10 @@ WINDOW = 100  # clients that are remembered: those that uploaded last
 ENOUGH = 5  # clients before anything is usual
 LONGEST = 1.5  # times the usual norm
 IDLE = 0.05  # times the usual norm: a shorter change is none
-FORGIVING = 0.8  # share of its blame that a client keeps at its next upload
+FORGIVING = 0.85  # share of its blame that a client keeps at its next upload
 LEAST_EFFECT, MOST_EFFECT = -2.0, 3.0  # bounds of one effect in the blame, in units of the usual gain
-SENT_BLAMED, CURRENT_BLAMED = 1.0, 2.0  # a client with more blame is rejected ...
-HARMFUL = 0.5  # ... if this effect is above that, too
-PRIOR = 0.6  # blame of a new client, once others are known
+SPAN = 1.5  # a client with no blame takes its whole step; with this much, none
+FADING = 4  # power of the share of the step between the two
 FALL, CLIMB = 0.1, 0.01  # how fast a cluster's level follows its loss down and up
 RISE = 10.0  # times the usual change of a cluster's loss in a step
 FIRST_RISE = 0.1  # times the loss, before a change is usual
@@ -75,8 +78,7 @@ class _Client(NamedTuple):
     uploads: float = 0.0  # accepted ones
     epoch: float = 0.0  # of the last accepted one; names its row in the server's memory
     credit: float = BURST  # uploads that it may make at once
-    sent_blame: float = 0.0  # for what its steps do to the model that it was sent
-    current_blame: float = 0.0  # for what they do to the one that it would be sent now
+    blame: float = 0.0
 
     @property
     def is_new(self) -> bool:
@@ -89,15 +91,13 @@ class _Row(NamedTuple):
     epoch: float
     time: float
     is_known: float  # 1 if the client is no newcomer
+    gain: float  # of its last upload that improved the losses; 0 if none did
     norm: float  # of the change of the parameters, before it was shortened
     statistics: float  # of the change of the statistics
-    sent_gain: float  # of its last upload that improved the model that it was sent; 0 if none did
-    current_gain: float  # the same for the model that it would be sent now
 
 
 COLUMNS = {name: place for place, name in enumerate(_Row._fields)}
 WIDTH = len(COLUMNS)
-GAINS = ("sent_gain", "current_gain")
 
 
 class _Memory(NamedTuple):
@@ -137,10 +137,17 @@ class _Memory(NamedTuple):
         """A column of `usual`."""
         return self.usual[:, COLUMNS[name]]
 
-    def gain(self, name: str, client: _Client) -> float:
+    def in_gains(self, effect: float) -> float:
+        """A finite effect in units of the usual gain, within its bounds; 0 if nothing is usual yet."""
+        gains = self.column("gain")
+        gains = gains[gains > 0]
+        times = effect / _median(gains) if len(gains) else 0.0
+        return min(MOST_EFFECT, max(LEAST_EFFECT, times))
+
+    def gain_of(self, client: _Client) -> float:
         """The gain in a client's row; 0 if it has none."""
         row = self.rows[self.rows[:, 0] == client.epoch]
-        return float(row[0, COLUMNS[name]]) if len(row) else 0.0
+        return float(row[0, COLUMNS["gain"]]) if len(row) else 0.0
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ class Guard:
         """Refuse a client that uploads more than its share; bound the change."""
         known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
         if _credit(state.epoch + 1, upload.time, known, memory) < 1:
-            return Verdict(False, client=known, reason=f"{OFTEN}; {UNMOVED}")
+            return Verdict(False, client=client.defence, reason=f"{OFTEN}; {UNMOVED}")
         return _bounded(state, upload, memory)
 
     def step(
@@ -171,31 +178,26 @@ class Guard:
         """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
         epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
         if _is_idle(_norms(upload, state.num_parameters)[0], memory):
-            return _no_step(state, decision.rates), Verdict(False, (), known, f"{NO_CHANGE}; {UNMOVED}")
+            return _no_step(state, decision.rates), Verdict(False, (), client.defence, f"{NO_CHANGE}; {UNMOVED}")
         state = reevaluated(state, evaluate)
-        effects = self._effects(state, upload, decision.rates, evaluate)
-        above = [_in_gains(effect, memory.column(name)) for effect, name in zip(effects, GAINS, strict=True)]
-        before = known[-2:] if known.uploads or not memory.has_known else (PRIOR, PRIOR)
-        blames = [_blame_after(blame, times) for blame, times in zip(before, above, strict=True)]
-        known = known._replace(sent_blame=blames[0], current_blame=blames[1])
-        limits = (SENT_BLAMED, CURRENT_BLAMED)
-        if any(each[0] > each[1] and each[2] > HARMFUL for each in zip(blames, limits, above, strict=True)):
-            return _no_step(state, decision.rates), Verdict(
-                False, tuple(map(_finite, above)), known, f"{HARM}; {UNMOVED}"
-            )
-        if known.is_new and memory.has_many_new(epoch) and max(above) > HARMFUL:
-            return _no_step(state, decision.rates), Verdict(False, (), known, f"{MANY_NEW}; {UNMOVED}")
-        step, changes = _within_levels(state, upload, decision.rates, memory, settings, evaluate)
+        effect = self._effect(state, upload, decision.rates, evaluate)
+        harm = memory.in_gains(effect) if math.isfinite(effect) else MOST_EFFECT
+        kept = min(FORGIVING, (known.uploads + 1) / (known.uploads + 2))
+        known = known._replace(blame=kept * known.blame + (1 - kept) * harm)
+        is_one_of_many = known.is_new and memory.has_many_new(epoch)
+        factor = _factor(max(known.blame, harm) if is_one_of_many else known.blame)
+        if factor == 0:
+            reason = MANY_NEW if is_one_of_many else HARM
+            return _no_step(state, decision.rates), Verdict(False, (harm,), known, f"{reason}; {UNMOVED}")
+        step, changes = _within_levels(state, upload, factor * decision.rates, memory, settings, evaluate)
         if decision.rates.any() and not step.rates.any():
-            return step, Verdict(False, tuple(map(_finite, above)), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
+            return step, Verdict(False, (harm,), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
         norms = [
-            norm / factor if factor else norm
-            for norm, factor in zip(_norms(upload, state.num_parameters), upload.bounds, strict=True)
+            norm / bound if bound else norm
+            for norm, bound in zip(_norms(upload, state.num_parameters), upload.bounds, strict=True)
         ]
-        gains = [
-            -effect if effect < 0 else memory.gain(name, known) for effect, name in zip(effects, GAINS, strict=True)
-        ]
-        row = _Row(epoch, upload.time, float(known.uploads + 1 >= KNOWN), *norms, *gains)
+        gain = -effect if -math.inf < effect < 0 else memory.gain_of(known)
+        row = _Row(epoch, upload.time, float(known.uploads + 1 >= KNOWN), gain, *norms)
         seen = (known.epoch, *row, *changes.tolist(), *step.cluster_losses.tolist())
         credit = _credit(epoch, upload.time, known, memory) - 1
         after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
@@ -217,21 +219,20 @@ class Guard:
             rows = torch.cat([rows, torch.cat([numbers[1 : 1 + WIDTH], changes])[None]])[-WINDOW:]
         return _Memory(max(0.0, credit), row.epoch, levels, rows).packed()
 
-    def _effects(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> list[float]:
-        """Return what the step does to u, and to the mixture of the clusters that it moves."""
+    def _effect(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> float:
+        """Return half the difference of the step and the one back: on u or on the mixture, whichever is larger."""
         assert upload.base_model is not None  # noqa: S101  `needs_base`
         moved = rates.nonzero().flatten()
         if len(moved) == 0:
-            return [0.0, 0.0]
+            return 0.0
         shares, models = rates[moved] / rates.sum(), state.cluster_models
         mixture = shares.to(models) @ models[moved.to(models.device)]
         places = torch.stack([upload.base_model.to(models), mixture])  # (2, P)
         change = self.base_rate * (upload.local_model.to(models) - places[0])
-        tried = torch.cat([places, places + change]).repeat_interleave(len(moved), dim=0)  # (4 n, P)
+        tried = torch.cat([places + change, places - change]).repeat_interleave(len(moved), dim=0)  # (4 n, P)
         losses = (self.trial or evaluate)(tried, moved.repeat(4)).double().cpu()
-        before, after = losses.reshape(2, 2, len(moved)) @ shares.cpu()
-        found: list[float] = (after - before).tolist()
-        return found
+        forth, back = losses.reshape(2, 2, len(moved)) @ shares.cpu()
+        return float((forth - back).max() / 2)  # NaN if one of them is
 
 
 def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
@@ -297,16 +298,9 @@ def _norms(upload: Upload, num_parameters: int | None) -> tuple[float, float]:
 # -- blame
 
 
-def _in_gains(effect: float, gains: Tensor) -> float:
-    """Return an effect in units of the usual gain; 0 if nothing is usual yet."""
-    if not math.isfinite(effect):
-        return MOST_EFFECT
-    gains = gains[gains > 0]
-    return effect / _median(gains) if len(gains) >= ENOUGH else 0.0
-
-
-def _blame_after(blame: float, times: float) -> float:
-    return FORGIVING * blame + (1 - FORGIVING) * min(MOST_EFFECT, max(LEAST_EFFECT, times))
+def _factor(blame: float) -> float:
+    """Return how much of a client's step is taken: from 1 without blame to 0."""
+    return min(1.0, max(0.0, 1 - blame / SPAN)) ** FADING
 
 
 # -- level
@@ -358,7 +352,3 @@ def _no_step(state: ServerState, rates: Tensor) -> Step:
 def _median(values: Tensor) -> float:
     """Return the median, the lower one of two; 0 of nothing."""
     return float(values.median()) if len(values) else 0.0
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
