@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.result_files import machine, read, write
-from cdfl.server import database
+from cdfl.server import database_engine
 from tests.server.simulated import simulate
 
 MEMORY = Path("/dev/shm")
@@ -69,7 +69,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     os.fsync = lambda fd: None  # the simulated disk knows what is synced
-    database.SQLITE = ("journal_mode = WAL", "synchronous = OFF", "secure_delete = ON")
+    database_engine.SQLITE = ("journal_mode = WAL", "synchronous = OFF", "secure_delete = ON")
     write("interleavings", measure(range(given.first, given.first + given.seeds)) | {"machine": machine()})
 
 

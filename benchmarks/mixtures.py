@@ -30,7 +30,7 @@ from cdfl.core.experts import PRIOR, mixture_of
 from cdfl.data import Dirichlet, Drift, PaperDrift, Rotations, Sizes
 from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
-from cdfl.sim.routing import train_together
+from cdfl.sim.run_router import train_together
 from cdfl.sim.scenario_instance import ScenarioInstance
 
 SCENARIO = {"digits": "digits-4", "fashion-mnist": "fashion-mnist-4"}

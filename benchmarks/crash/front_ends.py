@@ -11,7 +11,7 @@ from benchmarks.crash.checks import Report, settle
 from benchmarks.crash.clients import Load, wait_for
 from benchmarks.crash.kills import LONGEST_RUN
 from benchmarks.crash.site import Site, any_retention
-from cdfl.server.database import LEASE_SECONDS
+from cdfl.server.database_engine import LEASE_SECONDS
 
 UNREADY = 0.3  # of all kills come before the one that was killed last is ready again
 TOOK_OVER = "this server applies the uploads now"

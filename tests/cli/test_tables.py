@@ -48,7 +48,7 @@ def test_a_run_and_a_comparison(tmp_path):
     small = scenario_file(tmp_path, uploads=4)
     code, said = call("run", small, "--out", tmp_path / "run", squeeze=False, columns=80)
     assert code == 0
-    whole(said.rpartition("results in")[0], ["clients, before their upload", "clusters, at the end"])
+    whole(said.rpartition("results in")[0], ["clients, own training", "clusters, at the end"])
     names = ",".join(ALGORITHMS)
     code, said = call("compare", small, "--algorithms", names, "--seeds", 2, "--out", tmp_path / "many",
                       squeeze=False, columns=80)  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.crash.nursery import cdfl
-from cdfl.server import database
+from cdfl.server import database, database_engine
 from cdfl.server.store import Store
 
 
@@ -15,20 +15,20 @@ def without_syncing_files(*arguments: str) -> None:
 
 
 def without_syncing_sqlite(*arguments: str) -> None:
-    set_up = database._set_up_sqlite
+    set_up = database_engine._set_up_sqlite
 
     def careless(connection: Any, record: object) -> None:
         set_up(connection, record)
         connection.execute("PRAGMA synchronous = OFF").close()
 
-    database._set_up_sqlite = careless
+    database_engine._set_up_sqlite = careless
     cdfl(*arguments)
 
 
 def without_syncing_postgresql(*arguments: str) -> None:
-    options = str(database._POSTGRES["options"])
+    options = str(database_engine._POSTGRES["options"])
     assert "synchronous_commit=on" in options
-    database._POSTGRES["options"] = options.replace("synchronous_commit=on", "synchronous_commit=off")
+    database_engine._POSTGRES["options"] = options.replace("synchronous_commit=on", "synchronous_commit=off")
     cdfl(*arguments)
 
 

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from cdfl.server import database
+from cdfl.server import database_engine
 from cdfl.server.store import Store
 
 from .postgres import Postgres, find_binaries
@@ -21,7 +21,9 @@ def disk(request, monkeypatch):
     """Do not wait for the disk, unless a test asks for `real_disk`: it may be slow, and nothing is cut off here."""
     if "real_disk" not in request.fixturenames:
         monkeypatch.setattr(os, "fsync", lambda file: None)
-        monkeypatch.setattr(database, "SQLITE", ("journal_mode = WAL", "synchronous = OFF", "secure_delete = ON"))
+        monkeypatch.setattr(
+            database_engine, "SQLITE", ("journal_mode = WAL", "synchronous = OFF", "secure_delete = ON")
+        )
 
 
 @pytest.fixture

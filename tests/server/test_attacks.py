@@ -159,7 +159,7 @@ def _hold(path, ready, done):
 
 
 def test_reads_do_not_wait_for_a_writer_of_another_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdfl.server.database.WAIT_FOR_WRITERS", 0.5)
+    monkeypatch.setattr("cdfl.server.database_engine.WAIT_FOR_WRITERS", 0.5)
     monkeypatch.setattr("cdfl.server.database.TURN_SECONDS", 0.5)
     with Live(tmp_path) as server:
         server.model()

@@ -10,7 +10,7 @@ from benchmarks.crash.front_ends import kill_either
 from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
 from cdfl import wire
-from cdfl.server import database
+from cdfl.server import database_engine
 from cdfl.server.auth import Tokens
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy, StoreLost
@@ -234,4 +234,4 @@ def test_the_lease_of_the_owner(pair):
     owner, _ = pair
     with owner.store.database._turn:
         told = owner.store.database._connection.exec_driver_sql("SHOW idle_session_timeout").scalar()
-    assert told == f"{database.LEASE_SECONDS}s"
+    assert told == f"{database_engine.LEASE_SECONDS}s"

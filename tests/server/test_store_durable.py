@@ -5,7 +5,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from cdfl.server import database, queries
+from cdfl.server import database_engine, queries
 from cdfl.server.store import Store
 from cdfl.server.verify import verify
 
@@ -122,7 +122,9 @@ def test_the_power_may_be_cut_at_every_step(action, tmp_path, monkeypatch):
         disk = Disk(folder / "blobs", folder / "graveyard")
         with monkeypatch.context() as patched:
             disk.install(patched)
-            patched.setattr(database, "SQLITE", ("journal_mode = WAL", "synchronous = OFF"))  # that is not cut here
+            patched.setattr(
+                database_engine, "SQLITE", ("journal_mode = WAL", "synchronous = OFF")
+            )  # that is not cut here
             store = Store.open(folder)
             store._writers = store._cleaner = AtOnce()
             disk.watch(store)

@@ -11,7 +11,7 @@ import pytest
 
 from cdfl import wire
 from cdfl.server import maintenance
-from cdfl.server.database import without_password
+from cdfl.server.database_engine import without_password
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy, StoreError, StoreLost, StoreUnavailable
 

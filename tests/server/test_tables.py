@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from cdfl.core import Verdict
 from cdfl.server import tables
 from cdfl.server.auth import Tokens
-from cdfl.server.database import Database, parse_url
+from cdfl.server.database import Database
+from cdfl.server.database_engine import parse_url
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreVersion
 from cdfl.server.store_records import IDENTITY, Claim, Entry

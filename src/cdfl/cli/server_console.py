@@ -168,7 +168,7 @@ def line_text(line: dict[str, Any], names: Sequence[str]) -> str:
     'car-7 joined'
     >>> upload = {"event": "uploaded", "epoch": 12, "outcome": "applied", "staleness": 1, "mixture": [0.2, 0.8]}
     >>> line_text({**upload, **when}, ["upright", "turned"])[9:]
-    'car-7 uploaded: epoch 12, applied, 80 % turned, staleness 1'
+    'car-7 uploaded: epoch 12, applied, estimate: 80 % turned, staleness 1'
     """
     clock = time.strftime("%H:%M:%S", time.localtime(line["time"]))
     if line["event"] == "joined":
@@ -180,5 +180,5 @@ def line_text(line: dict[str, Any], names: Sequence[str]) -> str:
         return f"{words}: {line['reason']}"
     if line["mixture"]:
         share, main = max((share, name) for share, name in zip(line["mixture"], names, strict=True))
-        words += f", {share:.0%} {main}".replace("%", " %")
+        words += f", estimate: {share:.0%} {main}".replace("%", " %")
     return f"{words}, staleness {line['staleness']}"

@@ -62,7 +62,8 @@ def open_store(place: str, blobs: str | None, *, own: bool) -> "Store":
 def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
     """Open the tokens of a store; `new=True` creates the store if needed."""
     from cdfl.server.auth import Tokens
-    from cdfl.server.database import Database, database_url
+    from cdfl.server.database import Database
+    from cdfl.server.database_engine import database_url
 
     if not new:
         _check_exists(place)
@@ -75,7 +76,8 @@ def open_tokens(place: str, *, new: bool = False) -> "Iterator[Tokens]":
 
 def store_exists(place: str) -> bool:
     """Return whether there is a store; none is created."""
-    from cdfl.server.database import Database, database_url
+    from cdfl.server.database import Database
+    from cdfl.server.database_engine import database_url
 
     return Database.exists(database_url(place))
 
@@ -109,7 +111,7 @@ def check_no_store(folder: Path, hint: str) -> None:
 
 
 def _check_exists(place: str) -> None:
-    from cdfl.server.database import without_password
+    from cdfl.server.database_engine import without_password
     from cdfl.server.store_errors import StoreError
 
     check_no_run(place)

@@ -26,7 +26,7 @@ def create(
     If there is no store yet, one is created.
     """
     with refuse_store():
-        from cdfl.server.database import without_password
+        from cdfl.server.database_engine import without_password
 
         check_client_id(client_id)
         is_new = not store_exists(store)

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy import select
 
 from cdfl.server import queries, tables
-from cdfl.server.blobs import OURS
-from cdfl.server.database import Database, database_url
+from cdfl.server.blobs import OURS, sync
+from cdfl.server.database import Database
+from cdfl.server.database_engine import database_url
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreError
 from cdfl.server.store_reader import check_digest
@@ -45,8 +46,8 @@ def backup(store: Store, folder: Path, progress: Callable[[int, int], None] | No
             for extra in {path.name for path in blobs.iterdir()} - needed:
                 (blobs / extra).unlink()
             (blobs / "spool").mkdir(mode=0o700, exist_ok=True)
-            _sync(blobs)
-            _sync(folder)
+            sync(blobs)
+            sync(folder)
             return copied
     raise StoreError("the server deletes blobs faster than they can be copied; try again, or stop the server")
 
@@ -95,11 +96,3 @@ def _write(path: Path, data: bytes) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     begun.replace(path)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

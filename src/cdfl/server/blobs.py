@@ -141,7 +141,7 @@ class FolderBlobs:
         """Make the file private, sync it, and rename it."""
         with _unavailable(self.folder):
             spool.chmod(0o600)
-            _sync(spool)
+            sync(spool)
             spool.replace(self.folder / name)
 
     def write(self, name: str, body: Body) -> None:
@@ -180,7 +180,7 @@ class FolderBlobs:
     def sync_folder(self) -> None:
         """Sync the folder."""
         with _unavailable(self.folder):
-            _sync(self.folder)
+            sync(self.folder)
 
     def read(self, name: str) -> bytes | None:
         """Read the whole file."""
@@ -399,10 +399,10 @@ def _make(folder: Path) -> None:
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, durable."""
     file = os.open(path, os.O_RDONLY)
     try:

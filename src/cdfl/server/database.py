@@ -13,46 +13,34 @@ import json
 import os
 import secrets
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    InterfaceError,
-    InternalError,
-    NoSuchModuleError,
-    OperationalError,
-    ProgrammingError,
-)
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ProgrammingError
 
 from cdfl.server import tables
-from cdfl.server.store_errors import StoreBusy, StoreDamaged, StoreError, StoreLost, StoreUnavailable
+from cdfl.server.database_engine import (
+    LEASE_SECONDS,
+    blame_url,
+    first_line,
+    make_engine,
+    make_file,
+    parse_url,
+    translated,
+)
+from cdfl.server.store_errors import StoreBusy, StoreError, StoreLost, StoreUnavailable
 
-# sqlite3's own error is raised while a connection is set up.
-AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout, sqlite3.OperationalError)
 LOCK_CLASS = 0x6364666C  # "cdfl" in ASCII: other programs may use advisory locks in the same database
 PRESENCE_CLASS = LOCK_CLASS + 1  # shared by front ends; alone for one that starts first, and for any other owner
 WRITE_CLASS = LOCK_CLASS + 2  # held by the one transaction that writes
-LEASE_SECONDS = 10  # a silent owner among several front ends loses its connection, and with it the lock
 BEAT_SECONDS = 2.0  # such an owner says something this often
-WAIT_FOR_WRITERS = 5  # SQLite waits this many seconds for the transaction of another process (`cdfl token`)
 TURN_SECONDS = 10.0  # a thread waits this long for the transaction of another thread
-SQLITE = ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON")
-POOL = 16
 NOTICE = 1.0  # PostgreSQL may take this many seconds to notice that a former owner has disconnected
-LOCK_SECONDS = 5  # limit for locks of other programs on PostgreSQL; cdfl holds its own for moments
 COME_SECONDS = 5.0  # a front end that starts waits this long for another one that sweeps the blobs
-STATEMENT_SECONDS = 30  # limit for a statement on PostgreSQL, without COMMIT
 CHECK_SECONDS = 2  # limit for locks in `check_writable`, which is called often
 
 
@@ -73,9 +61,9 @@ class Database:
         self.shared = shared and not self.is_sqlite
         self.is_alone = not self.shared  # no other front end was there when this one came
         if self.is_sqlite:
-            _make_file(Path(str(self.url.database)))
-        with _blame_url():
-            self.engine = _engine(self.url)
+            make_file(Path(str(self.url.database)))
+        with blame_url():
+            self.engine = make_engine(self.url)
         self._begin_statement = "BEGIN IMMEDIATE"  # of SQLite
         self._schema = 0  # a number for the schema on PostgreSQL, in which several stores may share a database
         self._turn = threading.RLock()  # one writer at a time
@@ -122,7 +110,7 @@ class Database:
     def read(self) -> Iterator[sa.Connection]:
         """Lend a connection for reading; each statement sees what was committed before it."""
         self._check_open()
-        with _translated(), self.engine.connect() as connection:
+        with translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -147,7 +135,7 @@ class Database:
             if not self._owner:
                 connection = self._connected()
                 try:
-                    with _translated():
+                    with translated():
                         if not self._lock(connection, LOCK_CLASS):
                             return False
                         connection.exec_driver_sql(f"SET idle_session_timeout = '{LEASE_SECONDS}s'")
@@ -169,7 +157,7 @@ class Database:
     def admit_others(self) -> None:
         """Let other front ends come: this one was alone until now."""
         if self.shared and self.is_alone:
-            with turn_of(self._turn), _translated():
+            with turn_of(self._turn), translated():
                 connection = self._connected()
                 self._lock(connection, PRESENCE_CLASS, how="_shared")
                 connection.exec_driver_sql(f"SELECT pg_advisory_unlock({PRESENCE_CLASS}, {self._schema})")
@@ -186,7 +174,7 @@ class Database:
             try:
                 if as_owner and self.shared and not self._owner:
                     raise StoreLost("another server applies the uploads now")
-                with _translated():
+                with translated():
                     yield connection
             except BaseException as error:
                 self._roll_back(connection)
@@ -194,7 +182,7 @@ class Database:
                     self._disconnect()
                 raise
             try:
-                with _translated():
+                with translated():
                     connection.exec_driver_sql("COMMIT")
             except BaseException as error:
                 self._roll_back(connection)
@@ -215,7 +203,7 @@ class Database:
     def clean(self) -> None:
         """Remove deleted data from SQLite's log, too. PostgreSQL does this in the background."""
         if self.is_sqlite:
-            with self._turn, _translated():
+            with self._turn, translated():
                 self._connected().exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
@@ -245,7 +233,7 @@ class Database:
 
     def _begin(self) -> sa.Connection:
         connection = self._connected()
-        with _translated():
+        with translated():
             connection.exec_driver_sql(self._begin_statement)
         return connection
 
@@ -264,10 +252,10 @@ class Database:
         if self._connection is None:
             if self.is_sqlite:
                 self.engine.dispose()  # a connection opened while the file was read-only stays read-only
-            with _translated(), _blame_url():  # no statement yet: an error is about the URL
+            with translated(), blame_url():  # no statement yet: an error is about the URL
                 connection = self.engine.connect()
             try:
-                with _translated():
+                with translated():
                     if not self.is_sqlite:
                         self._find_schema(connection)
                     if self.own:
@@ -342,7 +330,7 @@ class Database:
             work(connection)
             connection.exec_driver_sql("COMMIT")
         except ProgrammingError as error:
-            raise StoreError(f"the tables of the store cannot be created: {_first_line(error)}") from error
+            raise StoreError(f"the tables of the store cannot be created: {first_line(error)}") from error
         except BaseException:
             with suppress(Exception):
                 connection.exec_driver_sql("ROLLBACK")
@@ -354,7 +342,7 @@ class Database:
             if self._turn.acquire(blocking=False):  # otherwise it is in use
                 try:
                     if self._owner and self._connection is not None:
-                        with _translated():
+                        with translated():
                             self._connection.exec_driver_sql("SELECT 1")
                 except StoreUnavailable:
                     self._disconnect()
@@ -421,41 +409,6 @@ def _is_awaited(error: StoreUnavailable) -> bool:
     return "lock timeout" in str(error)
 
 
-def parse_url(text: str) -> URL:
-    """Return the URL of a SQLite or PostgreSQL database.
-
-    >>> parse_url("postgresql://me@db/cdfl").drivername
-    'postgresql+psycopg'
-    """
-    try:
-        url = make_url(text)
-        backend = url.get_backend_name()
-    except (ArgumentError, NoSuchModuleError):
-        scheme = text.partition("://")[0]  # the rest may contain a password
-        raise StoreError(
-            f"the database is {scheme!r}://...; expected sqlite:///FILE or postgresql://USER@HOST/NAME"
-        ) from None
-    except ValueError:
-        raise StoreError("the port in the URL of the database (--store) is not a number; expected HOST:5432") from None
-    if backend in ("postgresql", "postgres"):
-        return url.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise StoreError(f"the database is a {backend} one; expected sqlite:///FILE or postgresql://USER@HOST/NAME")
-    if not url.database or url.database == ":memory:":
-        raise StoreError("an SQLite database in memory would lose everything; expected sqlite:///FILE")
-    return url.set(drivername="sqlite", database=str(Path(url.database).absolute()))
-
-
-def database_url(place: str | Path) -> str:
-    """Return the URL of a store's database: `place` itself, or the SQLite file in that folder."""
-    return str(place) if "://" in str(place) else f"sqlite:///{Path(place).absolute() / 'store.db'}"
-
-
-def without_password(place: str | Path) -> str:
-    """Return the place of a store as it may be printed."""
-    return parse_url(str(place)).render_as_string(hide_password=True) if "://" in str(place) else str(place)
-
-
 def _owner_of(connection: sa.Connection) -> str:
     """Return what the last owner wrote; an empty string if there was none."""
     return tables.get(connection, "owner") or "" if tables.exist(connection) else ""
@@ -474,72 +427,6 @@ def _describe(owner: str) -> str:
     about = json.loads(owner)
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
     return f"process {about['pid']} on {about['host']}, since {since}"
-
-
-def _engine(url: URL) -> sa.Engine:
-    """Make an engine in autocommit mode: transactions are written out as BEGIN and COMMIT."""
-    shared: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "pool_size": POOL, "max_overflow": POOL}
-    if url.get_backend_name() != "sqlite":
-        options = f"{_POSTGRES['options']} {url.query.get('options', '')}"
-        arguments = _POSTGRES | dict(url.query) | {"options": options}  # the URL's own arguments win
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=arguments, **shared)
-    engine = sa.create_engine(url, connect_args={"timeout": WAIT_FOR_WRITERS}, **shared)
-    event.listen(engine, "connect", _set_up_sqlite)
-    return engine
-
-
-def _make_file(path: Path) -> None:
-    """Create the file of an SQLite database, private to this user; SQLite's other files get the same mode."""
-    with _translated():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    for pragma in SQLITE:
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-# Both ends notice a dead peer: cdfl gives up the request, the database gives up the lock. No statement waits
-# forever for other programs. A hung database on a live machine blocks requests until it responds.
-_POSTGRES = {
-    "connect_timeout": 5,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,  # milliseconds
-    "options": "-c synchronous_commit=on -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 "
-    f"-c tcp_keepalives_count=3 -c lock_timeout={LOCK_SECONDS}s -c statement_timeout={STATEMENT_SECONDS}s "
-    f"-c idle_in_transaction_session_timeout={LEASE_SECONDS}s",  # no paused process stops the others
-}
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn errors of the database into errors of the store."""
-    try:
-        yield
-    except AWAY as error:
-        raise StoreUnavailable(f"the database cannot be used now: {_first_line(error)}") from error
-    except OSError as error:
-        raise StoreUnavailable(f"the folder of the database cannot be used now: {error}") from error
-    except (DatabaseError, sqlite3.DatabaseError) as error:
-        if type(error) not in (DatabaseError, sqlite3.DatabaseError):  # a bug of cdfl, not damage
-            raise
-        raise StoreDamaged(f"the database cannot be read: {_first_line(error)}", "restore a backup") from error
-
-
-@contextmanager
-def _blame_url() -> Iterator[None]:
-    """Turn errors into one about the URL, which is all that was used so far."""
-    try:
-        yield
-    except (ArgumentError, ProgrammingError) as error:
-        raise StoreError(f"the URL of the database (--store) cannot be used: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).partition("\n")[0]
 
 
 def _discard(connection: sa.Connection) -> None:

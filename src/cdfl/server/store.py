@@ -22,7 +22,8 @@ import sqlalchemy as sa
 from cdfl.core import Layout, ServerState, Settings
 from cdfl.server import queries, tables
 from cdfl.server.blobs import OURS, Blobs, Body, digest_in, digest_of, new_name, open_blobs
-from cdfl.server.database import Database, UncertainCommit, database_url, turn_of
+from cdfl.server.database import Database, UncertainCommit, turn_of
+from cdfl.server.database_engine import database_url
 from cdfl.server.store_errors import StoreDamaged, StoreError, StoreUnavailable, Withdrawn
 from cdfl.server.store_reader import Reader
 from cdfl.server.store_records import Claim, Entry, Retention, Snapshot
@@ -196,17 +197,11 @@ class Store(Reader):
     def put_router(self, body: bytes) -> None:
         """Keep the router."""
         name = new_name("router", digest_of(body))
-        try:
+        with self._kept([name]):
             self.blobs.write(name, body)
             self.blobs.sync_folder()
             with self.writing(as_owner=True) as connection:
                 tables.put(connection, "router", name)
-        except UncertainCommit:
-            self._doubtful.append(name)
-            raise
-        except BaseException:
-            self._discard([name])
-            raise
 
     def prune(self) -> None:
         """Delete old snapshots, uploads that recovery does not need, old replies and old entries."""
@@ -322,18 +317,12 @@ class Store(Reader):
             old = self._add_sent(connection, client_id, epoch, shared) if is_complete else []
         if model is not None and digest is not None and shared is None:
             name = new_name("sent", digest)
-            try:
+            with self._kept([name]):
                 self.blobs.write(name, model)
                 self.blobs.sync_folder()
                 with self.writing() as connection:
                     _check_claims(connection, [claim] if claim else [])
                     old = self._add_sent(connection, client_id, epoch, name)
-            except UncertainCommit:
-                self._doubtful.append(name)
-                raise
-            except BaseException:
-                self._discard([name])
-                raise
         self._discard(old)
 
     def forget(self, client_id: str, state: ServerState | None) -> bool:
@@ -376,7 +365,7 @@ class Store(Reader):
 
     def _add_snapshot(self, state: ServerState, layout: Layout, settings: Settings) -> None:
         names: list[str] = []
-        try:
+        with self._kept(names):
             for model in state.cluster_models:
                 body = body_parts(model, layout)
                 names.append(new_name("snapshot", digest_of(body)))
@@ -385,12 +374,6 @@ class Store(Reader):
             with self.writing(as_owner=True) as connection:
                 queries.add_snapshot(connection, Snapshot.of(state, settings, names, time.time()))
                 queries.put_layout(connection, layout)
-        except UncertainCommit:
-            self._doubtful += names
-            raise
-        except BaseException:
-            self._discard(names)
-            raise
 
     def _check_snapshot(self, epoch: int) -> None:
         """Refuse a snapshot that is missing or cannot be read, and name those that can."""
@@ -477,6 +460,18 @@ class Store(Reader):
             self._discard(names)
 
     # -- blobs
+
+    @contextmanager
+    def _kept(self, names: list[str]) -> Iterator[None]:
+        """Keep new blobs if the block commits a reference to them; otherwise delete them."""
+        try:
+            yield
+        except UncertainCommit:
+            self._doubtful += names
+            raise
+        except BaseException:
+            self._discard(names)
+            raise
 
     def _discard(self, names: Iterable[str]) -> None:
         """Delete blobs in the background; retry with the next ones if that fails."""

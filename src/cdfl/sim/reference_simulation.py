@@ -29,7 +29,7 @@ from cdfl.sim.event_builders import (
     summarize,
     uploaded_event,
 )
-from cdfl.sim.routing import TurnEvidence, has_router
+from cdfl.sim.run_router import TurnEvidence, has_router
 from cdfl.sim.scenario_instance import OwnView, ScenarioInstance, client_instance
 from cdfl.sim.time_models import TimeModel
 from cdfl.upload_policies import ALWAYS, Memory, Policy, decide_upload

@@ -25,7 +25,7 @@ from cdfl.sim.time_models import Tick, TimeModel, checked_ticks
 from cdfl.upload_policies import Observation
 
 if TYPE_CHECKING:
-    from cdfl.sim.routing import Routing
+    from cdfl.sim.run_router import Routing
 
 # A run ends after this many turns for each planned upload, even if its policy rarely uploads.
 TURNS_PER_UPLOAD = 50
@@ -175,7 +175,7 @@ class ScenarioInstance(ProblemInstance):
     @cached_property
     def routing(self) -> "Routing":
         """The router of this instance, trained when it is first needed."""
-        from cdfl.sim.routing import Routing  # that module needs this one
+        from cdfl.sim.run_router import Routing  # that module needs this one
 
         return Routing(self)
 

@@ -15,7 +15,7 @@ from cdfl.run_events import Diverged, Event
 from cdfl.sim.cluster_losses import NUMBERS, ClusterLosses
 from cdfl.sim.engine import Engines, fetch_all
 from cdfl.sim.event_builders import OwnEstimate, Scores, UploadInfo, clusters_event, uploaded_event
-from cdfl.sim.routing import TurnEvidence, served
+from cdfl.sim.run_router import TurnEvidence, served
 from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 
 MOST_WAITING = 256  # at most this many uploads wait for their scores

@@ -21,7 +21,7 @@ from cdfl.sim.cluster_losses import ClusterLosses
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.event_builders import UploadInfo, separated_event, shortfall, started_event, summarize
 from cdfl.sim.population import Client, Moment, Population, Prepared, Trained
-from cdfl.sim.routing import has_router
+from cdfl.sim.run_router import has_router
 from cdfl.sim.scenario_instance import DRAWS_KEPT, OwnView, ScenarioInstance, TurnData, client_instance
 from cdfl.sim.scoring import BehindRouter, Scoring, Unscored, UnscoredClusters
 from cdfl.sim.serialization import Serializer, kinds_in

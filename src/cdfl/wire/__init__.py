@@ -1,6 +1,5 @@
 """The messages between client and server: headers, bodies and errors, without sockets."""
 
-from cdfl.wire.body import DTYPES, DType, body_parts, body_size, decode_file, decode_model, encode_model
 from cdfl.wire.compression import compress, decompress, decompress_bytes
 from cdfl.wire.errors import (
     ConflictError,
@@ -51,6 +50,7 @@ from cdfl.wire.headers import (
     sha256_in,
     wants_model,
 )
+from cdfl.wire.model_body import DTYPES, DType, body_parts, body_size, decode_file, decode_model, encode_model
 from cdfl.wire.router import RouterMessage, decode_router, encode_router
 
 __all__ = [

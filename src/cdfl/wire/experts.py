@@ -12,8 +12,8 @@ from torch import Tensor
 from cdfl.core import Layout
 from cdfl.core.quantization import ExpertType, QuantizedModels, dequantize, quantize, quantized_sizes
 from cdfl.core.state import is_finite
-from cdfl.wire.body import Buffer
 from cdfl.wire.errors import MalformedError, UnfitError
+from cdfl.wire.model_body import Buffer
 
 PARTS = ("matrices", "scales", "rest")
 _CODES = {torch.int8: "I8", torch.float16: "F16", torch.float32: "F32"}

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cdfl.core.familiarity import Known
 from cdfl.core.router import Router
-from cdfl.wire.body import Buffer
 from cdfl.wire.errors import MalformedError
+from cdfl.wire.model_body import Buffer
 
 KNOWN = ("known_inputs", "known_features")
 

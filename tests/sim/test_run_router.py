@@ -8,7 +8,7 @@ from cdfl.core import TrainingSettings
 from cdfl.core.experts import mixture_of
 from cdfl.core.router import train_one_by_one, train_router
 from cdfl.models.routers import build_router, router_spec
-from cdfl.sim.routing import train_together
+from cdfl.sim.run_router import train_together
 
 from .world import SETTINGS, make_instance
 
