@@ -1,4 +1,4 @@
-"""Offers: uploads that one front end has taken and that the owner of the store applies.
+"""Forward uploads: one front end takes and offers them, the owner of the store applies them.
 
 A front end keeps the upload as a blob and adds a row that says what came. The owner applies the rows in order. It
 deletes a row in the transaction that adds the entry to the journal, or writes into the row why it refused the upload;

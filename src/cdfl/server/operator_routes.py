@@ -1,4 +1,4 @@
-"""What the page reads beside the events: all clients, and how the clusters compare. For operators, or if it is open."""
+"""Routes for operators and the page: all clients, and how the clusters compare. On an open server, for everybody."""
 
 import math
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What clients were sent: in memory up to a limit, and in a temporary file beyond it.
+"""Keep what clients were sent: in memory up to a limit, and spilled to a temporary file beyond it.
 
 A client sleeps from a reply to its next turn. In a large population most clients sleep for most of the run. Then the
 model of a client lies in the file, bit for bit, and the client costs a few hundred bytes of memory.
