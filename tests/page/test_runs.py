@@ -45,6 +45,8 @@ def test_a_finished_run_and_its_slider(tab, run):
         assert tab.page.locator(".row:visible").count() == 3
         assert shares(tab, "client 0") == [0.2, 0.8]
         assert shares(tab, "client 0", "true") == [0.1, 0.9]
+        clients = tab.page.locator(".tiles > div", has=tab.page.get_by_text("clients", exact=True)).locator("dd")
+        assert clients.text_content() == "3of 3 have uploaded"
         slider = tab.page.locator("#slider")
         slider.focus()
         tab.page.keyboard.press("Home")
@@ -54,6 +56,10 @@ def test_a_finished_run_and_its_slider(tab, run):
         assert shares(tab, "client 0") == [0.8, 0.2]
         assert "upload 4 of 12" in tab.page.locator("#moment").text_content()
         assert tab.page.locator(".lines li").count() == 4
+        slider.fill("2")
+        shown(tab, 2)
+        assert clients.text_content() == "2of 3 have uploaded"  # as in the list
+        assert tab.page.locator(".shown").text_content() == "2 of 3 clients so far"
         tab.page.locator("#latest").click()
         shown(tab, 12)
         first = tab.page.locator(".lines li", has_text="client 0 moved").first

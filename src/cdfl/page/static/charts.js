@@ -215,7 +215,7 @@ export class Bars extends Drawing {
   constructor(place, { label, x = "", y = "", size = "", shares = false, gapless = false }) {
     super(place, { label, size });
     const scales = this.axes({ title: x, more: { stacked: shares, ticks: { color: rgb("--quiet"), display: Boolean(x) } } },
-      { title: y, more: shares ? { ...SHARES, ...ALIGNED } : { beginAtZero: true } });
+      { title: y, more: shares ? { ...SHARES, ...ALIGNED } : { beginAtZero: true, ticks: { color: rgb("--quiet"), precision: 0, maxTicksLimit: 5 } } });
     this.width = gapless ? 1 : 0.8; // of a bar
     this.stacked = shares;
     this.chart = new Chart(this.canvas, {

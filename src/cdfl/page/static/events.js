@@ -15,6 +15,7 @@ export function readRunEvent(run, event) {
         planned: event.num_uploads,
         algorithm: event.algorithm,
       });
+      run.registered = event.num_clients;
       break;
     case "uploaded":
       run.upload({

@@ -7,6 +7,7 @@
 export const OUTCOMES = ["applied", "deprecated", "rejected"];
 export const SCORES = ["held", "before", "after", "served"];
 export const RECENT = 60; // uploads that a score is the mean of
+export const RATED = 50; // uploads that a rate is measured over
 export const FORGOTTEN = "a forgotten client"; // no client can have this name
 const BINS = 120; // a curve has between this many points and twice as many
 
@@ -123,7 +124,7 @@ export class Run {
     this.simulated = false;
     this.planned = null; // uploads, of a simulation
     this.skipped = 0; // uploads to a server before the first one that is loaded
-    this.registered = 0; // clients that a server knew when the page asked
+    this.registered = 0; // clients that a server has sent a model, or that a simulation has
     this.algorithm = ""; // of a simulation
     this.isServed = false; // whether the reply is more than the one model that `after` scores
     this.state = "loading"; // loading | running | live | away | finished
@@ -321,6 +322,11 @@ export class Run {
     return Math.max(this.registered, this.names.length - (this.numbers.has(FORGOTTEN) ? 1 : 0));
   }
 
+  // How many clients have uploaded by then.
+  numUploaders(shown) {
+    return this.uploadsOf.reduce((sum, own) => sum + (own[0] < shown ? 1 : 0), 0);
+  }
+
   // The mixtures of a client after `shown` uploads; null where one is not known.
   mixturesOf(number, shown) {
     const at = this.lastUpload(number, shown - 1);
@@ -379,7 +385,7 @@ export class Run {
 
   // Uploads a second (of the clock of the events), over the last `recent` of the shown uploads. `now` is the time of
   // that clock where it goes on: a server that gets no uploads is slow.
-  rate(shown, now = -Infinity, recent = 50) {
+  rate(shown, now = -Infinity, recent = RATED) {
     const first = Math.max(0, shown - recent);
     if (shown - first < 2) return NaN;
     const seconds = Math.max(now, this.columns.time.at(shown - 1)) - this.columns.time.at(first);

@@ -3,7 +3,7 @@
 import { Bars, Curves } from "./charts.js";
 import { ClientList, Glance } from "./clients.js";
 import { clusterColor, make, say } from "./dom.js";
-import { OUTCOMES, RECENT } from "./model.js";
+import { OUTCOMES, RATED, RECENT } from "./model.js";
 import { count, gainWords, number, OUTCOME_WORDS, percent, reasonWords, SCORE_DASHES, SCORE_WORDS, sentence } from "./words.js";
 
 const LINES = 40; // of the feed that are in the document
@@ -112,7 +112,8 @@ export class RunView {
     const all = run.numberAt(shown).toLocaleString("en");
     const loaded = run.skipped ? `; this page has the last ${(run.numberAt(shown) - run.skipped).toLocaleString("en")}` : "";
     const tiles = [["uploads", all, run.planned ? `of ${run.planned.toLocaleString("en")}` : `all so far${loaded}`]];
-    tiles.push(["clients", run.numClients.toLocaleString("en"), run.simulated ? "that have uploaded" : "that have joined"]);
+    tiles.push(["clients", (run.simulated ? run.numUploaders(shown) : run.numClients).toLocaleString("en"),
+      run.simulated ? `of ${run.numClients.toLocaleString("en")} have uploaded` : "have joined"]);
     const reply = scores[run.reply];
     if (!Number.isNaN(reply)) {
       const own = Number.isNaN(scores.before) ? "" : `, own training ${number(scores.before)}`;
@@ -120,7 +121,7 @@ export class RunView {
     }
     if (last) tiles.push([`${run.metric.name} of cluster models`, number(mean(last.scores)), `worst ${number(extreme(run, last.scores, false))}, best ${number(extreme(run, last.scores, true))}`]);
     if (estimates) tiles.push(["largest share right", percent(estimates.right), `of the last ${Math.min(shown, RECENT)} estimates; mixture error (KL) ${number(estimates.error, 2)}, 0 is exact`]);
-    tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), "the last 50 uploads"]);
+    tiles.push([run.simulated ? "uploads a virtual second" : "uploads a second", number(rate, 1), `in the last ${count(Math.min(shown, RATED), "upload")}`]);
     tiles.push(["uploads applied", applied.toLocaleString("en"), `${stale.toLocaleString("en")} too stale, ${rejected.toLocaleString("en")} rejected${loaded && ", of those"}`]);
     const box = this.part(".tiles");
     while (box.children.length > tiles.length) box.lastChild.remove();
