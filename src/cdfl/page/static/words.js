@@ -90,7 +90,7 @@ export function reasonWords(run, why) {
 
 function reported(run, position) {
   const [held, , after] = run.columns.scores.row(position);
-  return `that its last upload took its loss from ${number(held)} (old model) to ${number(after)} (new model)`;
+  return `that its upload before this one took its loss from ${number(held)} (old model) to ${number(after)} (new model)`;
 }
 
 export function count(value, thing) {
