@@ -100,8 +100,8 @@ class TestBlame:
         assert [outcome for outcome, _, _ in found] == [*["applied"] * 5, "rejected"]
 
     def test_useful_steps_are_forgiven_also_if_they_are_refused(self):
-        outcome, _, blame = self.rates(2.0, 1.0)
-        assert (outcome, blame < 1.7) == ("rejected", True)
+        outcome, _, blame = self.rates(2.5, 1.0)
+        assert (outcome, blame < 1.5) == ("rejected", True)
         assert self.rates(1.0, 1.0)[2] < 0.8 < 1.0 < self.rates(1.0, -1.5)[2]
 
     def test_a_step_that_is_too_long_but_the_right_way_is_no_harm(self):
@@ -113,6 +113,17 @@ class TestBlame:
             after = base + 0.2 * (upload.local_model - base)
             assert proxy(after[None], torch.tensor([0])) > proxy(base[None], torch.tensor([0]))
             assert (Guard(0.2)._effect(state, upload, torch.tensor([0.2]).double(), proxy) > 0) == is_harm
+
+    def test_where_all_honest_steps_do_harm_only_more_than_that_counts(self):
+        memory = guard._Memory(50.0, 0.0, torch.zeros(1), torch.zeros(8, guard.WIDTH + 1, dtype=torch.float64))
+        memory.rows[:, guard.COLUMNS["effect"]] = torch.tensor([-0.1, 0.2, 0.3, 0.3, 0.3, 0.4, 0.4, 9.0])
+        assert memory.harm_of(0.3) == pytest.approx(0.0, abs=1e-6)
+        assert memory.harm_of(0.6) == pytest.approx(1.0)
+        memory.rows[:, guard.COLUMNS["effect"]] *= -1
+        assert memory.harm_of(0.3) == pytest.approx(1.0)
+
+    def test_the_first_upload_of_a_client_is_never_refused_for_harm(self):
+        assert guard._factor(guard.MOST_HARM / 2) > 0
 
 
 class TestRefusals:

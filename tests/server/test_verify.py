@@ -216,7 +216,7 @@ def change(store, epoch, **changes):
     [
         ("mixture", (0.1, 0.2, 0.7), 7, "entry 7: mixture was (0.1, 0.2, 0.7), a replay gives ("),
         ("rates", (0.0, 0.0, 0.1), 7, "entry 7: rates was (0.0, 0.0, 0.1), a replay gives ("),
-        ("losses", (9.0, 9.0, 8.0), 7, "entry 7: mixture was"),
+        ("losses", (9.0, 9.0, 8.0), 6, "entry 6: mixture was"),
         ("loss_gaps", (9.0, 9.0, 8.0), 7, "entry 7: loss_gaps was"),
         ("staleness", 5, 7, "entry 7: staleness was 5, a replay gives "),
         (
