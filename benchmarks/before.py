@@ -1,10 +1,12 @@
 """Compare this checkout with an earlier one: the same events, and no more time.
 
-Claim: the scenarios of the paper, and digits-4, give the same events as at the other commit, and take no more time.
+Claim: the scenarios of the paper, and digits-4, give the same events as at the other commit, and take no more time. Nor
+does an upload to the server.
 
 Each scenario runs in processes of its own from both checkouts, with its own clients, data and network, 20 uploads, and
 one pass over the data wherever it has several; scenarios with ResNet-18 have fewer samples and batches of 8, too. What
-both events name is compared, number by number. Pairs are interleaved; CPU time of all threads counts.
+both events name is compared, number by number. Pairs are interleaved; CPU time of all threads counts. `--served N` asks
+both servers, in turns and N times each, to answer 20 clients that do not train.
 
 Each result is stored as it comes, in benchmarks/results/before.json. To make the other checkout:
 
@@ -20,8 +22,10 @@ import sys
 from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
+
+from scipy.stats import t
 
 from benchmarks.result_files import ROOT, commit, machine, read, write
 
@@ -31,6 +35,7 @@ RESNET = [f"cifar-10-{clusters}" for clusters in (1, 2, 3, 4, 6)]
 RESNET += [f"mini-imagenet-32px-{clusters}" for clusters in (2, 3, 4, 6)]
 ONE_PASS = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 FEW = {"low": 20, "high": 40, "test": 20, "pretraining": 40, "proxy": 20}  # samples, for ResNet-18
+SERVED_CLIENTS, SERVED_UPLOADS = 20, 300
 NEW_NAMES = {"accuracies": "scores"}  # of fields, since the earlier commit; `_common` has one more
 # What a process of either checkout runs: {name, sizes, uploads, settings} -> its events, and seconds of CPU time.
 RUN = """
@@ -49,6 +54,21 @@ cdfl.run(scenario, seed=0, num_uploads=work["uploads"], device="cpu", on_event=e
 seconds = time.process_time() - begun
 print(json.dumps({"seconds": seconds, "events": [[type(event).__name__, asdict(event)] for event in events]}))
 """
+# A process of either checkout serves the example of `cdfl init` -> CPU milliseconds of an upload, uploads a second
+SERVE = """
+import json, sys, tempfile
+from pathlib import Path
+try:
+    from benchmarks.fleet.measure import measure
+    from benchmarks.fleet.server import Server
+except ImportError:
+    from fleet.measure import measure
+    from fleet.server import Server
+from cdfl.cli.init import EXAMPLE
+clients, uploads = json.loads(sys.argv[1])
+with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), clients, "--max-rate", "1000") as server:
+    print(json.dumps(measure(server, clients, uploads, warm_up=clients)))
+"""
 
 
 def main() -> None:
@@ -57,9 +77,14 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--scenarios", default=",".join([*DIGITS, *CNN, *RESNET]), help="separated by commas")
     parser.add_argument("--pairs", type=int, default=1, help="interleaved pairs of each scenario")
+    parser.add_argument("--served", type=int, default=0, help="interleaved pairs of servers, instead of scenarios")
     args = parser.parse_args()
     found = read("before", {"scenarios": {}})
-    for name in args.scenarios.split(","):
+    if args.served:
+        found |= {"served": served(args.other.resolve(), args.served), "other": commit(args.other)}
+        write("before", found | {"machine": machine()})
+        print(found["served"], flush=True)
+    for name in [] if args.served else args.scenarios.split(","):
         found["scenarios"][name] = measure(name, args.other.resolve(), args.pairs)
         found |= {"other": commit(args.other), "machine": machine()}
         write("before", found)
@@ -84,9 +109,27 @@ def measure(name: str, other: Path, pairs: int) -> dict[str, Any]:
 
 def run(checkout: Path, work: dict[str, Any]) -> dict[str, Any]:
     """Run a scenario from a checkout."""
+    return process(checkout, RUN, work)
+
+
+def served(other: Path, pairs: int) -> dict[str, list[float]]:
+    """Return ratios, of this checkout to the other, of the server's CPU time and of the uploads a second."""
+    ratios: dict[str, list[float]] = {"cpu": [], "rate": []}
+    for number in range(pairs):
+        order = [other, ROOT] if number % 2 == 0 else [ROOT, other]
+        found = {place: process(place, SERVE, [SERVED_CLIENTS, SERVED_UPLOADS]) for place in order}
+        for name, field in (("cpu", "server_cpu_ms"), ("rate", "rate")):
+            ratios[name].append(found[ROOT][field] / found[other][field])
+        print({name: round(each[-1], 3) for name, each in ratios.items()}, flush=True)
+    return ratios
+
+
+def process(checkout: Path, program: str, work: Any) -> dict[str, Any]:
+    """Run a program in a process of a checkout; return what it prints."""
     sources = checkout / "src" if (checkout / "src").is_dir() else checkout
-    environment = os.environ | {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", RUN, json.dumps(work)]
+    paths = [sources, checkout] if sources != checkout else [checkout, checkout / "benchmarks"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(work)]
     done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -131,9 +174,17 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def line(name: str, found: dict[str, Any]) -> str:
     """Return the row of one scenario."""
-    ratios = found["cpu_ratios"]
-    time = f"{exp(fmean(map(log, ratios))):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    time = ratio(found["cpu_ratios"])
     return f"| {name} | {found['events']} | {found['numbers']:,} | {found['differing']} | {time} |"
+
+
+def ratio(ratios: list[float]) -> str:
+    """Return the mean of ratios, with its 95 % interval if there are at least three."""
+    logs = [log(each) for each in ratios]
+    if len(logs) < 3:
+        return f"{exp(fmean(logs)):.2f}"
+    half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / len(logs) ** 0.5
+    return f"{exp(fmean(logs)):.2f} ({exp(fmean(logs) - half):.2f} to {exp(fmean(logs) + half):.2f}, {len(logs)} pairs)"
 
 
 def table() -> str:
@@ -144,7 +195,13 @@ def table() -> str:
     rows = ["| scenario | events | numbers | that differ | CPU time |", "|---|---|---|---|---|"]
     rows += [line(name, found) for name, found in results["scenarios"].items()]
     on = results["machine"]
-    return "\n".join(rows) + f"\n\nCPU time is this commit over {results['other'][:7]}, on {on['cpu']}.\n"
+    lines = ["", f"CPU time is this commit over {results['other'][:7]}, on {on['cpu']}."]
+    if both := results.get("served"):
+        lines += [
+            f"The server of the example: CPU time of an upload {ratio(both['cpu'])}, uploads a second "
+            f"{ratio(both['rate'])}; with the harm test then, with the guard now."
+        ]
+    return "\n".join(rows + lines) + "\n"
 
 
 if __name__ == "__main__":
