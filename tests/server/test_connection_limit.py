@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import ssl
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -222,15 +223,23 @@ def test_silent_handshakes_are_counted_and_the_oldest_given_up(tmp_path):
         assert server.http.get("/healthz").status_code == 200  # it shakes hands at once
 
 
+def unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 @pytest.mark.slow
 def test_handshakes_start_at_a_rate(tmp_path):
     certificate = make_certificate(tmp_path)
     limits = replace(CALM, handshakes_per_second=0.1)
     with Live(tmp_path / "store", tls=certificate, limits=limits) as server, ExitStack() as stack:
         waiting = server.server.connections.handshakes
-        for _ in range(5):
-            stack.enter_context(plain(server))
+        *_, last = [stack.enter_context(plain(server)) for _ in range(5)]
         wait_for(lambda: len(waiting) == 4)
+        last.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # it is not answered before its turn
+            unverified().wrap_socket(last)
 
 
 @pytest.mark.slow
