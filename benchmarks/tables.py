@@ -30,6 +30,7 @@ from benchmarks import (
     speed_table,
     ten_million,
     unit_costs,
+    watchers,
 )
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
@@ -60,6 +61,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "load, paper": load_table.paper,
     "load, exchanges": load_table.exchanges,
     "page": page.table,
+    "watchers": watchers.table,
     "siege": siege.table,
     "interleavings": interleavings.table,
     "crash": crash_table.table,

@@ -151,6 +151,8 @@ def read_events(port: int, tokens: Sequence[str], opened: Event, over: Event, co
 def table() -> str:
     """Return the rates of each pair and their ratio."""
     found = read("watchers")
+    if found is None:
+        return "Not measured yet.\n"
     lines = [
         f"{found['clients']} clients, on {found['machine']['cpu']}, {found['machine']['cores']} cores:\n",
         f"| pair | without watchers | with {found['watchers']} watchers | ratio | CPU an upload | its ratio |",
