@@ -216,7 +216,7 @@ LONG = pytest.mark.long
         pytest.param(
             flipped,
             "fast",
-            marks=[LONG, pytest.mark.xfail(strict=False, reason="costs 1.3 points of accuracy; the aim is 1")],
+            marks=[LONG, pytest.mark.xfail(strict=False, reason="costs 1.7 points of accuracy; the aim is 1")],
         ),
         pytest.param(flipped, "new", marks=LONG),
     ],
@@ -275,7 +275,6 @@ def test_some_plans_do_not_move_the_clusters_far(plan, how, seed):
 
 @LONG
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="of 30 plans, some cost up to 1.5 points of accuracy; the aim is 1")
 @given(plan=plans, how=st.sampled_from(["fifth", "fast"]), seed=st.integers(0, 1))
 @settings(
     max_examples=30,
