@@ -210,7 +210,7 @@ def test_a_rejected_upload_says_why(server, make_client, caplog):
     client.join()
     before = server.state.cluster_models
     start = client.start_model()
-    server.clients["car-7"] = ClientMemory(defence=(1.0, 0.0, -guard.SHARE, 0.0, 0.0))  # it has used up its share
+    server.clients["car-7"] = ClientMemory(defence=(1.0, 0.0, -guard.SHARE, 0.0))  # it has used up its share
     reply = client.upload(start)
     assert (reply.outcome, reply.rates) == ("rejected", (0, 0))
     assert reply.detail == server.last["car-7"][2].verdict.reason != ""

@@ -151,7 +151,7 @@ def test_an_owner_that_was_silent_follows(pair):
     assert other.engine.state.epoch == 0
     assert owner.update(body, base_epoch=base_epoch).status_code == 200
     assert not owner.store.is_owner
-    assert other.engine.state.epoch == 1
+    wait_for(lambda: other.engine.state.epoch == 1)
     assert owner.engine.lost is None
     with pytest.raises(StoreLost):
         owner.store.snapshot(owner.engine.state)
