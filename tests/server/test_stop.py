@@ -65,7 +65,8 @@ def test_a_signal_stops_it_once(tmp_path, number, handlers):
     live = Live(tmp_path / "store")
     with live._taken, live.store, live.server.serving(live._taken):
         threading.Timer(0.2, signal.raise_signal, (number,)).start()
-        live.server.wait_for_signal()
+        live.server.stop_on_signals()
+        live.server.wait_until_stopped()
         assert live.server.stopped.is_set()
         live.server.finish()
         live.engine.close()

@@ -189,6 +189,7 @@ def serve(
                             trackers, f"server {server.url}", config, here, engine.cluster_names
                         ) as listeners:
                             engine.listeners += [printed, *listeners]
+                            server.stop_on_signals()
                             server.open(engine, access)
                             _welcome(console, server.url, engine.state.epoch, is_open=is_open)
                             printed.show_until_stopped(server)

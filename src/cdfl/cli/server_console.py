@@ -116,12 +116,12 @@ class ServerConsole:
     def show_until_stopped(self, server: "WebServer") -> None:
         """Print until the server stops."""
         if self._is_quiet:
-            server.wait_for_signal()
+            server.wait_until_stopped()
             return
         painter = threading.Thread(target=self._paint, args=(server,), name="cdfl-console", daemon=True)
         painter.start()
         try:
-            server.wait_for_signal()
+            server.wait_until_stopped()
         finally:
             self._over.set()
             painter.join()

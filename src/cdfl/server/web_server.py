@@ -98,10 +98,13 @@ class WebServer(uvicorn.Server):
         if self._thread is not None:
             self._thread.join()
 
-    def wait_for_signal(self) -> None:
-        """Return after SIGTERM or SIGINT, or if the server must stop. Later signals change nothing."""
+    def stop_on_signals(self) -> None:
+        """From now on, SIGTERM and SIGINT stop the server; a second one changes nothing."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stopped.set())
+
+    def wait_until_stopped(self) -> None:
+        """Return after a signal, or if the server must stop."""
         while not self.stopped.wait(0.5):  # a signal that another thread received is handled here
             pass
 
