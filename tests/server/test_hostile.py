@@ -342,7 +342,7 @@ class TestConnections:
             body = near(server, 0)
             with Raw(server) as busy:
                 busy.begin(len(body))
-                wait_for(lambda: [each for each in server.server.connections if each.is_busy])
+                wait_for(lambda: [each for each in server.server.connections if each.is_known])
                 with Raw(server) as other:
                     wait_for(other.is_closed)
                 busy.socket.sendall(body)
