@@ -49,6 +49,15 @@ def main_of(tab, client):
     return max(range(len(found)), key=found.__getitem__)
 
 
+def live_again(folder, port):
+    """A server of the same store at the port of one that has gone."""
+    again = Live(folder)
+    again._taken.close()
+    again._taken = take_port("127.0.0.1", port)
+    again._thread = threading.Thread(target=again.server.run, args=([again._taken],))
+    return again
+
+
 def test_bars_move_while_clients_drift(tab, tmp_path):
     with Live(tmp_path) as server:
         tab.page.goto(server.url)
@@ -130,11 +139,7 @@ def test_rejected_uploads_are_counted_once_and_explained(tab, tmp_path, monkeypa
         settled(15)
         port = server.port
     tab.wait("document.getElementById('state').textContent === 'waiting'")
-    again = Live(tmp_path)
-    again._taken.close()
-    again._taken = take_port("127.0.0.1", port)
-    again._thread = threading.Thread(target=again.server.run, args=([again._taken],))
-    with again as server:
+    with live_again(tmp_path, port) as server:
         tab.wait("document.getElementById('state').textContent === 'live'", seconds=40)
         server.update(near(server, 0), "bad", key="again")
         settled(16)
@@ -223,11 +228,7 @@ def test_a_server_that_goes_away_and_comes_back(tab, tmp_path):
         tab.page.goto(server.url)
         tab.wait("document.querySelector('.tiles dd span')?.textContent === '1'")
     tab.wait("document.getElementById('state').textContent === 'waiting'")
-    again = Live(tmp_path)
-    again._taken.close()
-    again._taken = take_port("127.0.0.1", port)
-    again._thread = threading.Thread(target=again.server.run, args=([again._taken],))
-    with again as server:
+    with live_again(tmp_path, port) as server:
         tab.wait("document.getElementById('state').textContent === 'live'", seconds=40)
         server.update(near(server, 1), base_epoch=1, key="two")
         tab.wait("document.querySelector('.tiles dd span').textContent === '2'")

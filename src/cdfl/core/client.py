@@ -63,9 +63,10 @@ class Optimizer:
         self.parameters: list[Any] = list(parameters)
         self.settings = settings
         self._is_fused = all(parameter.device.type in ("cpu", "cuda") for parameter in self.parameters)  # one pass
-        self._averages = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self._squares = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self._steps = [torch.zeros((), device=parameter.device, dtype=torch.float32) for parameter in self.parameters]
+        averaged = self.parameters if settings.optimizer == "adam" else []
+        self._averages = [torch.zeros_like(parameter) for parameter in averaged]
+        self._squares = [torch.zeros_like(parameter) for parameter in averaged]
+        self._steps = [torch.zeros((), device=parameter.device, dtype=torch.float32) for parameter in averaged]
         self._momenta: list[Any] = [None for _ in self.parameters]
 
     def forget_gradients(self) -> None:
