@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import cdfl
 from benchmarks.attacks import ATTACKS, Attack, attacked
@@ -27,7 +28,7 @@ from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
 from cdfl.algorithms import CDFL
 from cdfl.core import ClientMemory, Evaluate, RateSettings, ServerState, Upload, Verdict, defence_of, guard
-from cdfl.core.defence import Decision, Defence, Step
+from cdfl.core.defence import Defence, Limited
 from cdfl.data import Sudden
 from cdfl.run_events import Clusters, Event, Uploaded, only
 from cdfl.scenarios import Scenario, load_scenario
@@ -154,25 +155,25 @@ class Counting:
         self.remember = defence.remember
         self.shrunk: list[tuple[int, bool]] = []  # (client, whether it was)
 
-    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
         """As the defence does."""
         return self.defence.admit(state, upload, client)
 
-    def step(
+    def limit(
         self,
         state: ServerState,
         upload: Upload,
-        decision: Decision,
+        rates: Tensor,
         client: ClientMemory,
         settings: RateSettings,
         evaluate: Evaluate,
-    ) -> tuple[Step, Verdict]:
+    ) -> Limited:
         """As the defence does; count."""
-        step, verdict = self.defence.step(state, upload, decision, client, settings, evaluate)
-        if verdict.is_accepted:
-            is_less = min(verdict.bounds) < 1 or not torch.equal(step.rates, decision.rates)
+        limited = self.defence.limit(state, upload, rates, client, settings, evaluate)
+        if limited.verdict.is_accepted:
+            is_less = min(limited.verdict.bounds) < 1 or not torch.equal(limited.rates, rates)
             self.shrunk.append((int(upload.client_id), is_less))
-        return step, verdict
+        return limited
 
 
 def _as_served(run: Simulation) -> CDFL:

@@ -23,8 +23,9 @@ from cdfl.algorithms import (
     make_algorithm,
     register,
 )
-from cdfl.core import ClientMemory, PrintedEstimator, Reply, Settings, Step, Upload, Verdict, server_update
+from cdfl.core import ClientMemory, Limited, PrintedEstimator, Reply, Settings, Upload, Verdict, server_update
 from cdfl.core.guard import Guard
+from cdfl.core.state import ACCEPTED
 
 MODELS = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
 HALF = Settings(  # with the paper's rules
@@ -245,11 +246,11 @@ class RefuseAll:
     counts_deprecated = False
 
     def admit(self, state, upload, client):
-        return upload
+        return upload, ACCEPTED
 
-    def step(self, state, upload, decision, client, settings, evaluate):
+    def limit(self, state, upload, rates, client, settings, evaluate):
         count = client.defence[0] + 1 if client.defence else 1.0
-        return Step(state.cluster_models, decision.rates, state.cluster_losses), Verdict(False, (), (count,), "no")
+        return Limited(rates, state.cluster_losses, Verdict(False, (), (count,), "no"))
 
     def remember(self, memory, verdict):
         return memory

@@ -27,7 +27,7 @@ from benchmarks.attacks import (
     attacked_server,
 )
 from cdfl.algorithms import make_algorithm
-from cdfl.core import Guard, Verdict
+from cdfl.core import Guard
 from cdfl.run_events import Uploaded, only
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.reference_simulation import simulate
@@ -70,10 +70,10 @@ class Watching(Guard):
         object.__setattr__(self, "seen", [])
 
     def admit(self, state, upload, client):
-        answer = super().admit(state, upload, client)
-        if not isinstance(answer, Verdict):
-            self.seen.append(Seen(upload.client_id, upload.losses is not None, answer.bounds))
-        return answer
+        admitted, verdict = super().admit(state, upload, client)
+        if verdict.is_accepted:
+            self.seen.append(Seen(upload.client_id, upload.losses is not None, admitted.bounds))
+        return admitted, verdict
 
 
 class TestAttacks:

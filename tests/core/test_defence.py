@@ -11,13 +11,15 @@ from cdfl.core import (
     NO_DEFENCE,
     UNMEASURED,
     ClientMemory,
-    Decision,
+    Limited,
     NotFiniteError,
     Upload,
     Verdict,
     server_update,
     take_step,
 )
+from cdfl.core.defence import losses_after
+from cdfl.core.state import ACCEPTED
 
 from .toy import AS_PRINTED, FORBIDDEN, Careful, Fixed, bits, forbidden, pair
 
@@ -39,23 +41,22 @@ def update(state, sent, evaluate, defence, client=NEWCOMER, settings=ALONG):
 def test_trust_takes_every_step():
     state, _ = pair()
     sent, rates = upload(2.0), torch.tensor([0.5, 0.0]).double()
-    assert NO_DEFENCE.admit(state, sent, NEWCOMER) is sent
-    decision = Decision(UNMEASURED, rates, torch.empty(0), rates, state.cluster_epochs)
-    step, verdict = NO_DEFENCE.step(state, sent, decision, ClientMemory(defence=(3.0,)), ALONG.rates, forbidden)
-    expected = take_step(state, sent, rates, ALONG.rates)
-    assert step.cluster_models.tolist() == expected.cluster_models.tolist() == [[1], [10]]
-    assert verdict == Verdict(True, (), (3.0,), "")  # what another defence remembered of the client is kept
+    assert NO_DEFENCE.admit(state, sent, NEWCOMER) == (sent, ACCEPTED)
+    limited = NO_DEFENCE.limit(state, sent, rates, ClientMemory(defence=(3.0,)), ALONG.rates, forbidden)
+    assert limited.rates is rates
+    assert limited.cluster_losses.isnan().tolist() == [True, False]  # cluster 0 moves: its loss is not known yet
+    assert limited.cluster_losses[1] == state.cluster_losses[1]
+    assert limited.verdict == Verdict(True, (), (3.0,), "")  # what another defence remembered of the client is kept
     memory = torch.ones(2)
-    assert NO_DEFENCE.remember(memory, verdict) is memory
+    assert NO_DEFENCE.remember(memory, limited.verdict) is memory
 
 
-def test_a_step_marks_the_losses_of_clusters_that_moved_as_unknown():
+def test_a_step_goes_along_the_change_or_towards_the_upload():
     state, _ = pair()
-    step = take_step(state, upload(2.0), torch.tensor([0.5, 0.0]).double(), ALONG.rates)
-    assert step.cluster_losses.isnan().tolist() == [True, False]
-    assert step.cluster_losses[1] == state.cluster_losses[1]
+    along = take_step(state, upload(2.0), torch.tensor([0.5, 0.0]).double(), ALONG.rates)
+    assert along.tolist() == [[1], [10]]
     towards = take_step(state, upload(2.0), torch.tensor([0.5, 0.5]).double(), AS_PRINTED.rates)
-    assert towards.cluster_models.tolist() == [[1], [6]]  # towards v, although the base model is known
+    assert towards.tolist() == [[1], [6]]  # towards v, although the base model is known
 
 
 # -- a defence that bounds, tries, shrinks and refuses
@@ -137,8 +138,8 @@ def test_it_says_whether_deprecated_uploads_count(counts):
 
 def test_a_defence_that_evaluates_nothing_leaves_it_to_the_server():
     class Halving(Careful):
-        def step(self, state, upload, decision, client, settings, evaluate):
-            return take_step(state, upload, decision.rates / 2, settings), Verdict()
+        def limit(self, state, upload, rates, client, settings, evaluate):
+            return Limited(rates / 2, losses_after(state, rates), Verdict())
 
     state, proxy = pair()
     after, reply = update(state, upload(2.0), proxy, Halving())
@@ -149,9 +150,9 @@ def test_a_defence_that_evaluates_nothing_leaves_it_to_the_server():
 
 def test_a_given_mixture_is_not_measured_and_still_passes_the_defence():
     class Asking(Careful):
-        def step(self, state, upload, decision, client, settings, evaluate):
-            assert decision.measures is UNMEASURED
-            return take_step(state, upload, decision.rates, settings), Verdict(upload.local_model.item() < 5)
+        def limit(self, state, upload, rates, client, settings, evaluate):
+            assert upload.losses is None
+            return Limited(rates, losses_after(state, rates), Verdict(upload.local_model.item() < 5))
 
     state, _ = pair()
     mixture = torch.tensor([1.0, 0.0])

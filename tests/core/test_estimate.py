@@ -39,7 +39,7 @@ def estimate(losses, loss_gaps, distances, **changes):
 
 def measured(state, upload, evaluate):
     """The measures of an upload whose losses may be unknown yet."""
-    return measure(*with_losses(state, upload, evaluate))
+    return measure(*with_losses(state, upload, estimator_of(Settings()), evaluate))
 
 
 def close(mixture, expected):
@@ -199,7 +199,7 @@ def test_losses_of_a_wrong_shape_are_refused():
     state, _ = pair()
     for wrong in (torch.ones(1), torch.ones(3), torch.ones(1, 2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match=r"losses of the upload has shape .*; expected .* \(2,\)"):
-            with_losses(state, Upload(torch.tensor([2.0]), 0, losses=wrong), forbidden)
+            with_losses(state, Upload(torch.tensor([2.0]), 0, losses=wrong), estimator_of(Settings()), forbidden)
 
 
 # -- properties

@@ -14,7 +14,6 @@ from cdfl.core import (
     Guard,
     Settings,
     Upload,
-    Verdict,
     guard,
     initial_state,
     server_update,
@@ -155,8 +154,8 @@ class TestRefusals:
         world = self.world()
         member = world.clients[0]
         upload = Upload(member.model + 1e6, member.epoch, base_model=member.model)
-        bounded = Guard(0.1).admit(world.state, upload, member.memory)
-        assert not isinstance(bounded, Verdict)
+        bounded, verdict = Guard(0.1).admit(world.state, upload, member.memory)
+        assert verdict.is_accepted
         usual = guard._Memory.of(world.state.defence_memory).column("norm").median()
         assert float(torch.dist(bounded.local_model, member.model)) == pytest.approx(
             guard.LONGEST * float(usual), rel=1e-3

@@ -4,14 +4,17 @@ import pytest
 import torch
 
 from cdfl.core import (
+    DEFAULT,
     GIVEN,
     NEWCOMER,
     UNMEASURED,
     ClientMemory,
+    Limited,
     NotFiniteError,
     Upload,
     Verdict,
     estimate_mixture,
+    estimator_of,
     initial_state,
     join,
     measure,
@@ -19,9 +22,9 @@ from cdfl.core import (
     personalize,
     reading,
     server_update,
-    take_step,
 )
 from cdfl.core.estimate import means_after, with_losses
+from cdfl.core.state import ACCEPTED
 
 from .toy import AS_PRINTED, Fixed, bits, forbidden, fresh_losses, pair
 
@@ -52,7 +55,7 @@ def read(tensor):
 
 
 def measured(state, upload, evaluate):
-    return measure(*with_losses(state, upload, evaluate))
+    return measure(*with_losses(state, upload, estimator_of(DEFAULT), evaluate))
 
 
 # -- one upload, worked by hand
@@ -356,10 +359,10 @@ class Refuse:
     needs_base, counts_deprecated = False, True
 
     def admit(self, state, upload, client):
-        return upload
+        return upload, ACCEPTED
 
-    def step(self, state, upload, decision, client, settings, evaluate):
-        return take_step(state, upload, decision.rates, settings), Verdict(False, (1.0,), (2.0,), "no")
+    def limit(self, state, upload, rates, client, settings, evaluate):
+        return Limited(rates, state.cluster_losses, Verdict(False, (1.0,), (2.0,), "no"))
 
 
 @pytest.mark.parametrize("base_model", [torch.tensor([3.0]), None])

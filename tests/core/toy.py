@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from cdfl.core import Measures, ServerState, Settings, Upload, Verdict, initial_state, take_step
+from cdfl.core import Limited, Measures, ServerState, Settings, Upload, Verdict, initial_state, take_step
 from cdfl.core.defence import bounded
+from cdfl.core.state import ACCEPTED
 
 FORBIDDEN = 13.0  # `Careful` does not admit it
 
@@ -81,21 +82,21 @@ class Careful:
 
     def admit(self, state, upload, client):
         if float(upload.local_model[0]) == FORBIDDEN:
-            return Verdict(False, client=client.defence, reason="not today")
+            return upload, Verdict(False, client=client.defence, reason="not today")
         length = float((upload.local_model - upload.base_model).norm())
         factor = self.longest / max(length, self.longest)
-        return bounded(upload, state.num_parameters, (factor, factor))
+        return bounded(upload, state.num_parameters, (factor, factor)), ACCEPTED
 
-    def step(self, state, upload, decision, client, settings, evaluate):
+    def limit(self, state, upload, rates, client, settings, evaluate):
         length = float((upload.local_model - upload.base_model).norm())
         refused = client.defence[0] if client.defence else 0.0
         for factor in (1.0, 0.5):
-            step = take_step(state, upload, factor * decision.rates, settings)
-            losses = evaluate(step.cluster_models, torch.arange(state.num_clusters)).double()
+            models = take_step(state, upload, factor * rates, settings)
+            losses = evaluate(models, torch.arange(state.num_clusters)).double()
             if bool((losses <= self.worse * state.cluster_losses + 1e-6).all()):
                 verdict = Verdict(True, (length, factor), (refused,), bounds=upload.bounds)
-                return step._replace(cluster_losses=losses), verdict
-        return step, Verdict(False, (length, 0.0), (refused + 1,), "it makes a cluster worse")
+                return Limited(factor * rates, losses, verdict)
+        return Limited(0 * rates, losses, Verdict(False, (length, 0.0), (refused + 1,), "it makes a cluster worse"))
 
     def remember(self, memory, verdict):
         return torch.cat([memory, memory.new_tensor(verdict.seen[1:])])

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 import cdfl
 from cdfl import wire
 from cdfl.core.defence import NoDefence
-from cdfl.core.state import Verdict
+from cdfl.core.state import ACCEPTED, Verdict
 from cdfl.server.auth import Tokens
 from cdfl.server.limits import Limits
 from cdfl.server.listening_socket import take_port
@@ -97,7 +97,8 @@ class Refusing(NoDefence):
     """Refuses one client."""
 
     def admit(self, state, upload, client):
-        return Verdict(False, client=client.defence, reason=REFUSED) if upload.client_id == "bad" else upload
+        is_bad = upload.client_id == "bad"
+        return upload, Verdict(False, client=client.defence, reason=REFUSED) if is_bad else ACCEPTED
 
 
 REFUSED = "you do harm; check your data"

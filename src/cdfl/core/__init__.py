@@ -1,7 +1,7 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, Optimizer, client_update
-from cdfl.core.defence import NO_DEFENCE, Decision, Defence, Step, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Limited, take_step
 from cdfl.core.estimate import (
     GIVEN,
     Estimator,
@@ -18,7 +18,7 @@ from cdfl.core.paper_settings import PAPER, paper, reading
 from cdfl.core.pretrain import pretrain
 from cdfl.core.proxy_sets import ProxySets, for_evaluation
 from cdfl.core.replay import Replay
-from cdfl.core.server import NEWCOMER, base_model_of, decide, is_too_stale, join, server_update
+from cdfl.core.server import NEWCOMER, Decision, base_model_of, estimate_and_rate, is_too_stale, join, server_update
 from cdfl.core.settings import (
     DEFAULT,
     EXPERTS,
@@ -60,6 +60,7 @@ __all__ = [
     "GivenMixture",
     "Guard",
     "Layout",
+    "Limited",
     "Loss",
     "Measures",
     "NotFiniteError",
@@ -74,14 +75,13 @@ __all__ = [
     "Reply",
     "ServerState",
     "Settings",
-    "Step",
     "TrainingSettings",
     "Upload",
     "Verdict",
     "base_model_of",
     "client_update",
-    "decide",
     "defence_of",
+    "estimate_and_rate",
     "estimate_mixture",
     "estimator_of",
     "flatten",

@@ -11,34 +11,24 @@ import torch
 from torch import Tensor
 
 from cdfl.core.settings import RateSettings
-from cdfl.core.state import ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
+from cdfl.core.state import ACCEPTED, ClientMemory, Evaluate, ServerState, Upload, Verdict
 from cdfl.core.update import update_clusters
 
 
-class Decision(NamedTuple):
-    """The result of Algorithm 2 for one upload."""
+class Limited(NamedTuple):
+    """What a defence allows of a step."""
 
-    measures: Measures  # l, d1, d2
-    mixture: Tensor  # (K,) alpha_hat
-    estimator_memory: Tensor  # after this upload
-    rates: Tensor  # (K,) beta_mk
-    cluster_epochs: Tensor  # (K,) e_k after this upload
-
-
-class Step(NamedTuple):
-    """The clusters after a step."""
-
-    cluster_models: Tensor  # (K, P)
-    rates: Tensor  # (K,) by which they moved
-    cluster_losses: Tensor  # (K,) NaN if not evaluated yet
+    rates: Tensor  # (K,) beta_mk, or less
+    cluster_losses: Tensor  # (K,) after the step; NaN if not evaluated yet
+    verdict: Verdict
 
 
 class Defence(Protocol):
-    """Bounds an upload before the step, and takes, shrinks or refuses the step."""
+    """Bounds an upload before it is measured; allows, shrinks or refuses its step."""
 
     @property
     def needs_base(self) -> bool:
-        """Whether it must be passed `base_model`, also if clusters move towards uploads."""
+        """Whether `upload.base_model` is required, even with `cluster_step="towards"`."""
         ...
 
     @property
@@ -46,20 +36,20 @@ class Defence(Protocol):
         """Whether an upload older than max_staleness counts as an epoch, as in the paper."""
         ...
 
-    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
-        """Return the upload with its change `bounded`, or refuse it before it is measured."""
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
+        """Return the upload, perhaps with a shorter change (`bounded`), and whether it may be measured."""
         ...
 
-    def step(
+    def limit(
         self,
         state: ServerState,
         upload: Upload,
-        decision: Decision,
+        rates: Tensor,
         client: ClientMemory,
         settings: RateSettings,
         evaluate: Evaluate,
-    ) -> tuple[Step, Verdict]:
-        """Return `take_step` at the decision's rates or smaller ones, and the verdict. A rejected step is dropped."""
+    ) -> Limited:
+        """Return the given rates or smaller ones, and the verdict. If it is a refusal, no cluster moves."""
         ...
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
@@ -73,21 +63,21 @@ class NoDefence:
     needs_base: ClassVar[bool] = False
     counts_deprecated: ClassVar[bool] = True
 
-    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
         """Return the upload unchanged."""
-        return upload
+        return upload, ACCEPTED
 
-    def step(
+    def limit(
         self,
         state: ServerState,
         upload: Upload,
-        decision: Decision,
+        rates: Tensor,
         client: ClientMemory,
         settings: RateSettings,
         evaluate: Evaluate,
-    ) -> tuple[Step, Verdict]:
-        """Take the step."""
-        return take_step(state, upload, decision.rates, settings), Verdict(client=client.defence)
+    ) -> Limited:
+        """Allow the step."""
+        return Limited(rates, losses_after(state, rates), Verdict(client=client.defence))
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
         """Remember nothing new."""
@@ -97,11 +87,15 @@ class NoDefence:
 NO_DEFENCE = NoDefence()
 
 
-def take_step(state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings) -> Step:
-    """Move the clusters by `rates`: towards v, as in the paper, or along v - u."""
+def take_step(state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings) -> Tensor:
+    """Return the clusters (K, P), moved by `rates`: towards v, as in the paper, or along v - u."""
     base_model = upload.base_model if settings.cluster_step == "along" else None
-    models = update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
-    return Step(models, rates, torch.where(rates == 0, state.cluster_losses, torch.nan))
+    return update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
+
+
+def losses_after(state: ServerState, rates: Tensor) -> Tensor:
+    """Return the losses of the clusters (K,) after a step at `rates`: NaN, not evaluated yet, for those that moved."""
+    return torch.where(rates == 0, state.cluster_losses, torch.nan)
 
 
 def bounded(upload: Upload, num_parameters: int | None, bounds: Sequence[float]) -> Upload:

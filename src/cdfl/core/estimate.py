@@ -107,8 +107,12 @@ def estimator_of(settings: Settings) -> Estimator:
     )
 
 
-def with_losses(state: ServerState, upload: Upload, evaluate: Evaluate) -> tuple[ServerState, Upload]:
-    """Return state and upload with the losses F(w_k; D_k) and F(v; D_k) that are not known yet."""
+def with_losses(
+    state: ServerState, upload: Upload, estimator: Estimator, evaluate: Evaluate
+) -> tuple[ServerState, Upload]:
+    """Return state and upload with F(w_k; D_k) and F(v; D_k), if the estimator needs them and they are not known."""
+    if not estimator.needs_measures:
+        return state, upload
     state = reevaluated(state, evaluate)
     if upload.losses is None:
         models = upload.local_model.to(state.cluster_models).expand_as(state.cluster_models)

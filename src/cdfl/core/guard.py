@@ -2,18 +2,17 @@
 
 An upload v was trained from u, the model that its client was sent. Clusters move along v - u or towards v.
 
-*Bound.* The change v - u is shortened to `LONGEST` times the usual norm. Shortened changes count as such, so that a few
-absurd ones do not make everybody else's look like none.
+*Bound.* The change v - u is shortened to `LONGEST` times the usual norm. The shortened norm counts for what is usual:
+otherwise a few absurd changes would make all others look like none.
 
-*Try.* A step of beta_0 (v - u) is tried, forth and back, on u and on the mixture of the clusters that it would be sent
-now. The effect is half the difference of the losses on the proxy sets of the clusters that move, weighted by their
-rates; of the two, the worse one counts. A step forth alone would say less: near the end of training honest steps do
-harm, too, because they are long, but going back does more. The losses of the clusters themselves say little: they
-hardly change, whichever way a step goes, while mixtures of the clusters suffer.
+*Try.* The step beta_0 (v - u) and its opposite are applied to two models: u, and the average of the clusters that
+move, weighted by their rates. Both are evaluated on the proxy sets of these clusters. The effect is half of the loss
+after the step minus the loss after its opposite, weighted by the rates; of the two models, the worse one counts. The
+opposite step is needed because late in training honest steps raise the loss, too: they are long. Their opposites raise
+it more. The losses of the clusters themselves say little: they hardly change, whichever way a step goes.
 
-*Blame.* The harm of an upload is how far its effect is above the usual one, in units of the usual size of effects. At
-times all honest steps do harm; then the usual one is subtracted. A client's blame is the running mean of its harm; it
-begins with a harm of 0.
+*Blame.* The harm of an upload is (effect - max(0, usual effect)) / usual size of an effect, within bounds. So nobody is
+blamed when all honest steps do harm. A client's blame is the running mean of its harm, from 0.
 
 *Shrink.* One effect says little about a client: by chance, honest steps go the wrong way and harmful ones the right
 way. So a step shrinks with the blame of its client, from the whole step of one that improves the losses to nothing at a
@@ -23,15 +22,15 @@ blame of `SPAN`. Only then is the upload rejected.
 would do so is halved for that cluster, then not taken.
 
 *Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients
-with fewer than `KNOWN` accepted uploads have more than `NEW_SHARE` of all uploads, the harm of an upload is the least
-blame that it gets: names that are new for every upload have no past to be judged by.
+with fewer than `KNOWN` accepted uploads send more than `NEW_SHARE` of all uploads, their blame is at least the harm of
+the upload: otherwise an attacker could use a new name for every upload.
 
-*Idle.* An upload that hardly changes anything is rejected: otherwise it would age those of others, and make short
-changes usual.
+*Idle.* An upload that hardly changes anything is rejected. It would only increase the staleness of others, and lower
+the usual norm.
 
-"Usual" is a median over clients: each counts once, with its last accepted upload; new ones do not count once `ENOUGH`
-others are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to
-14 and 30 to 34 of `benchmarks/poison.py` and on the small federation of `tests/core/adversary.py`.
+"Usual" is the median over clients, of the last accepted upload of each. New clients are left out once `ENOUGH` others
+are known. A rejected upload changes nothing but its client's blame. The numbers below were chosen on seeds 10 to 14 and
+30 to 34 of `benchmarks/poison.py` and on the small federation of `tests/core/adversary.py`.
 """
 
 import math
@@ -41,10 +40,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import NO_DEFENCE, Decision, Defence, Step, bounded, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Limited, bounded, losses_after, take_step
 from cdfl.core.estimate import reevaluated
 from cdfl.core.settings import RateSettings, Settings
-from cdfl.core.state import ClientMemory, Evaluate, ServerState, Upload, Verdict
+from cdfl.core.state import ACCEPTED, ClientMemory, Evaluate, ServerState, Upload, Verdict
 
 WINDOW = 100  # clients that are remembered: those that uploaded last
 ENOUGH = 5  # clients before anything is usual
@@ -159,28 +158,28 @@ class Guard:
     needs_base: ClassVar[bool] = True
     counts_deprecated: ClassVar[bool] = False
 
-    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
         """Refuse a client that uploads more than its share; bound the change."""
         known, memory = _Client(*client.defence), _Memory.of(state.defence_memory)
         if _credit(state.epoch + 1, upload.time, known, memory) < 1:
-            return Verdict(False, client=client.defence, reason=f"{OFTEN}; {UNMOVED}")
-        return _bounded(state, upload, memory)
+            return upload, Verdict(False, client=client.defence, reason=f"{OFTEN}; {UNMOVED}")
+        return _bounded(state, upload, memory), ACCEPTED
 
-    def step(
+    def limit(
         self,
         state: ServerState,
         upload: Upload,
-        decision: Decision,
+        rates: Tensor,
         client: ClientMemory,
         settings: RateSettings,
         evaluate: Evaluate,
-    ) -> tuple[Step, Verdict]:
-        """Try the step; refuse it, or take as much of it as the levels of the clusters allow."""
+    ) -> Limited:
+        """Try the step; refuse it, or allow as much of it as the levels of the clusters do."""
         epoch, known, memory = state.epoch + 1, _Client(*client.defence), _Memory.of(state.defence_memory)
         if _is_idle(_norms(upload, state.num_parameters)[0], memory):
-            return _no_step(state, decision.rates), Verdict(False, (), client.defence, f"{NO_CHANGE}; {UNMOVED}")
+            return _refused(state, rates, Verdict(False, (), client.defence, f"{NO_CHANGE}; {UNMOVED}"))
         state = reevaluated(state, evaluate)
-        effect = self._effect(state, upload, decision.rates, evaluate)
+        effect = self._effect(state, upload, rates, evaluate)
         is_bounded = effect < math.inf  # NaN is not
         harm = memory.harm_of(effect) if is_bounded else MOST_HARM
         kept = min(FORGIVING, (known.uploads + 1) / (known.uploads + 2))
@@ -189,16 +188,16 @@ class Guard:
         factor = _factor(max(known.blame, harm) if is_one_of_many else known.blame) if is_bounded else 0.0
         if factor == 0:
             reason = MANY_NEW if is_one_of_many else HARM
-            return _no_step(state, decision.rates), Verdict(False, (harm,), known, f"{reason}; {UNMOVED}")
-        step, changes = _within_levels(state, upload, factor * decision.rates, memory, settings, evaluate)
-        if decision.rates.any() and not step.rates.any():
-            return step, Verdict(False, (harm,), known, f"{LIFTS}; {UNMOVED}", upload.bounds)
+            return _refused(state, rates, Verdict(False, (harm,), known, f"{reason}; {UNMOVED}"))
+        allowed, losses, changes = _within_levels(state, upload, factor * rates, memory, settings, evaluate)
+        if rates.any() and not allowed.any():
+            return _refused(state, rates, Verdict(False, (harm,), known, f"{LIFTS}; {UNMOVED}", upload.bounds))
         norms = _norms(upload, state.num_parameters)
         row = _Row(epoch, upload.time, float(known.uploads + 1 >= KNOWN), _finite(effect), *norms)
-        seen = (known.epoch, *row, *changes.tolist(), *step.cluster_losses.tolist())
+        seen = (known.epoch, *row, *changes.tolist(), *losses.tolist())
         credit = _credit(epoch, upload.time, known, memory) - 1
         after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
-        return step, Verdict(True, seen, after, bounds=upload.bounds)
+        return Limited(allowed, losses, Verdict(True, seen, after, bounds=upload.bounds))
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
         """Replace the client's row; move the levels of the clusters towards their losses."""
@@ -305,20 +304,20 @@ def _factor(blame: float) -> float:
 
 def _within_levels(
     state: ServerState, upload: Upload, rates: Tensor, memory: _Memory, settings: RateSettings, evaluate: Evaluate
-) -> tuple[Step, Tensor]:
-    """Return the step with the rates that the levels allow, and how much each loss changed (K,); -1 if not moved.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rates that the levels allow (K,), the losses then, and how much each changed; -1 if not moved.
 
     A cluster that would rise too far moves half as far, or else not at all.
     """
     before = state.cluster_losses
     limits = torch.maximum(before, _limits(before, memory))
     for factor in (0.5, 0.0, 0.0):
-        step = _evaluated(take_step(state, upload, rates, settings), evaluate)
-        is_too_high = (rates > 0) & ~(step.cluster_losses <= limits)  # NaN is too high
+        losses = _losses_then(state, upload, rates, settings, evaluate)
+        is_too_high = (rates > 0) & ~(losses <= limits)  # NaN is too high
         if not is_too_high.any():
             break
         rates = torch.where(is_too_high, factor * rates, rates)
-    return step, torch.where(rates > 0, (step.cluster_losses - before).abs(), -1.0)
+    return rates, losses, torch.where(rates > 0, (losses - before).abs(), -1.0)
 
 
 def _limits(losses: Tensor, memory: _Memory) -> Tensor:
@@ -333,17 +332,20 @@ def _limits(losses: Tensor, memory: _Memory) -> Tensor:
     return memory.levels + torch.tensor(rises, dtype=torch.float64)
 
 
-def _evaluated(step: Step, evaluate: Evaluate) -> Step:
-    """Return the step with the losses of the clusters that moved."""
-    moved = step.cluster_losses.isnan().nonzero().flatten()
+def _losses_then(
+    state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings, evaluate: Evaluate
+) -> Tensor:
+    """Return the losses of the clusters (K,) after a step at these rates."""
+    losses = losses_after(state, rates)
+    moved = losses.isnan().nonzero().flatten()
     if len(moved) == 0:
-        return step
-    losses = evaluate(step.cluster_models[moved.to(step.cluster_models.device)], moved).double().cpu()
-    return step._replace(cluster_losses=step.cluster_losses.index_copy(0, moved, losses))
+        return losses
+    models = take_step(state, upload, rates, settings)
+    return losses.index_copy(0, moved, evaluate(models[moved.to(models.device)], moved).double().cpu())
 
 
-def _no_step(state: ServerState, rates: Tensor) -> Step:
-    return Step(state.cluster_models, torch.zeros_like(rates), state.cluster_losses)
+def _refused(state: ServerState, rates: Tensor, verdict: Verdict) -> Limited:
+    return Limited(torch.zeros_like(rates), state.cluster_losses, verdict)
 
 
 def _median(values: Tensor) -> float:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cdfl.core.defence import Decision, Defence, Step, bounded, take_step
+from cdfl.core.defence import Defence, Limited, bounded
 from cdfl.core.estimate import Estimator
 from cdfl.core.settings import RateSettings
 from cdfl.core.state import UNMEASURED, ClientMemory, Evaluate, Measures, ServerState, Upload, Verdict
@@ -50,22 +50,21 @@ class Replay:
         """Whether the original defence counts them."""
         return self.defence.counts_deprecated
 
-    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> Upload | Verdict:
+    def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
         """Bound the upload by the recorded factors, or refuse it again."""
-        return bounded(upload, state.num_parameters, self.verdict.bounds) if self.verdict.is_accepted else self.verdict
+        return bounded(upload, state.num_parameters, self.verdict.bounds), self.verdict
 
-    def step(
+    def limit(
         self,
         state: ServerState,
         upload: Upload,
-        decision: Decision,
+        rates: Tensor,
         client: ClientMemory,
         settings: RateSettings,
         evaluate: Evaluate,
-    ) -> tuple[Step, Verdict]:
-        """Move the clusters by the recorded rates."""
-        step = take_step(state, upload, self.rates, settings)
-        return step._replace(cluster_losses=self.cluster_losses), self.verdict
+    ) -> Limited:
+        """Allow the recorded rates."""
+        return Limited(self.rates, self.cluster_losses, self.verdict)
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
         """Return the defence's memory after the recorded verdict."""

@@ -1,9 +1,11 @@
 """ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import Decision, Defence
+from cdfl.core.defence import Defence, take_step
 from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
 from cdfl.core.guard import defence_of
 from cdfl.core.settings import RateSettings, Settings
@@ -38,51 +40,58 @@ def server_update(
     """Estimate the upload's mixture, move the clusters, answer with a personal model.
 
     `evaluate` returns the losses of models on the proxy sets; `client` is `Reply.client` of this client's last reply.
-    The settings choose the estimator and the defence unless they are passed.
+    The settings choose the estimator and the defence unless they are passed. The defence is ours; `NO_DEFENCE` is the
+    paper's.
     """
     estimator, defence = estimator or estimator_of(settings), defence or defence_of(settings)
     _check(state, upload)
     t, tau = state.epoch + 1, upload.base_epoch  # t <- t + 1
     if is_too_stale(t - tau, settings.rates):  # t - tau > tau_0: w_k <- w_k
-        state = state.replace(epoch=t) if defence.counts_deprecated else state
-        reply = _unmoved(state, state.epoch, client.mixture, settings)
-        return state, reply.replace(staleness=t - tau, outcome="deprecated", verdict=Verdict(client=client.defence))
+        return _deprecated(state, upload, client, settings, defence)
     upload = upload.replace(base_model=base_model_of(state, upload, settings, client, defence))
-    admitted = defence.admit(state, upload, client)  # not in the paper
-    if isinstance(admitted, Verdict):
-        return state, _refusal(state, upload, client, UNMEASURED, admitted, settings)
-    upload = admitted
-    before = state
-    if estimator.needs_measures:
-        state, upload = with_losses(state, upload, evaluate)  # F(w_k; D_k), F(v; D_k)
-    decision = decide(state, upload, t, settings, estimator)  # DistributionEstimation, UpdateRatioCompute
-    if estimator.needs_measures:
-        check_numbers("the distances of the upload", decision.measures.distances, state.num_clusters)
-    mixture = _checked(decision.mixture, state.num_clusters)
-    # The cluster update of Algorithm 1 (`take_step`), unless the defence shrinks or rejects it.
-    step, verdict = defence.step(state, upload, decision, client, settings.rates, evaluate)
+    upload, verdict = defence.admit(state, upload, client)
     if not verdict.is_accepted:
-        return before, _refusal(before, upload, client, decision.measures, verdict, settings)
+        return state, _rejection(state, upload, client, UNMEASURED, verdict, settings)
+
+    known, upload = with_losses(state, upload, estimator, evaluate)  # F(w_k; D_k), F(v; D_k)
+    # alpha_m <- DistributionEstimation(...), beta_m <- UpdateRatioCompute(...)
+    decision = estimate_and_rate(known, upload, t, settings, estimator)
+    mixture = _checked(decision, known.num_clusters)
+    rates, cluster_losses, verdict = defence.limit(known, upload, decision.rates, client, settings.rates, evaluate)
+    if not verdict.is_accepted:
+        return state, _rejection(state, upload, client, decision.measures, verdict, settings)
+
     state = state.replace(
         epoch=t,
-        cluster_models=step.cluster_models,
-        cluster_losses=step.cluster_losses,
+        cluster_models=take_step(state, upload, rates, settings.rates),  # w_k <- (1 - beta_mk) w_k + beta_mk v
+        cluster_losses=cluster_losses,
         cluster_epochs=decision.cluster_epochs,
         estimator_memory=decision.estimator_memory,
         defence_memory=defence.remember(state.defence_memory, verdict),
     )
-    personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # u_m
-    reply = Reply(personal_model, t, mixture, step.rates, t - tau, "applied", decision.measures, verdict)
-    return (reevaluated(state, evaluate) if estimator.needs_measures else state), reply
+    if estimator.needs_measures:
+        state = reevaluated(state, evaluate)  # now, so that the next upload does not wait for it
+    personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))  # sum_k alpha_mk w_k
+    return state, Reply(personal_model, t, mixture, rates, t - tau, "applied", decision.measures, verdict)
 
 
-def decide(
+class Decision(NamedTuple):
+    """The result of Algorithm 2 for one upload."""
+
+    measures: Measures  # l, d1, d2
+    mixture: Tensor  # (K,) alpha_hat
+    estimator_memory: Tensor  # after this upload
+    rates: Tensor  # (K,) beta_mk
+    cluster_epochs: Tensor  # (K,) e_k after this upload
+
+
+def estimate_and_rate(
     state: ServerState, upload: Upload, epoch: int | Tensor, settings: Settings, estimator: Estimator
 ) -> Decision:
-    """Run Algorithm 2. The upload must have its losses if the estimator needs measures.
+    """Run Algorithm 2: DistributionEstimation, then UpdateRatioCompute.
 
-    No branch depends on the value of a tensor, so a CUDA graph can capture it; `epoch` and `upload.base_epoch` may be
-    tensors.
+    The upload must have its losses if the estimator needs measures. No branch depends on the value of a tensor, so a
+    CUDA graph can capture it; `epoch` and `upload.base_epoch` may be tensors.
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
     mixture, memory = estimator(upload, measures, state.estimator_memory, epoch)
@@ -97,7 +106,7 @@ def join(state: ServerState, settings: Settings, client: ClientMemory = NEWCOMER
     Algorithm 1 sends the average of the clusters at the start (Initialization); later newcomers get today's average.
     The epoch does not advance and no cluster moves.
     """
-    return _unmoved(state, state.epoch, client.mixture, settings).replace(verdict=Verdict(client=client.defence))
+    return _mixed_reply(state, state.epoch, client.mixture, settings).replace(verdict=Verdict(client=client.defence))
 
 
 def is_too_stale(staleness: int, settings: RateSettings) -> bool:
@@ -122,22 +131,33 @@ def base_model_of(
     return join(state, settings, client).personal_model
 
 
-def _unmoved(state: ServerState, epoch: int, mixture: Tensor | None, settings: Settings) -> Reply:
-    """Reply without moving a cluster.
-
-    Deviation: the paper answers a deprecated client with its last mixture; one without a mixture gets the average.
-    """
+def _mixed_reply(state: ServerState, epoch: int, mixture: Tensor | None, settings: Settings) -> Reply:
+    """Return a reply with the clusters as they are, averaged by a mixture; equally if there is none."""
     uniform = torch.full((state.num_clusters,), 1 / state.num_clusters, dtype=torch.float64)
-    mixture = uniform if mixture is None else _checked(mixture, state.num_clusters)
+    mixture = uniform if mixture is None else _checked_mixture(mixture, state.num_clusters)
     personal_model = personalize(state.cluster_models, reply_weights(mixture, settings.rates))
     return Reply(personal_model, epoch, mixture, torch.zeros_like(uniform), 0)
 
 
-def _refusal(
+def _deprecated(
+    state: ServerState, upload: Upload, client: ClientMemory, settings: Settings, defence: Defence
+) -> tuple[ServerState, Reply]:
+    """Answer an upload that is too old with its client's last mixture.
+
+    Deviations: a client without a mixture gets the average. A defence may not count the upload as an epoch: it would
+    age the uploads of others.
+    """
+    staleness = state.epoch + 1 - upload.base_epoch
+    state = state.replace(epoch=state.epoch + 1) if defence.counts_deprecated else state
+    reply = _mixed_reply(state, state.epoch, client.mixture, settings)
+    return state, reply.replace(staleness=staleness, outcome="deprecated", verdict=Verdict(client=client.defence))
+
+
+def _rejection(
     state: ServerState, upload: Upload, client: ClientMemory, measures: Measures, verdict: Verdict, settings: Settings
 ) -> Reply:
-    """Answer a rejected upload with the model that its client was sent. It learns nothing new, and nothing changes."""
-    last = _unmoved(state, upload.base_epoch, client.mixture, settings)
+    """Answer a rejected upload with the model that its client was sent. The client learns nothing new."""
+    last = _mixed_reply(state, upload.base_epoch, client.mixture, settings)
     base_model = last.personal_model if upload.base_model is None else upload.base_model
     staleness = state.epoch + 1 - upload.base_epoch
     return last.replace(
@@ -161,7 +181,14 @@ def _check(state: ServerState, upload: Upload) -> None:
         )
 
 
-def _checked(mixture: Tensor, num_clusters: int) -> Tensor:
+def _checked(decision: Decision, num_clusters: int) -> Tensor:
+    """Return the decision's mixture; raise if it or the measures are no numbers to decide by."""
+    if decision.measures is not UNMEASURED:
+        check_numbers("the distances of the upload", decision.measures.distances, num_clusters)
+    return _checked_mixture(decision.mixture, num_clusters)
+
+
+def _checked_mixture(mixture: Tensor, num_clusters: int) -> Tensor:
     _check_shape(mixture, num_clusters)
     mixture = mixture.double().cpu()
     is_fine = torch.isfinite(mixture).all() and (mixture >= 0).all() and (mixture.sum() - 1).abs() < 1e-6

@@ -18,9 +18,9 @@ from cdfl.core import (
     ServerState,
     Settings,
     Upload,
-    Verdict,
     base_model_of,
     defence_of,
+    estimator_of,
     is_too_stale,
     personalize,
     reply_weights,
@@ -116,10 +116,10 @@ class Stepper:
         is_known = upload.losses is not None or upload.mixture is not None
         if is_known or is_too_stale(state.epoch + 1 - upload.base_epoch, self.settings.rates):
             return upload
-        admitted = defence.admit(state, upload, client)
-        if isinstance(admitted, Verdict) or admitted.local_model is not upload.local_model:
+        admitted, verdict = defence.admit(state, upload, client)
+        if not verdict.is_accepted or admitted.local_model is not upload.local_model:
             return upload
-        _, known = with_losses(state, upload, Recording(self.cores).of(self.evaluate))
+        _, known = with_losses(state, upload, estimator_of(self.settings), Recording(self.cores).of(self.evaluate))
         return upload.replace(losses=known.losses)
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:

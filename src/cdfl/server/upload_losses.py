@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cdfl.core import Defence, Evaluate, ServerState, Settings, Upload, Verdict, is_too_stale
+from cdfl.core import Defence, Evaluate, ServerState, Settings, Upload, is_too_stale
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
@@ -70,7 +70,8 @@ class Evaluation:
         """
         model = submission.local_model
         upload = Upload(model, submission.base_epoch, base_model=torch.zeros_like(model), time=submission.received)
-        return isinstance(self._defence.admit(state, upload, submission.client), Verdict)
+        _, verdict = self._defence.admit(state, upload, submission.client)
+        return not verdict.is_accepted
 
     def _compute_losses(self, fresh: list[Submission], state: ServerState) -> None:
         try:

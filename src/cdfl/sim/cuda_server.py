@@ -21,12 +21,13 @@ from cdfl.core import (
     Reply,
     ServerState,
     Upload,
-    decide,
+    estimate_and_rate,
     is_too_stale,
     personalize,
     reply_weights,
     take_step,
 )
+from cdfl.core.defence import losses_after
 from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import DataSet
 
@@ -98,7 +99,7 @@ class _ServerGraph:
         along = server.settings.rates.cluster_step == "along"
         self.upload = Upload(
             models[0].clone(),
-            self.base_epoch,  # type: ignore[arg-type]  # `decide` takes a tensor as well
+            self.base_epoch,  # type: ignore[arg-type]  # `estimate_and_rate` takes a tensor as well
             losses=self.state.cluster_losses.clone(),
             base_model=models[0].clone() if along else None,
         )
@@ -142,14 +143,15 @@ class _ServerGraph:
     def step(self) -> None:
         """Compute ServerUpdate for an upload that is not deprecated, and write its results to the fixed tensors."""
         settings = self.server.settings
-        decision = decide(self.state, self.upload, self.epoch, settings, self.server.estimator)
-        step = take_step(self.state, self.upload, decision.rates, settings.rates)
-        fresh = self.server.proxies.losses(step.cluster_models, wanted=step.rates > 0).double()
-        self.personal_model.copy_(personalize(step.cluster_models, reply_weights(decision.mixture, settings.rates)))
+        decision = estimate_and_rate(self.state, self.upload, self.epoch, settings, self.server.estimator)
+        models = take_step(self.state, self.upload, decision.rates, settings.rates)
+        fresh = self.server.proxies.losses(models, wanted=decision.rates > 0).double()
+        self.personal_model.copy_(personalize(models, reply_weights(decision.mixture, settings.rates)))
         self.measures.copy_(torch.stack(decision.measures))
         self.mixture.copy_(decision.mixture)
-        self.rates.copy_(step.rates)
-        self.state.cluster_losses.copy_(torch.where(step.cluster_losses.isnan(), fresh, step.cluster_losses))
+        self.rates.copy_(decision.rates)
+        losses = losses_after(self.state, decision.rates)
+        self.state.cluster_losses.copy_(torch.where(losses.isnan(), fresh, losses))
         self.state.cluster_epochs.copy_(decision.cluster_epochs)
         self.state.estimator_memory.copy_(decision.estimator_memory)
-        self.state.cluster_models.copy_(step.cluster_models)
+        self.state.cluster_models.copy_(models)
