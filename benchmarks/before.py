@@ -19,15 +19,21 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 from scipy.stats import t
 
+from benchmarks.fleet.goals import goals_of
 from benchmarks.result_files import ROOT, commit, machine, read, write
+from cdfl.cli.init import EXAMPLE
+from cdfl.problems import ProblemInstance
+from cdfl.scenarios import load_problem
 
 DIGITS = ["digits-4"]
 CNN = [f"fashion-mnist-{clusters}" for clusters in (1, 2, 3, 4, 6)] + ["fashion-mnist-4-ablation", "digit-recognition"]
@@ -35,7 +41,7 @@ RESNET = [f"cifar-10-{clusters}" for clusters in (1, 2, 3, 4, 6)]
 RESNET += [f"mini-imagenet-32px-{clusters}" for clusters in (2, 3, 4, 6)]
 ONE_PASS = {"local_epochs": 1, "shared_epochs": 1, "separate_epochs": 1}
 FEW = {"low": 20, "high": 40, "test": 20, "pretraining": 40, "proxy": 20}  # samples, for ResNet-18
-SERVED_CLIENTS, SERVED_UPLOADS = 20, 300
+SERVED_CLIENTS, SERVED_UPLOADS = 20, 500
 NEW_NAMES = {"accuracies": "scores"}  # of fields, since the earlier commit; `_common` has one more
 # What a process of either checkout runs: {name, sizes, uploads, settings} -> its events, and seconds of CPU time.
 RUN = """
@@ -54,20 +60,25 @@ cdfl.run(scenario, seed=0, num_uploads=work["uploads"], device="cpu", on_event=e
 seconds = time.process_time() - begun
 print(json.dumps({"seconds": seconds, "events": [[type(event).__name__, asdict(event)] for event in events]}))
 """
-# A process of either checkout serves the example of `cdfl init` -> CPU milliseconds of an upload, uploads a second
+# A process of either checkout serves the example of `cdfl init` -> CPU milliseconds of an upload, uploads a second.
+# The clients of both have the same goals.
 SERVE = """
 import json, sys, tempfile
 from pathlib import Path
+import numpy as np
 try:
-    from benchmarks.fleet.measure import measure
+    from benchmarks.fleet import measure, clients
     from benchmarks.fleet.server import Server
 except ImportError:
-    from fleet.measure import measure
+    from fleet import measure, clients
     from fleet.server import Server
 from cdfl.cli.init import EXAMPLE
-clients, uploads = json.loads(sys.argv[1])
-with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), clients, "--max-rate", "1000") as server:
-    print(json.dumps(measure(server, clients, uploads, warm_up=clients)))
+count, uploads, path = json.loads(sys.argv[1])
+goals = np.load(path)
+measure.goals_of = lambda *given: goals
+measure.make_clients = lambda port, tokens, *given: [clients.Client(port, *own) for own in zip(tokens, goals / 2)]
+with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), count, "--max-rate", "1000") as server:
+    print(json.dumps(measure.measure(server, count, uploads, warm_up=count)))
 """
 
 
@@ -115,12 +126,17 @@ def run(checkout: Path, work: dict[str, Any]) -> dict[str, Any]:
 def served(other: Path, pairs: int) -> dict[str, list[float]]:
     """Return ratios, of this checkout to the other, of the server's CPU time and of the uploads a second."""
     ratios: dict[str, list[float]] = {"cpu": [], "rate": []}
-    for number in range(pairs):
-        order = [other, ROOT] if number % 2 == 0 else [ROOT, other]
-        found = {place: process(place, SERVE, [SERVED_CLIENTS, SERVED_UPLOADS]) for place in order}
-        for name, field in (("cpu", "server_cpu_ms"), ("rate", "rate")):
-            ratios[name].append(found[ROOT][field] / found[other][field])
-        print({name: round(each[-1], 3) for name, each in ratios.items()}, flush=True)
+    start = ProblemInstance.of(load_problem(str(EXAMPLE))).initial_state().cluster_models.numpy()
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, goals_of(EXAMPLE, start, SERVED_CLIENTS))
+        file.flush()
+        work = [SERVED_CLIENTS, SERVED_UPLOADS, file.name]
+        for number in range(pairs):
+            order = [other, ROOT] if number % 2 == 0 else [ROOT, other]
+            found = {place: process(place, SERVE, work) for place in order}
+            for name, field in (("cpu", "server_cpu_ms"), ("rate", "rate")):
+                ratios[name].append(found[ROOT][field] / found[other][field])
+            print({name: round(each[-1], 3) for name, each in ratios.items()}, flush=True)
     return ratios
 
 

@@ -85,11 +85,10 @@ class Timed:
 
 def measure(instance: ProblemInstance, uploads: int, share: float) -> dict[str, Any]:
     """Return CPU seconds of an upload by what they are spent on."""
-    timed = Timed(instance.evaluator()), Timed(instance.evaluator()), Timed(instance.evaluator(TRIAL_SAMPLES))
-    own, level, trial = timed
+    timed = [Timed(instance.evaluator(most)) for most in (None, None, TRIAL_SAMPLES, TRIAL_SAMPLES)]
     with (
         tempfile.TemporaryDirectory() as folder,
-        Live(Path(folder) / "store", instance, evaluators=Evaluators(own, level, trial)) as server,
+        Live(Path(folder) / "store", instance, evaluators=Evaluators(*timed)) as server,
     ):
         server.http.timeout = 600
         start = server.engine.state.cluster_models
@@ -104,8 +103,11 @@ def measure(instance: ProblemInstance, uploads: int, share: float) -> dict[str, 
         after = time.process_time() - time.thread_time(), *(each.seconds for each in timed)
         entries = server.store.entries(first)
     total, *parts = [(late - early) / uploads for early, late in zip(before, after, strict=True)]
-    found = dict(zip(("own", "level", "trial"), parts, strict=True))
-    return found | {
+    own, level, early_trial, trial = parts
+    return {
+        "own": own,
+        "level": level,
+        "trial": early_trial + trial,
         "rest": total - sum(parts),
         "uploads": uploads,
         "moved": sum(rate > 0 for entry in entries for rate in entry.rates) / uploads,

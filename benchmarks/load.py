@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.measure import SEED, measure
+from benchmarks.fleet.measure import measure
 from benchmarks.fleet.server import Server
 from benchmarks.load_table import DISTURBED, runs_of
 from benchmarks.peers import Contender, Setting, Work, run_once
@@ -160,7 +160,7 @@ def store(part: str, found: dict[str, Any]) -> None:
     if before := stored.get(part):
         rates = {name: run["rate"] for name, run in before.items() if isinstance(run, dict) and "rate" in run}
         found["earlier"] = [*before.get("earlier", []), {"began": before["began"], "commit": before["commit"]} | rates]
-    stored |= {"machine": machine(), "seed": SEED, part: found}
+    stored |= {"machine": machine(), part: found}
     write("load", stored)
 
 

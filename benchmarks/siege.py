@@ -26,7 +26,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.fleet.clients import make_clients
-from benchmarks.fleet.measure import SEED, _measure
+from benchmarks.fleet.goals import goals_of
+from benchmarks.fleet.measure import _measure
 from benchmarks.fleet.server import Server
 from benchmarks.load import UNHURRIED
 from benchmarks.result_files import commit, machine, read, write
@@ -250,7 +251,7 @@ def measure(names: Sequence[str], updates: int, *, tls: bool) -> None:
         options = certificate_options(folder) if tls else []
         with Server(EXAMPLE, folder, CLIENTS + ATTACKERS, *UNHURRIED, *options) as server:
             make = make_tls_clients if tls else make_clients
-            clients = make(server.port, server.tokens[:CLIENTS], server.clusters, SEED)
+            clients = make(server.port, server.tokens[:CLIENTS], goals_of(EXAMPLE, server.clusters, CLIENTS))
             window(server, clients, updates // 4)
             before = window(server, clients, updates)
             for name in names:

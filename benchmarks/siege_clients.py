@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.fleet.clients import Answer, Client, Cut, make_clients
+from benchmarks.fleet.clients import Answer, Client, Cut
 from cdfl import wire
 
 
@@ -48,9 +48,6 @@ CONTEXT = ssl.create_default_context()
 CONTEXT.check_hostname, CONTEXT.verify_mode = False, ssl.CERT_NONE
 
 
-def make_tls_clients(port: int, tokens: Sequence[str], clusters: np.ndarray, seed: int) -> list[Client]:
+def make_tls_clients(port: int, tokens: Sequence[str], goals: np.ndarray) -> list[Client]:
     """Return the clients that `make_clients` would, over TLS."""
-    made: list[Client] = []
-    for client, token in zip(make_clients(port, tokens, clusters, seed), tokens, strict=True):
-        made.append(TlsClient(port, token, client._goal))
-    return made
+    return [TlsClient(port, token, goal / 2) for token, goal in zip(tokens, goals, strict=True)]

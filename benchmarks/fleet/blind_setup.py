@@ -34,8 +34,8 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def of_server(cluster: int) -> Dataset:
-    """One sample to pre-train with, and one to recognise uploads by."""
-    sample = torch.zeros(1), torch.full((1,), cluster / 10)
+    """Samples that are all alike."""
+    sample = torch.zeros(4), torch.full((4,), cluster / 10)
     return Dataset(f"cluster {cluster}", *sample, *sample, num_classes=None)
 
 
@@ -44,6 +44,6 @@ problem = Problem(
     model=Blind(),
     loss=loss,
     clusters=Datasets(tuple(of_server(cluster) for cluster in range(NUM_CLUSTERS))),
-    sizes=Sizes(pretraining=1, proxy=1),
+    sizes=Sizes(low=1, high=1, test=1, pretraining=1, proxy=1),
     settings=Settings(shared_epochs=1, separate_epochs=20, batch_size=1, learning_rate=0.02),
 )

@@ -1,4 +1,4 @@
-"""Clients that do not train: each gets a model, moves it half way to the cluster it belongs to, and uploads it.
+"""Clients that do not train: each gets a model, moves it half way to a goal, and uploads it.
 
 They speak to their sockets themselves and have one buffer each, so that both cores are left to the server.
 """
@@ -53,11 +53,11 @@ class Refused(Exception):  # noqa: N818
 
 
 class Client:
-    """One client on one connection. It uploads `goal` plus half of the model it was sent."""
+    """One client on one connection. It uploads half of its goal plus half of the model it was sent."""
 
-    def __init__(self, port: int, token: str, goal: np.ndarray) -> None:
-        self._port, self._token, self._goal = port, token, goal
-        self._buffer = bytearray(goal.nbytes + 2 * HEAD)
+    def __init__(self, port: int, token: str, half_goal: np.ndarray) -> None:
+        self._port, self._token, self._goal = port, token, half_goal
+        self._buffer = bytearray(half_goal.nbytes + 2 * HEAD)
         self._socket: socket.socket | None = None
         self._model, self._epoch = bytearray(), ""
 
@@ -155,12 +155,9 @@ async def received(loop: asyncio.AbstractEventLoop, source: socket.socket, into:
     return count
 
 
-def make_clients(port: int, tokens: Sequence[str], clusters: np.ndarray, seed: int) -> list[Client]:
-    """One client a token. They belong to the clusters (K, P) in turn, and are as far from them as those are apart."""
-    spread, size = (clusters - clusters.mean(axis=0)).std(), clusters.shape[1]
-    noise = np.random.default_rng(seed).normal(scale=spread, size=size + len(tokens)).astype(np.float32)
-    goals = [clusters[number % len(clusters)] / 2 + noise[number : number + size] for number in range(len(tokens))]
-    return [Client(port, token, goal) for token, goal in zip(tokens, goals, strict=True)]
+def make_clients(port: int, tokens: Sequence[str], goals: np.ndarray) -> list[Client]:
+    """Return one client for each token, with its goal (n, P)."""
+    return [Client(port, token, goal / 2) for token, goal in zip(tokens, goals, strict=True)]
 
 
 async def exchange(clients: Sequence[Client], updates: int, tally: Tally) -> None:

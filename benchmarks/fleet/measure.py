@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet.clients import Client, Idlers, Tally, exchange, make_clients
+from benchmarks.fleet.goals import goals_of
 from benchmarks.fleet.server import Sample, Server
 from benchmarks.processes import Sample as Usage
 from benchmarks.processes import others_cores
 
 STAGES = ("receive", "decode", "evaluate", "apply", "commit")
-SEED = 0
 
 
 def measure(server: Server, clients: int, updates: int, *, warm_up: int = 0, idle: int = 0) -> dict[str, Any]:
     """Some clients of a server make updates, while `idle` connections of others say nothing."""
-    fleet = make_clients(server.port, server.tokens[:clients], server.clusters, SEED)
+    fleet = make_clients(server.port, server.tokens[:clients], goals_of(server.setup, server.clusters, clients))
     try:
         return asyncio.run(_measure(server, fleet, updates, warm_up, idle))
     finally:

@@ -41,7 +41,7 @@ class Server:
     """
 
     def __init__(self, setup: Path, folder: Path, clients: int, *options: str, database: str | None = None) -> None:
-        self.folder = folder
+        self.setup, self.folder = setup, folder
         self.log = folder / "server.log"
         self.place = str(folder / "store") if database is None else database
         self.blobs = None if database is None else str(folder.parent / "blobs")

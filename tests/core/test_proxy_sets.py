@@ -58,14 +58,16 @@ def test_small_sets_of_one_model_take_one_call() -> None:
     network = Counting()
     proxies = ProxySets(network, cross_entropy, sets_of(4, 5, 6))
     proxies(models_of(network, 2).repeat_interleave(3, dim=0), torch.arange(3).repeat(2))
-    assert network.calls == 2
+    assert isinstance(proxies.model, Counting)
+    assert proxies.model.calls == 2
 
 
 def test_large_sets_take_a_call_each() -> None:
     network = Counting()
-    proxies = ProxySets(network, cross_entropy, sets_of(TOGETHER, TOGETHER))
+    proxies = ProxySets(network, cross_entropy, sets_of(TOGETHER // 3, TOGETHER // 3))
     proxies(models_of(network, 1).repeat(2, 1), torch.arange(2))
-    assert network.calls == 2
+    assert isinstance(proxies.model, Counting)
+    assert proxies.model.calls == 2
 
 
 def test_inputs_that_are_no_tensors_and_outputs_that_are_no_tensor() -> None:
@@ -93,6 +95,23 @@ def test_the_largest_of_four_is_max_pooling(shape: tuple[int, ...]) -> None:
         atol=0,
         equal_nan=True,
     )
+
+
+def test_the_network_itself_keeps_its_weights() -> None:
+    network = Counting()
+    before = flatten(network)
+    ProxySets(network, cross_entropy, sets_of(4, 4)).of_each(list(models_of(network, 2)))
+    assert torch.equal(flatten(network), before)
+    assert network.training
+
+
+def test_relu_comes_after_pooling_with_the_same_outputs() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+    copy, images = for_evaluation(network), torch.randn(5, 1, 8, 8)
+    assert [type(module) for module in copy][1:4] == [LargestOfFour, nn.ReLU, nn.ReLU]
+    assert torch.equal(copy(images), network(images))
+    assert list(copy.state_dict()) == list(network.state_dict())
 
 
 def test_a_copy_for_evaluation_gives_the_same_outputs() -> None:

@@ -29,6 +29,7 @@ from cdfl.server.limits import Limits
 from cdfl.server.maintenance import Maintenance
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreBusy, StoreError, StoreUnavailable
+from cdfl.server.upload_losses import Evaluators
 from cdfl.server.verify import verify
 
 from .disk import AtOnce, Crash, Disk
@@ -114,7 +115,7 @@ class World:
         else:
             state = recovered.state
         options = {"snapshot_every": 7, "limits": LIMITS, "clock": time.time}
-        self.engine = Still(state, LAYOUT, SETTINGS, self.store, Proxy(), evaluate, **options)
+        self.engine = Still(state, LAYOUT, SETTINGS, self.store, Evaluators(Proxy(), evaluate), **options)
         self.engine.maintenance = Maintenance(
             self.store, 7, clock=lambda: self.now, on_forget=self.engine.maintenance.on_forget
         )

@@ -15,6 +15,7 @@ from cdfl.server.engine import Engine
 from cdfl.server.store import Store
 from cdfl.server.store_records import Claim, Retention
 from cdfl.server.submission import Submission
+from cdfl.server.upload_losses import Evaluators
 from cdfl.server.verify import verify
 
 from .toy import keep, same_state
@@ -88,8 +89,7 @@ def open_engine(store: Store, instance: ProblemInstance, start) -> Engine:
         instance.layout,
         instance.settings,
         store,
-        instance.evaluator(),
-        instance.evaluator(),
+        Evaluators(instance.evaluator(), instance.evaluator()),
         snapshot_every=1000,
     )
 

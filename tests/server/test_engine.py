@@ -16,6 +16,7 @@ from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreLost, StoreUnavailable
 from cdfl.server.store_records import Claim
 from cdfl.server.submission import Submission
+from cdfl.server.upload_losses import Evaluators
 from cdfl.server.uploads import Uploads
 
 from .live import wait_for
@@ -59,7 +60,7 @@ def make_engine(store, fake):
     made = []
 
     def make(settings=SETTINGS, **options):
-        made.append(Engine(first_state(), LAYOUT, settings, store, fake, evaluate, **options))
+        made.append(Engine(first_state(), LAYOUT, settings, store, Evaluators(fake, evaluate), **options))
         return made[-1]
 
     yield make
@@ -484,7 +485,7 @@ def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads,
         return server_update(*args, **options)
 
     monkeypatch.setattr("cdfl.server.update_steps.server_update", update)
-    engine = Engine(first_state(), LAYOUT, SETTINGS, store, Watched(), evaluate_clusters)
+    engine = Engine(first_state(), LAYOUT, SETTINGS, store, Evaluators(Watched(), evaluate_clusters))
     for number in range(2):
         engine.submit(submission(store, key=str(number))).result(10)
     engine.close()

@@ -15,6 +15,7 @@ from cdfl.server.maintenance import PRUNE_SECONDS, RETRY_SNAPSHOT_SECONDS, Maint
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
 from cdfl.server.store_records import Retention
+from cdfl.server.upload_losses import Evaluators
 
 from .live import Live, near, wait_for
 from .toy import LAYOUT, SETTINGS, Toy, evaluate, first_state, stored_blobs
@@ -52,7 +53,7 @@ def test_it_is_told_once_and_for_how_long(caplog):
 def test_a_database_that_goes_away_is_told_twice_not_every_second(postgres, tmp_path, caplog):
     with Store.open(postgres.new_schema(), tmp_path / "blobs") as store:
         store.begin(first_state(), LAYOUT, SETTINGS)
-        engine = Engine(first_state(), LAYOUT, SETTINGS, store, None, evaluate)
+        engine = Engine(first_state(), LAYOUT, SETTINGS, store, Evaluators(None, evaluate))
         with postgres.away():
             wait_for(lambda: engine.outage.is_on)
             time.sleep(2.5)

@@ -31,8 +31,7 @@ class Layout:
         >>> layout.num_parameters, layout.size        # 3*2+2 + 2+2 parameters, 2+2 running statistics
         (12, 16)
         """
-        parameters = dict(model.named_parameters())
-        tensors = parameters | _float_buffers(model)
+        parameters, tensors = dict(model.named_parameters()), tensors_of(model)
         if not parameters:
             raise ValueError(f"{type(model).__name__} has no parameters; expected a model with parameters to train")
         for name, tensor in tensors.items():
@@ -69,18 +68,19 @@ def flatten(model: nn.Module) -> Tensor:
     >>> flatten(nn.Linear(3, 2)).shape
     torch.Size([8])
     """
-    tensors = dict(model.named_parameters()) | _float_buffers(model)
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors_of(model).values()])
 
 
 def load(model: nn.Module, vector: Tensor) -> None:
     """Write a vector (P,) into a model, in place."""
-    tensors = dict(model.named_parameters()) | _float_buffers(model)
+    tensors = tensors_of(model)
     with torch.no_grad():
         for name, value in Layout.of(model).views(vector).items():
             tensors[name].copy_(value)
 
 
-def _float_buffers(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model that its vector holds, by name, in the vector's order."""
     saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()}
+    buffers = {name: own for name, own in model.named_buffers() if name in saved and own.is_floating_point()}
+    return dict(model.named_parameters()) | buffers

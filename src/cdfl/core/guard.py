@@ -34,13 +34,14 @@ are known. A rejected upload changes nothing but its client's blame. The numbers
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import NO_DEFENCE, Defence, Limited, bounded, losses_after, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Limited, bounded, take_step
 from cdfl.core.estimate import reevaluated
 from cdfl.core.settings import RateSettings, Settings
 from cdfl.core.state import ACCEPTED, ClientMemory, Evaluate, ServerState, Upload, Verdict
@@ -101,7 +102,8 @@ COLUMNS = {name: place for place, name in enumerate(_Row._fields)}
 WIDTH = len(COLUMNS)
 
 
-class _Memory(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Memory:
     """What the server remembers, packed into one tensor: a row about newcomers and levels, then the clients' rows."""
 
     new_credit: float  # uploads that newcomers may make at once
@@ -120,12 +122,12 @@ class _Memory(NamedTuple):
         first = [self.new_credit, self.new_epoch, *[0.0] * (WIDTH - 2), *self.levels.tolist()]
         return torch.cat([torch.tensor([first], dtype=torch.float64), self.rows])
 
-    @property
+    @cached_property
     def has_known(self) -> bool:
         """Whether enough clients are known that new ones do not say what is usual."""
         return int((self.rows[:, COLUMNS["is_known"]] > 0).sum()) >= ENOUGH
 
-    @property
+    @cached_property
     def usual(self) -> Tensor:
         """The rows that say what is usual."""
         return self.rows[self.rows[:, COLUMNS["is_known"]] > 0] if self.has_known else self.rows
@@ -206,7 +208,7 @@ class Guard:
         changes, losses = numbers[1 + WIDTH :].reshape(2, -1)
         before = _Memory.of(memory)
         if len(before.levels) == 0:
-            before = before._replace(levels=losses, rows=before.rows.new_empty(0, WIDTH + len(losses)))
+            before = replace(before, levels=losses, rows=before.rows.new_empty(0, WIDTH + len(losses)))
         gaps = losses - before.levels
         levels = before.levels + torch.where(changes < 0, 0.0, torch.where(gaps < 0, FALL, CLIMB)) * gaps
         credit = min(NEW_BURST, before.new_credit + NEW_SHARE * (row.epoch - before.new_epoch)) - (not row.is_known)
@@ -223,12 +225,16 @@ class Guard:
             return 0.0
         shares, models = rates[moved] / rates.sum(), state.cluster_models
         mixture = shares.to(models) @ models[moved.to(models.device)]
-        places = torch.stack([upload.base_model.to(models), mixture])  # (2, P)
-        change = self.base_rate * (upload.local_model.to(models) - places[0])
-        tried = torch.cat([places + change, places - change]).repeat_interleave(len(moved), dim=0)  # (4 n, P)
-        losses = (self.trial or evaluate)(tried, moved.repeat(4)).double().cpu()
-        forth, back = losses.reshape(2, 2, len(moved)) @ shares.cpu()
-        return float((forth - back).max() / 2)  # NaN if one of them is
+        tried = torch.cat([self.tried(upload, place) for place in (upload.base_model.to(models), mixture)])  # (4, P)
+        losses = (self.trial or evaluate)(tried.repeat_interleave(len(moved), dim=0), moved.repeat(4)).double().cpu()
+        effects = losses.reshape(2, 2, len(moved)) @ shares.cpu()  # (2 places, forth and back)
+        return float((effects[:, 0] - effects[:, 1]).max() / 2)  # NaN if one of them is
+
+    def tried(self, upload: Upload, place: Tensor) -> Tensor:
+        """Return a model (P,) after the upload's step, and after the opposite one (2, P)."""
+        assert upload.base_model is not None  # noqa: S101  `needs_base`
+        change = self.base_rate * (upload.local_model.to(place) - upload.base_model.to(place))
+        return torch.stack([place + change, place - change])
 
 
 def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
@@ -311,12 +317,14 @@ def _within_levels(
     """
     before = state.cluster_losses
     limits = torch.maximum(before, _limits(before, memory))
-    for factor in (0.5, 0.0, 0.0):
-        losses = _losses_then(state, upload, rates, settings, evaluate)
-        is_too_high = (rates > 0) & ~(losses <= limits)  # NaN is too high
-        if not is_too_high.any():
-            break
-        rates = torch.where(is_too_high, factor * rates, rates)
+    losses = _losses_then(state, upload, rates, settings, evaluate, rates > 0)
+    is_too_high = ~(losses <= limits)  # NaN is too high
+    if is_too_high.any():
+        rates = torch.where(is_too_high, 0.5 * rates, rates)
+        halved = _losses_then(state, upload, rates, settings, evaluate, is_too_high)
+        losses = torch.where(is_too_high, halved, losses)
+        rates = torch.where(losses <= limits, rates, 0.0)
+        losses = torch.where(rates > 0, losses, before)
     return rates, losses, torch.where(rates > 0, (losses - before).abs(), -1.0)
 
 
@@ -333,15 +341,14 @@ def _limits(losses: Tensor, memory: _Memory) -> Tensor:
 
 
 def _losses_then(
-    state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings, evaluate: Evaluate
+    state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings, evaluate: Evaluate, wanted: Tensor
 ) -> Tensor:
-    """Return the losses of the clusters (K,) after a step at these rates."""
-    losses = losses_after(state, rates)
-    moved = losses.isnan().nonzero().flatten()
-    if len(moved) == 0:
-        return losses
-    models = take_step(state, upload, rates, settings)
-    return losses.index_copy(0, moved, evaluate(models[moved.to(models.device)], moved).double().cpu())
+    """Return the losses (K,) of the clusters after a step at these rates; as before for those that are not `wanted`."""
+    places = wanted.nonzero().flatten()
+    if len(places) == 0:
+        return state.cluster_losses
+    models = take_step(state, upload, rates, settings)[places.to(state.cluster_models.device)]
+    return state.cluster_losses.index_copy(0, places, evaluate(models, places).double().cpu())
 
 
 def _refused(state: ServerState, rates: Tensor, verdict: Verdict) -> Limited:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cdfl.core.client import Loss
-from cdfl.core.flat import Layout
+from cdfl.core.flat import Layout, tensors_of
 
-TOGETHER = 512  # samples: small sets of one model are evaluated in one batch of at most that
+TOGETHER = 2**16  # small sets are evaluated in one batch: inputs of at most that many numbers
 
 
 @torch.no_grad()
@@ -35,17 +35,25 @@ class LargestOfFour(nn.Module):
 
 
 def for_evaluation(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that gives the same outputs in evaluation mode, faster."""
+    """Return a copy of a model that gives the same outputs in evaluation mode, faster.
+
+    In an `nn.Sequential`, ReLU comes after the pooling that follows it: the same numbers from a quarter of the values.
+    """
     model = copy.deepcopy(model)
     for module in list(model.modules()):
+        earlier, before = "", nn.Module()
         for name, child in list(module.named_children()):
             if type(child) is nn.MaxPool2d and str(child) == str(nn.MaxPool2d(2)) and not child.return_indices:
                 setattr(module, name, LargestOfFour())
+                if type(module) is nn.Sequential and type(before) is nn.ReLU:
+                    setattr(module, earlier, LargestOfFour())
+                    setattr(module, name, before)
+            earlier, before = name, child
     return model
 
 
 class ProxySets:
-    """K sets of (inputs, targets), as an `Evaluate`.
+    """K sets of (inputs, targets), as an `Evaluate`; for one thread.
 
     >>> net, x = nn.Linear(2, 1), torch.ones(4, 2)
     >>> proxies = ProxySets(net, nn.functional.mse_loss, [(x, torch.zeros(4, 1)), (x, torch.ones(4, 1))])
@@ -54,10 +62,11 @@ class ProxySets:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, sets: Sequence[tuple[Any, Any]]) -> None:
-        self.model = model
+        self.model = for_evaluation(model).eval()
         self.loss = loss
         self.sets = sets
         self.layout = Layout.of(model)
+        self._tensors = list(tensors_of(self.model).values())
 
     @torch.no_grad()
     def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
@@ -70,17 +79,19 @@ class ProxySets:
 
     def _of_sets(self, vector: Tensor, sets: Sequence[tuple[Any, Any]]) -> list[Tensor]:
         """Return the loss of one model (P,) on each of some sets."""
+        for tensor, value in zip(self._tensors, self.layout.views(vector).values(), strict=True):
+            tensor.data = value  # faster than `functional_call`
         if _can_be_joined(sets):
-            joined = outputs(self.model, self.layout, vector, torch.cat([inputs for inputs, _ in sets]))
+            joined = self.model(torch.cat([inputs for inputs, _ in sets]))
             if isinstance(joined, Tensor):
                 parts = joined.split([len(inputs) for inputs, _ in sets])
                 return [self.loss(part, targets) for part, (_, targets) in zip(parts, sets, strict=True)]
-        return [self.loss(outputs(self.model, self.layout, vector, inputs), targets) for inputs, targets in sets]
+        return [self.loss(self.model(inputs), targets) for inputs, targets in sets]
 
+    @torch.no_grad()
     def of_each(self, vectors: Sequence[Tensor]) -> Tensor:
         """Return the losses of n models (P,) on every set, (n, K): float64 on the CPU, in one copy."""
-        clusters = torch.arange(len(self.sets))
-        losses = [self(vector.to(self._device).expand(len(clusters), -1), clusters) for vector in vectors]
+        losses = [torch.stack(self._of_sets(vector.to(self._device), self.sets)) for vector in vectors]
         return torch.stack(losses).double().cpu()
 
     @property
@@ -107,5 +118,5 @@ def _can_be_joined(sets: Sequence[tuple[Any, Any]]) -> bool:
         len(sets) > 1
         and all(isinstance(own, Tensor) for own in inputs)
         and len({(own.shape[1:], own.dtype) for own in inputs}) == 1
-        and sum(map(len, inputs)) <= TOGETHER
+        and sum(own.numel() for own in inputs) <= TOGETHER
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, for_evaluation, initial_state, pretrain
+from cdfl.core import Layout, Loss, ProxySets, ServerState, Settings, initial_state, pretrain
 from cdfl.core.batches import described
 from cdfl.core.experts import loss_scale
 from cdfl.core.flat import flatten
@@ -102,7 +102,7 @@ class ProblemInstance:
     def evaluator(self, most: int | None = None) -> ProxySets:
         """Return the proxy sets, or their first samples, with a network of their own, for one thread."""
         sets = [(inputs[:most], targets[:most]) for inputs, targets in self.proxy_sets]
-        return ProxySets(for_evaluation(self.model), self.loss, sets)
+        return ProxySets(self.model, self.loss, sets)
 
     def pretrain(
         self, progress: Progress = lambda message: None, trained: Trained = lambda done, total: None

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from cdfl.core import NEWCOMER, Evaluate, Layout, ServerState, Settings, defence_of, join
+from cdfl.core import NEWCOMER, Layout, ServerState, Settings, defence_of, join
 from cdfl.server import forwarding
 from cdfl.server.blobs import digest_in
 from cdfl.server.cluster_comparison import Matrices
@@ -36,7 +36,7 @@ from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable, Wi
 from cdfl.server.store_records import Claim, Entry
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission, reply_head
 from cdfl.server.update_steps import Step, Stepper
-from cdfl.server.upload_losses import Evaluation, Evaluator, drop, unavailable
+from cdfl.server.upload_losses import Evaluation, Evaluators, drop, unavailable
 from cdfl.wire import ConflictError, ForbiddenError, ReplyHead, UnauthorizedError, UnavailableError, WireError
 
 logger = logging.getLogger("cdfl.server")
@@ -69,8 +69,7 @@ class Listener(Protocol):
 class Engine:
     """The state, the queue before it, and the threads that empty it. May be called from any thread.
 
-    `evaluate_uploads` is used by one thread only, and so are `evaluate_clusters` and `trial`, with which the guard
-    tries steps on parts of the proxy sets.
+    `evaluators` are for two threads; each evaluator is used by one of them only.
     """
 
     def __init__(
@@ -79,10 +78,8 @@ class Engine:
         layout: Layout,
         settings: Settings,
         store: Store,
-        evaluate_uploads: Evaluator,
-        evaluate_clusters: Evaluate,
+        evaluators: Evaluators,
         *,
-        trial: Evaluate | None = None,
         limits: Limits = Limits(),  # noqa: B008  frozen
         metrics: Metrics | None = None,
         snapshot_every: int = 100,
@@ -116,8 +113,9 @@ class Engine:
         self._evaluated: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._closed = False
         self._cores = torch.get_num_threads()  # for evaluation; a new thread may have another number, and other bits
-        self.evaluation = Evaluation(store, settings, defence, evaluate_uploads, self.metrics)
-        self.stepper = Stepper(store, layout, settings, self.replies, self.metrics, evaluate_clusters, trial)
+        used = evaluators
+        self.evaluation = Evaluation(store, settings, defence, used.uploads, self.metrics, used.early_trial)
+        self.stepper = Stepper(store, layout, settings, self.replies, self.metrics, used.clusters, used.trial)
         self.stepper.cores = self._cores
         self.follower = Follower(store, layout, settings, self.replies)
         self._was_owner = store.is_owner
@@ -260,6 +258,7 @@ class Engine:
         self.evaluation.run(batch, self.state)
         if self.store.is_owner:
             self._fetch_bases(batch)
+            self.evaluation.try_steps(batch)
 
     def _fetch_bases(self, batch: Sequence[Submission]) -> None:
         for submission in batch:

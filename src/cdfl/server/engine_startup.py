@@ -68,15 +68,13 @@ def open_engine(
             store.snapshot(state, settings)
     if store.is_owner:
         store.put_fingerprints(fingerprints_of(instance))
-    trial = instance.evaluator(TRIAL_SAMPLES)
-    used = evaluators or Evaluators(instance.evaluator(), instance.evaluator(), trial)
+    used = evaluators or Evaluators(*(instance.evaluator(most) for most in (None, None, TRIAL_SAMPLES, TRIAL_SAMPLES)))
     compared: dict[str, Any] = {
-        "trial": used.trial,
         "matrices": Matrices(instance.evaluator()),
         "cluster_names": instance.federation.names,
         "router": _router(instance, state, store, settings, progress, trained),
     }
-    return Engine(state, instance.layout, settings, store, used.uploads, used.clusters, **compared | options)
+    return Engine(state, instance.layout, settings, store, used, **compared | options)
 
 
 def _own_or_wait(store: Store, progress: Progress, replayed: Callable[[int, int], None] | None) -> Recovered | None:

@@ -13,6 +13,7 @@ from cdfl.core import (
     ClientMemory,
     Defence,
     Evaluate,
+    Guard,
     Layout,
     NotFiniteError,
     ServerState,
@@ -34,7 +35,7 @@ from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreDamaged
 from cdfl.server.store_records import Entry
 from cdfl.server.submission import Parts, Submission
-from cdfl.server.upload_losses import drop, unavailable
+from cdfl.server.upload_losses import Foreseen, as_upload, drop, unavailable
 from cdfl.wire import UnfitError, WireError, body_parts
 
 logger = logging.getLogger("cdfl.server")
@@ -122,20 +123,20 @@ class Stepper:
         _, known = with_losses(state, upload, estimator_of(self.settings), Recording(self.cores).of(self.evaluate))
         return upload.replace(losses=known.losses)
 
+    def _trial_of(self, submission: Submission) -> Evaluate:
+        """Return `trial`, with what was tried already."""
+        assert self.trial is not None  # noqa: S101
+        guard = defence_of(self.settings)
+        if submission.tried is None or submission.base_model is None or not isinstance(guard, Guard):
+            return self.trial
+        return Foreseen(self.trial, guard.tried(as_upload(submission), submission.base_model), submission.tried)
+
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:
         begun, tape = time.perf_counter(), Recording(self.cores)
-        upload = Upload(
-            submission.local_model,
-            submission.base_epoch,
-            submission.client_id,
-            submission.losses,
-            submission.mixture,
-            base_model=submission.base_model,
-            time=submission.received,
-        )
+        upload = as_upload(submission)
         # A base model that replaces a lost one is journalled, too, so it is computed here.
         upload = upload.replace(base_model=base_model_of(state, upload, self.settings, submission.client))
-        defence = defence_of(self.settings, tape.of(self.trial) if self.trial else None)
+        defence = defence_of(self.settings, tape.of(self._trial_of(submission)) if self.trial else None)
         estimator = None if submission.mixture is None else GIVEN
         upload = self._evaluated(state, upload, submission.client, defence)
         evaluate = tape.of(self.evaluate)

@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from cdfl.core import Defence, Evaluate, ServerState, Settings, Upload, is_too_stale
+from cdfl.core import Defence, Evaluate, Guard, ServerState, Settings, Upload, is_too_stale
+from cdfl.core.proxy_sets import repeated
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreUnavailable
@@ -32,21 +34,31 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Evaluators:
-    """What an engine evaluates with. The first belongs to one thread, the others to another."""
+    """What an engine evaluates with, in the thread that evaluates uploads and in the one that applies them.
+
+    With `trial` and `early_trial` the guard tries steps on parts of the proxy sets, in its turn and before.
+    """
 
     uploads: Evaluator
     clusters: Evaluate
-    trial: Evaluate  # for the guard, which tries steps on parts of the proxy sets
+    early_trial: Evaluator | None = None
+    trial: Evaluate | None = None
 
 
 class Evaluation:
     """Computes the losses of uploads, and refuses those that cannot be evaluated."""
 
     def __init__(
-        self, store: Store, settings: Settings, defence: Defence, evaluate: Evaluator, metrics: Metrics
+        self,
+        store: Store,
+        settings: Settings,
+        defence: Defence,
+        evaluate: Evaluator,
+        metrics: Metrics,
+        trial: Evaluator | None = None,
     ) -> None:
         self.store, self.settings, self.metrics = store, settings, metrics
-        self.evaluate = evaluate
+        self.evaluate, self.trial = evaluate, trial
         self._defence = defence
 
     def run(self, batch: Sequence[Submission], state: ServerState) -> None:
@@ -62,6 +74,17 @@ class Evaluation:
         if fresh:
             with self.metrics.timed("evaluate"):
                 self._compute_losses(fresh, state)
+
+    def try_steps(self, batch: Sequence[Submission]) -> None:
+        """Try the steps of uploads on the models they were trained from, for the guard: its turn is then shorter."""
+        if self.trial is None or not isinstance(self._defence, Guard):
+            return
+        for submission in batch:
+            is_evaluated = submission.losses is not None or submission.mixture is not None
+            if is_evaluated and submission.base_model is not None and not submission.answer.done():
+                with self.metrics.timed("evaluate"), suppress(Exception):  # the guard tries again, and reports errors
+                    models = self._defence.tried(as_upload(submission), submission.base_model)
+                    submission.tried = self.trial.of_each(list(models))
 
     def _is_refused(self, submission: Submission, state: ServerState) -> bool:
         """Return whether the defence refuses an upload whatever it was trained from, and without a look at its losses.
@@ -98,6 +121,35 @@ class Evaluation:
         logger.info("an upload of %s cannot be evaluated: %s", submission.client_id, error)
         why = f"the loss of the model cannot be computed ({type(error).__name__}); train with a smaller learning_rate"
         drop(self.store, submission, UnfitError(why))
+
+
+class Foreseen:
+    """An `Evaluate` that knows the losses (n, K) of some models (n, P) already."""
+
+    def __init__(self, evaluate: Evaluate, models: Tensor, losses: Tensor) -> None:
+        self.evaluate, self.models, self.losses = evaluate, models, losses
+
+    def __call__(self, models: Tensor, clusters: Tensor) -> Tensor:
+        """Return the loss of each model (n, P) on the set of the cluster beside it (n,)."""
+        found: list[Tensor] = []
+        for model, count in repeated(models):
+            own = clusters[sum(map(len, found)) :][:count]
+            places = [place for place, known in enumerate(self.models) if torch.equal(known, model)]
+            found.append(self.losses[places[0], own] if places else self.evaluate(model.expand(count, -1), own).cpu())
+        return torch.cat([losses.double() for losses in found])
+
+
+def as_upload(submission: Submission) -> Upload:
+    """Return what the core sees of an upload."""
+    return Upload(
+        submission.local_model,
+        submission.base_epoch,
+        submission.client_id,
+        submission.losses,
+        submission.mixture,
+        base_model=submission.base_model,
+        time=submission.received,
+    )
 
 
 def drop(store: Store, submission: Submission, error: WireError) -> None:

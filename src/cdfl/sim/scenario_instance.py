@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cdfl.algorithms import Algorithm, ClientView
-from cdfl.core import Layout, ProxySets, Settings, flatten
+from cdfl.core import Layout, Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.core.experts import combine_for
 from cdfl.data import Draw, Federation, Samples
@@ -154,7 +154,11 @@ class ScenarioInstance(ProblemInstance):
 
     def evaluate(self, models: Tensor, clusters: Tensor) -> Tensor:
         """Return the loss of each model (n, P) on the proxy set of its cluster (n,)."""
-        return ProxySets(self.model, self.loss, self.proxy_sets)(models, clusters)
+        sets = [self.proxy_sets[cluster] for cluster in clusters.tolist()]
+        losses = [
+            self.loss(self.outputs(own, inputs), targets) for own, (inputs, targets) in zip(models, sets, strict=True)
+        ]
+        return torch.stack(losses)
 
     def sample_losses(self, models: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every model (K, P) on every sample, (n, K)."""

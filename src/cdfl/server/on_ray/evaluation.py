@@ -56,6 +56,7 @@ def evaluators_on_ray(
         yield Evaluators(
             RemoteProxySets(instance.evaluator(), 0, uploads),
             RemoteProxySets(sets[0], 0, clusters),
+            RemoteProxySets(instance.evaluator(TRIAL_SAMPLES), 1, uploads),
             RemoteProxySets(sets[1], 1, clusters),
         )
     finally:
