@@ -1,5 +1,6 @@
 """Models that clients of a fleet move towards: trained on data of their own, as honest clients do."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ MOST = 40  # models; further clients share them
 
 def goals_of(setup: Path, clusters: np.ndarray, clients: int) -> np.ndarray:
     """Return a goal for each client (n, P): what it trains from the average of the clusters on its first data."""
+    path = sys.path.copy()  # a set-up may import what lies beside it; processes that are started later must not
     (simulation,) = simulations([configure(load_scenario(str(setup)))])
+    sys.path[:] = path
     instance, start = simulation.instance, torch.from_numpy(clusters).mean(dim=0)
     trained = []
     for number in range(min(MOST, clients)):

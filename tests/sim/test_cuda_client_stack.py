@@ -10,6 +10,7 @@ import torch
 from cdfl.algorithms import Assignment, make_algorithm
 from cdfl.core import Layout, Upload, client_update, flatten
 from cdfl.data import Sizes
+from cdfl.models.resnet import Block
 from cdfl.run_events import Uploaded, only
 from cdfl.scenarios import load_scenario
 from cdfl.sim import checkpoint
@@ -224,13 +225,16 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
 
 @DEVICES
 @pytest.mark.parametrize("width", [1, 2, 6])
-@pytest.mark.parametrize("normed", [False, True])
-def test_a_big_network_is_called_row_by_row(device: str, width: int, normed: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "normed", "residual"])
+def test_a_big_network_is_called_row_by_row(device: str, width: int, kind: str) -> None:
     instance = make_instance(device, torch.float64, optimizer="sgd", momentum=0.9)
-    if normed:
+    if kind != "plain":
         torch.manual_seed(0)
-        layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()
-        instance.model = torch.nn.Sequential(*layers, torch.nn.Linear(144, 10)).to(device, torch.float64)
+        layers = [torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()]
+        if kind == "residual":
+            layers += [Block(4, 4, 1), torch.nn.BatchNorm2d(4, momentum=0.2), Block(4, 16, 2)]
+        layers += [torch.nn.Flatten(), torch.nn.Linear(144, 10)]
+        instance.model = torch.nn.Sequential(*layers).to(device, torch.float64)
         instance.layout = Layout.of(instance.model)
     stack = GraphStack(
         instance.model,

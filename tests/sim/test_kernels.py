@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from cdfl.sim import kernels
-from cdfl.sim.kernels import conv, gather, linear, loss, optim
+from cdfl.sim.kernels import conv, gather, linear, loss, norm, optim
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -225,6 +225,50 @@ def test_triton_ties_zeros_and_nan_as_torch():
     out = by_hand(images, weight, bias, triton=True)[0]
     torch.testing.assert_close(out, by_autograd(images, weight, bias)[0], equal_nan=True)
     assert out[1].isfinite().all()
+
+
+NORMS = [(training, added, relu) for training in (True, False) for added in (True, False) for relu in (True, False)]
+
+
+def normed(function, training, added, relu, C=5):
+    """Output, gradients and running statistics of a function with the arguments of `norm_relu`."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (7, C, 3, 6)
+    draws = [torch.randn(size, generator=generator).to(DEVICE) for size in (shape, shape, C, C, C)]
+    images, other = (draw.contiguous(memory_format=torch.channels_last).requires_grad_() for draw in draws[:2])
+    weight, bias = (draw.requires_grad_() for draw in draws[2:4])
+    mean, variance = draws[4].clone(), draws[4].square() + 0.5
+    with torch.set_grad_enabled(training):
+        given = 3 * images + 2, weight, bias, mean, variance, other if added else None
+        out = function(*given, training=training, momentum=0.3, eps=1e-3, relu=relu)
+    leaves = [images, weight, bias, *([other] if added else [])] if training else []
+    grads = torch.autograd.grad((out * draws[1].detach().cos()).sum(), leaves) if training else ()
+    return [out.detach(), mean, variance, *grads]
+
+
+@pytest.mark.parametrize(("training", "added", "relu"), NORMS)
+def test_norm_in_plain_pytorch_is_that_of_the_layers(training, added, relu):
+    def layers(images, weight, bias, mean, variance, other, *, training, momentum, eps, relu):
+        norm = torch.nn.BatchNorm2d(len(weight), eps, momentum).to(images).train(training)
+        values = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}
+        found = torch.func.functional_call(norm, values, (images,))
+        found = found if other is None else found + other
+        return found.relu() if relu else found
+
+    for one, other in zip(
+        normed(norm.norm_relu_torch, training, added, relu), normed(layers, training, added, relu), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@needs_triton
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize(("training", "added", "relu"), NORMS)
+def test_triton_norm(training, added, relu):
+    for C in (5, 64):
+        pairs = (normed(each, training, added, relu, C) for each in (norm.norm_relu, norm.norm_relu_torch))
+        for one, other in zip(*pairs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @needs_triton

@@ -152,14 +152,18 @@ class Stack:
         for first in range(0, len(models), count):
             stack = models[first : first + count]
             if isinstance(inputs, Tensor):
-                found.extend(self.network.predict(stack, inputs.expand(len(stack), *inputs.shape)))
+                found.extend(self._predict(stack, inputs.expand(len(stack), *inputs.shape)))
             else:
                 own = inputs[first : first + count]
                 same = all(len(part) == len(own[0]) for part in own)  # then padding is not needed
                 filled = torch.stack(list(own)) if same else nn.utils.rnn.pad_sequence(list(own), batch_first=True)
-                outputs = self.network.predict(stack, filled)
+                outputs = self._predict(stack, filled)
                 found.extend(row[: len(part)] for row, part in zip(outputs, own, strict=True))
         return found
+
+    def _predict(self, models: Tensor, inputs: Tensor) -> Tensor:
+        """Return the outputs (B, n, ...) of models (B, P) on inputs (B, n, ...)."""
+        return self.network.predict(models, inputs)
 
     def evaluate(self, models: Tensor, clusters: Tensor, sets: Sequence[DataSet]) -> Tensor:
         """Return the loss of each model (n, P) on the data set of its cluster (n,)."""

@@ -19,12 +19,13 @@ from cdfl.core import Loss, TrainingSettings
 from cdfl.sim.client_stack import Rows, Stack, sizes_of
 from cdfl.sim.engine import DataSet, Training
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
-from cdfl.sim.stacked_network import learned_pieces
+from cdfl.sim.stacked_network import STREAMS, StackedNetwork, learned_pieces
 
 logger = logging.getLogger("cdfl.sim")
 
 # Small stacks are common, so each height up to 16 has its graph; in higher stacks a few extra rows cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
+MOST_PREDICTIONS = 16  # shapes of inputs for which a graph is kept
 
 
 class GraphStack(Stack):
@@ -48,6 +49,7 @@ class GraphStack(Stack):
         if not one_by_one:  # an optimiser step for each tensor is cheaper than joining the gradients first
             self.network.pieces = learned_pieces(model, self.layout, apart=True)
         self._buffers: dict[int, GraphBuffers] = {}  # by batch size
+        self._predictions: dict[tuple[int, ...], list[Prediction]] = {}  # of big networks, by the shape of the inputs
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """Train, and return the local models (B, P)."""
@@ -62,8 +64,23 @@ class GraphStack(Stack):
     def free_memory(self) -> None:
         """Free the tensors and graphs."""
         self._buffers.clear()
+        self._predictions.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _predict(self, models: Tensor, inputs: Tensor) -> Tensor:
+        """Return the outputs of models (B, P); those of a big network by graphs: a host launches kernels too slowly."""
+        if not self.network.one_by_one:
+            return super()._predict(models, inputs)
+        if inputs.shape[1:] not in self._predictions:
+            if len(self._predictions) == MOST_PREDICTIONS:
+                self._predictions.clear()
+            self._predictions[inputs.shape[1:]] = []
+        graphs = self._predictions[inputs.shape[1:]]
+        while len(graphs) < min(len(models), STREAMS):
+            graphs.append(Prediction(self.network, models[0], inputs[0]))
+        rows = self.network.side_by_side(len(models), models.device)
+        return torch.stack([graphs[row % STREAMS](models[row], inputs[row]) for row in rows])
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
         batch = trainings[0].plan.shape[1]
@@ -129,6 +146,26 @@ class GraphBuffers:
 
 def _with_headroom(size: int) -> int:
     return -(-size * 5 // 4 // 64) * 64
+
+
+class Prediction:
+    """The graph of a network's outputs for inputs of one shape. Several of them can run at the same time."""
+
+    def __init__(self, network: StackedNetwork, model: Tensor, inputs: Tensor) -> None:
+        self.network = network
+        self.model, self.inputs = model.clone(), inputs.clone()
+        self.outputs = torch.empty(0)
+        self._graph = capture(self._compute, torch.cuda.graph_pool_handle() if model.is_cuda else None)
+
+    def __call__(self, model: Tensor, inputs: Tensor) -> Tensor:
+        """Return the outputs (n, ...) of a model (P,) on inputs (n, ...)."""
+        self.model.copy_(model)
+        self.inputs.copy_(inputs)
+        self._graph.replay()
+        return self.outputs.clone()
+
+    def _compute(self) -> None:
+        self.outputs = self.network.predict(self.model[None], self.inputs[None])[0]
 
 
 class ProxyLosses:

@@ -1,6 +1,6 @@
 """Apply one network to B clients, each with its own weights: row b of the models gets row b of the inputs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from cdfl.core import Layout, Loss
 from cdfl.core.sample_losses import row_losses
+from cdfl.sim.fused_norms import fuse_norms
 from cdfl.sim.kernel_network import KernelNetwork, MixtureKernels, Views
 from cdfl.sim.kernels import Precision as KernelPrecision
 from cdfl.sim.kernels import cross_entropy as stacked_cross_entropy
@@ -55,9 +56,8 @@ class StackedNetwork:
             self.kernel_network = KernelNetwork.of(model, layout, exact) or MixtureKernels.of(model, exact)
         self._piece_columns = [columns for columns, _ in self.pieces]  # for gradients that are one tensor
         self._streams: list[torch.cuda.Stream] = []
-        for layer in model.modules() if one_by_one else ():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.forward = _WithoutCudnn(layer.forward)  # type: ignore[assignment, method-assign]
+        if one_by_one:
+            fuse_norms(model)
 
     def kernel_network_for(self, tensor: Tensor) -> KernelNetwork | MixtureKernels | None:
         """Return the kernel network if there is one and its kernels can take this tensor."""
@@ -91,15 +91,46 @@ class StackedNetwork:
 
     def _row_by_row(self, models: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the gradients (B, P), in the layout of the models."""
+        self.model.train()
         flat = torch.empty(models.shape, dtype=models.dtype, device=models.device)
-        for row in self._side_by_side(len(models), models.device):
-            own = slice(row, row + 1)
-            views = self.layout.views(flat[own])
-            for name, gradient in self._by_autograd(models[own], inputs[own], targets[own]).items():
-                views[name].copy_(gradient)
+        for row in self.side_by_side(len(models), models.device):
+            self._gradient_of_one(models[row], inputs[row], targets[row], flat[row])
         return flat
 
-    def _side_by_side(self, count: int, device: torch.device) -> Iterator[int]:
+    def _gradient_of_one(self, model: Tensor, inputs: Tensor, targets: Tensor, gradient: Tensor) -> None:
+        """Write the gradient (P,) of one client's loss."""
+        first = self.layout.num_parameters
+        statistics = model[first:]
+        changed = statistics.clone()  # the backward pass needs the model unchanged
+        values = self.layout.views(model) | self._statistics_of(changed)
+        leaves = {name: self._operand(values[name].detach()).requires_grad_() for name in self._learned}
+        with self._autocast(inputs):
+            outputs = self._call(values | leaves, _channels_last(inputs)).to(model.dtype)
+        loss = self._losses(outputs[None], targets[None]).sum()
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        statistics.copy_(changed)
+        views = self.layout.views(gradient)
+        pairs = [(views[name], own) for name, own in zip(leaves, found, strict=True)]
+        for target, own in pairs:
+            if own.ndim > 1:
+                target.copy_(own)
+        small = [pair for pair in pairs if pair[1].ndim <= 1]
+        torch._foreach_copy_([target for target, _ in small], [own for _, own in small])  # many in one kernel
+
+    def _statistics_of(self, vector: Tensor) -> Views:
+        """Return the named statistics in a vector that holds nothing else."""
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        pieces = vector.split([shapes[name].numel() for name in self._statistics])
+        return {name: piece.view(shapes[name]) for name, piece in zip(self._statistics, pieces, strict=True)}
+
+    def _operand(self, weight: Tensor) -> Tensor:
+        """Return the filters of a convolution as it takes them: one copy instead of autograd's two each way."""
+        if weight.ndim != 4 or not weight.is_cuda:
+            return weight
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else weight.dtype
+        return weight.to(dtype, memory_format=torch.channels_last)
+
+    def side_by_side(self, count: int, device: torch.device) -> Iterator[int]:
         """Yield 0, 1, 2... in alternating CUDA streams, so that a GPU can compute several at the same time.
 
         The streams wait for earlier work at the start, and the current stream waits for them at the end.
@@ -143,31 +174,24 @@ class StackedNetwork:
         return row_losses(self.loss, outputs, targets)
 
     def _forward(self, views: Views, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+        with self._autocast(inputs):
             if self.one_by_one or len(inputs) == 1:
                 alone = list(zip(*map(_rows, (*views.values(), inputs)), strict=True))
                 outputs = []
-                for row in self._side_by_side(len(alone), inputs.device):
-                    *tensors, images = map(_channels_last, alone[row])
-                    outputs.append(self._call(dict(zip(views, tensors, strict=True)), images))
+                for row in self.side_by_side(len(alone), inputs.device):
+                    *tensors, images = alone[row]
+                    operands = dict(zip(views, map(self._operand, tensors), strict=True))
+                    outputs.append(self._call(operands, _channels_last(images)))
                 return torch.stack(outputs)
             together: Tensor = vmap(self._call)(views, inputs)
             return together
 
+    def _autocast(self, inputs: Tensor) -> torch.autocast:
+        return torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
     def _call(self, views: Views, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.model, views, (inputs,))
         return outputs
-
-
-class _WithoutCudnn:
-    """Batch norm in PyTorch's kernels: cuDNN's fail in a CUDA graph on channels-last float32, and are no faster."""
-
-    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
-        self.forward = forward
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        with torch.backends.cudnn.flags(enabled=False):
-            return self.forward(inputs)
 
 
 def _rows(tensor: Tensor) -> Sequence[Tensor]:

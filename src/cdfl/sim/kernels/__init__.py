@@ -9,6 +9,7 @@ from cdfl.sim.kernels.conv import Precision, conv_grad_input, conv_grad_weight, 
 from cdfl.sim.kernels.gather import take_batch, take_columns
 from cdfl.sim.kernels.linear import bias_relu, bias_relu_grad, product
 from cdfl.sim.kernels.loss import cross_entropy, cross_entropy_grad
+from cdfl.sim.kernels.norm import norm_relu
 from cdfl.sim.kernels.optim import adam_step_, adam_step_torch_, sgd_step_, sgd_step_torch_
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "conv_relu_pool",
     "cross_entropy",
     "cross_entropy_grad",
+    "norm_relu",
     "product",
     "runs_triton",
     "sgd_step_",
