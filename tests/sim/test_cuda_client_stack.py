@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from cdfl.data import Sizes
 from cdfl.models.resnet import Block
 from cdfl.run_events import Uploaded, only
 from cdfl.scenarios import load_scenario
-from cdfl.sim import checkpoint
+from cdfl.sim import checkpoint, cuda_client_stack
 from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses
 from cdfl.sim.cuda_server import GraphServer, _ServerGraph
 from cdfl.sim.engine import Engines, Training
@@ -226,7 +227,7 @@ def test_a_stack_that_does_not_fit_is_split() -> None:
 @DEVICES
 @pytest.mark.parametrize("width", [1, 2, 6])
 @pytest.mark.parametrize("kind", ["plain", "normed", "residual"])
-def test_a_big_network_is_called_row_by_row(device: str, width: int, kind: str) -> None:
+def test_a_big_network_is_called_row_by_row(monkeypatch: Any, device: str, width: int, kind: str) -> None:
     instance = make_instance(device, torch.float64, optimizer="sgd", momentum=0.9)
     if kind != "plain":
         torch.manual_seed(0)
@@ -249,9 +250,11 @@ def test_a_big_network_is_called_row_by_row(device: str, width: int, kind: str) 
     expected = torch.stack([alone(instance, training) for training in trainings])
     assert (stack.train(trainings) - expected).abs().max() < 1e-9
     inputs, _ = instance.proxy_sets[0]
-    said = stack.outputs(expected, inputs)
-    for row, own in enumerate(said):
-        assert (own - instance.outputs(expected[row], inputs)).abs().max() < 1e-9
+    for piece in (1000, 7):  # the inputs fit in one piece, or take several
+        monkeypatch.setattr(cuda_client_stack, "PIECE", piece)
+        said = stack.outputs(expected, inputs)
+        for row, own in enumerate(said):
+            assert (own - instance.outputs(expected[row], inputs)).abs().max() < 1e-9
 
 
 @DEVICES

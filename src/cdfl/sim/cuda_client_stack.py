@@ -25,7 +25,8 @@ logger = logging.getLogger("cdfl.sim")
 
 # Small stacks are common, so each height up to 16 has its graph; in higher stacks a few extra rows cost little.
 HEIGHTS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128)
-MOST_PREDICTIONS = 16  # shapes of inputs for which a graph is kept
+PIECE = 1000  # inputs that a big network sees at once in evaluation
+MOST_PREDICTIONS = 4 * STREAMS  # graphs that are kept, each with the memory that it needs
 
 
 class GraphStack(Stack):
@@ -49,7 +50,7 @@ class GraphStack(Stack):
         if not one_by_one:  # an optimiser step for each tensor is cheaper than joining the gradients first
             self.network.pieces = learned_pieces(model, self.layout, apart=True)
         self._buffers: dict[int, GraphBuffers] = {}  # by batch size
-        self._predictions: dict[tuple[int, ...], list[Prediction]] = {}  # of big networks, by the shape of the inputs
+        self._predictions: dict[tuple[int, torch.Size], Prediction] = {}  # of big networks: (stream, shape of inputs)
 
     def train(self, trainings: Sequence[Training]) -> Tensor:
         """Train, and return the local models (B, P)."""
@@ -72,15 +73,17 @@ class GraphStack(Stack):
         """Return the outputs of models (B, P); those of a big network by graphs: a host launches kernels too slowly."""
         if not self.network.one_by_one:
             return super()._predict(models, inputs)
-        if inputs.shape[1:] not in self._predictions:
-            if len(self._predictions) == MOST_PREDICTIONS:
-                self._predictions.clear()
-            self._predictions[inputs.shape[1:]] = []
-        graphs = self._predictions[inputs.shape[1:]]
-        while len(graphs) < min(len(models), STREAMS):
-            graphs.append(Prediction(self.network, models[0], inputs[0]))
-        rows = self.network.side_by_side(len(models), models.device)
-        return torch.stack([graphs[row % STREAMS](models[row], inputs[row]) for row in rows])
+        count = len(models)
+        tasks = [(models[row], part[row]) for part in inputs.split(PIECE, dim=1) for row in range(count)]
+        keys = [(place % STREAMS, own.shape) for place, (_, own) in enumerate(tasks)]
+        if len(self._predictions.keys() | keys) > MOST_PREDICTIONS:
+            self._predictions.clear()
+        for key, task in zip(keys, tasks, strict=True):
+            if key not in self._predictions:
+                self._predictions[key] = Prediction(self.network, *task)
+        places = self.network.side_by_side(len(tasks), models.device)
+        found = [self._predictions[keys[place]](*tasks[place]) for place in places]
+        return torch.stack([torch.cat(found[row::count]) for row in range(count)])
 
     def _train_stack(self, trainings: Sequence[Training]) -> Tensor:
         batch = trainings[0].plan.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cdfl.sim.kernels.block_sizes import ceil_div, power_of_two, runs_triton
 
-PROGRAMS = 256  # about so many parts of a column sum: enough for a GPU, few enough to be added by one program
+PROGRAMS = 512  # about so many parts of a column sum: enough for a GPU, few enough to be added by one program
 BLOCK = 2048  # numbers of a program that does not sum
 
 
@@ -116,9 +116,9 @@ def launch_statistics(
     scale, shift = torch.empty_like(weight), torch.empty_like(bias)
     moments = weight.new_empty(2, C)
     kernel: Any = norm_triton.moments_kernel
-    kernel[(ceil_div(C, 16),)](
+    kernel[(ceil_div(C, 32),)](
         partial, weight, bias, mean, variance, scale, shift, moments, rows, len(partial), momentum, eps,
-        C=C, BLOCK_S=128, BLOCK_C=16,
+        C=C, BLOCK_S=64, BLOCK_C=32,
     )  # fmt: skip
     return scale, shift, moments
 
@@ -159,9 +159,9 @@ def launch_backward(
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
     factors = weight.new_empty(3, C)
     kernel: Any = norm_triton.factors_kernel
-    kernel[(ceil_div(C, 16),)](
+    kernel[(ceil_div(C, 32),)](
         partial, weight, moments, grad_weight, grad_bias, factors, rows, len(partial),
-        C=C, BLOCK_S=128, BLOCK_C=16,
+        C=C, BLOCK_S=64, BLOCK_C=32,
     )  # fmt: skip
     grad_images = torch.empty_like(images)
     grad_added = torch.empty_like(images) if is_added and relu else grad if is_added else None
