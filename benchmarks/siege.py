@@ -2,10 +2,10 @@
 
 Claim: 500 honest clients keep at least half their rate under each attack on the server's resources.
 
-One server (the example of `cdfl init`, on SQLite, with syncs), one fleet of clients that do not train. Windows without
-and with an attack alternate; a window with an attack is compared with the mean of the two beside it. Attackers run in a
-process of their own on the same two cores, from another loopback address unless stated; what they cost there is part of
-the result. All of it stays on loopback, and each attack ends with its window.
+One server (the example of `cdfl init`, on SQLite, with syncs), one fleet of clients that do not train and never pause.
+Windows without and with an attack alternate; a window with an attack is compared with the mean of the two beside it.
+Attackers run in a process of their own on the same two cores, from another loopback address unless stated; what they
+cost there is part of the result. All of it stays on loopback, and each attack ends with its window.
 
 Writes benchmarks/results/siege.json. `python -m benchmarks.siege NAME...` takes about a minute for each attack.
 """
@@ -13,21 +13,23 @@ Writes benchmarks/results/siege.json. `python -m benchmarks.siege NAME...` takes
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.fleet.clients import make_clients
+from benchmarks.fleet.clients import Tally, exchange, make_clients
 from benchmarks.fleet.goals import goals_of
-from benchmarks.fleet.measure import _measure
+from benchmarks.fleet.measure import sampled, summary, usage
 from benchmarks.fleet.server import Server
 from benchmarks.load import UNHURRIED
 from benchmarks.result_files import commit, machine, read, write
@@ -36,7 +38,8 @@ from cdfl import wire
 from cdfl.cli.init import EXAMPLE
 from cdfl.server.connection_limit import raise_file_limit
 
-CLIENTS, UPDATES = 500, 700
+CLIENTS, SECONDS = 500, 25.0
+PAUSE = 3.0  # seconds from the beginning of an attack to its window, and from its end to the next
 ATTACKERS = 40  # tokens of attackers, beside those of the fleet
 OTHER = "127.0.0.2"
 FLOOD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 7000  # a quarter of a megabyte
@@ -218,33 +221,38 @@ def run_attack(name: str, port: int, tokens: Sequence[str], over: Event, count: 
     cpu.value = time.process_time()
 
 
-@contextmanager
-def attacking(name: str, server: Server) -> Iterator[dict[str, Any]]:
+@asynccontextmanager
+async def attacking(name: str, server: Server) -> AsyncIterator[dict[str, Any]]:
     """Attack while the block runs; what it did is in the dictionary afterwards."""
     context, found = multiprocessing.get_context("spawn"), dict[str, Any]()
     over, count, cpu = context.Event(), context.Value("q", 0, lock=False), context.Value("d", 0.0, lock=False)
     process = context.Process(target=run_attack, args=(name, server.port, server.tokens[CLIENTS:], over, count, cpu))
     process.start()
-    time.sleep(3.0)
+    await asyncio.sleep(PAUSE)
     before = count.value
     try:
         yield found
     finally:
         found["done"] = count.value - before
         over.set()
-        process.join(20)
+        await asyncio.to_thread(process.join, 20)
         process.kill()
         found["attacker_cpu_seconds"] = round(cpu.value, 1)
 
 
-def window(server: Server, clients: Sequence[Any], updates: int) -> dict[str, Any]:
-    """Let the fleet make updates; return its rate, and the memory of the server."""
-    run = asyncio.run(_measure(server, clients, updates, 0, 0))
-    names = ("rate", "p50_ms", "p99_ms", "errors", "cut", "busy", "others_cores", "server_cores")
+async def window(server: Server, tally: Tally, seconds: float) -> dict[str, Any]:
+    """Return the rate of the fleet, which never stops, in some seconds; and the memory of the server."""
+    earlier = deepcopy(tally)
+    async with sampled(server) as samples:
+        await asyncio.sleep(seconds)
+    passed = samples[-1].time - samples[0].time
+    seen = tally.since(earlier)
+    run = summary(seen, passed) | usage(samples, len(seen.seconds))
+    names = ("rate", "p50_ms", "p99_ms", "errors", "cut", "busy", "others_cores", "server_cores", "client_cores")
     return {name: run[name] for name in names} | {"peak_mb": max(run["rss_mb"])}
 
 
-def measure(names: Sequence[str], updates: int, *, tls: bool) -> None:
+async def measure(names: Sequence[str], seconds: float, *, tls: bool) -> None:
     """Measure some attacks on one server; store each at once."""
     with tempfile.TemporaryDirectory(prefix="siege-") as place:
         folder = Path(place)
@@ -252,17 +260,26 @@ def measure(names: Sequence[str], updates: int, *, tls: bool) -> None:
         with Server(EXAMPLE, folder, CLIENTS + ATTACKERS, *UNHURRIED, *options) as server:
             make = make_tls_clients if tls else make_clients
             clients = make(server.port, server.tokens[:CLIENTS], goals_of(EXAMPLE, server.clusters, CLIENTS))
-            window(server, clients, updates // 4)
-            before = window(server, clients, updates)
+            for client in clients:
+                await client.join()
+            tally = Tally()
+            fleet = asyncio.create_task(exchange(clients, math.inf, tally))
+            await asyncio.sleep(seconds)
+            before = await window(server, tally, seconds)
             for name in names:
-                with attacking(name, server) as did:
-                    during = window(server, clients, updates)
-                after = window(server, clients, updates)
+                async with attacking(name, server) as did:
+                    during = await window(server, tally, seconds)
+                await asyncio.sleep(PAUSE)
+                after = await window(server, tally, seconds)
+                if fleet.done():
+                    fleet.result()  # raises what ended it
                 ratio = round(2 * during["rate"] / (before["rate"] + after["rate"]), 3)
-                run = {"before": before, "during": during | did, "after": after, "ratio": ratio, "updates": updates}
+                run = {"before": before, "during": during | did, "after": after, "ratio": ratio, "seconds": seconds}
                 print(name, json.dumps(run), flush=True)
                 store(name, run)
                 before = after
+            fleet.cancel()
+            await asyncio.wait([fleet])
             for client in clients:
                 client.close()
 
@@ -313,7 +330,7 @@ def main() -> None:
     """Measure the attacks that the command line names, and add them to the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"{'; '.join(ATTACKS)}; default: all")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="uploads in a window")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a window")
     args = parser.parse_args()
     if unknown := set(args.attacks) - set(ATTACKS):
         parser.error(f"there is no attack {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
@@ -322,7 +339,7 @@ def main() -> None:
     for tls in (False, True):
         chosen = [name for name in names if (name == "handshakes") == tls]
         if chosen:
-            measure(chosen, args.updates, tls=tls)
+            asyncio.run(measure(chosen, args.seconds, tls=tls))
     print(table())
 
 

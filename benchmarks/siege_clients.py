@@ -15,17 +15,14 @@ class TlsClient(Client):
     """One client on one TLS connection."""
 
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
 
     def close(self) -> None:
         """Hang up."""
-        if self._streams is not None and self._loop is not None and not self._loop.is_closed():
+        if self._streams is not None:
             self._streams[1].transport.abort()
         self._streams = None
 
     async def _ask(self, what: str, headers: Mapping[str, str], body: bytes | bytearray = b"") -> Answer:
-        if self._loop is not asyncio.get_running_loop():  # every window has a loop of its own
-            self._loop, self._streams = asyncio.get_running_loop(), None
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=CONTEXT)
         reader, writer = self._streams

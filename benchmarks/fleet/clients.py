@@ -43,6 +43,18 @@ class Tally:
     cut: int = 0  # connections that ended before an answer; the upload was sent again, with its key
     errors: Counter[str] = field(default_factory=Counter)  # anything else that was no model
 
+    def since(self, earlier: "Tally") -> "Tally":
+        """Return what was seen after an earlier copy of this was made."""
+        return Tally(
+            self.seconds[len(earlier.seconds) :],
+            self.reply_seconds - earlier.reply_seconds,
+            self.outcomes - earlier.outcomes,
+            self.moved - earlier.moved,
+            self.busy - earlier.busy,
+            self.cut - earlier.cut,
+            self.errors - earlier.errors,
+        )
+
 
 class Cut(Exception):  # noqa: N818
     """The server has hung up."""
@@ -160,7 +172,7 @@ def make_clients(port: int, tokens: Sequence[str], goals: np.ndarray) -> list[Cl
     return [Client(port, token, goal / 2) for token, goal in zip(tokens, goals, strict=True)]
 
 
-async def exchange(clients: Sequence[Client], updates: int, tally: Tally) -> None:
+async def exchange(clients: Sequence[Client], updates: float, tally: Tally) -> None:
     """Let all clients update at once, again and again without a break, until there were so many updates."""
     left = updates
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,11 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
     for client in fleet:
         await client.join()
     await exchange(fleet, warm_up, Tally())
-    before, tally, samples = server.metrics(), Tally(), [server.sample()]
-    sampler = asyncio.create_task(_sample(server, samples))
-    begun = time.perf_counter()
-    await exchange(fleet, updates, tally)
-    seconds = time.perf_counter() - begun
-    sampler.cancel()
-    samples.append(server.sample())
+    before, tally = server.metrics(), Tally()
+    async with sampled(server) as samples:
+        begun = time.perf_counter()
+        await exchange(fleet, updates, tally)
+        seconds = time.perf_counter() - begun
     after = server.metrics()
     await idlers.close()
     found = summary(tally, seconds) | usage(samples, len(tally.seconds))
@@ -51,10 +50,22 @@ async def _measure(server: Server, fleet: Sequence[Client], updates: int, warm_u
     )
 
 
-async def _sample(server: Server, samples: list[Sample]) -> None:
-    while True:
-        await asyncio.sleep(1.0)
-        samples.append(server.sample())
+@asynccontextmanager
+async def sampled(server: Server) -> AsyncIterator[list[Sample]]:
+    """Sample what the server uses, every second while the block runs."""
+    samples = [server.sample()]
+
+    async def sample() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            samples.append(server.sample())
+
+    task = asyncio.create_task(sample())
+    try:
+        yield samples
+    finally:
+        task.cancel()
+    samples.append(server.sample())
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, Any]:
