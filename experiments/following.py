@@ -123,7 +123,7 @@ ROWS = (
     Row("CIFAR-10 (4), ResNet-18", "cifar-10-4", "cnn", CIFAR, FEW_AND_FEDASYNC),
     Row("FashionMNIST (4), labels differ by cluster", "fashion-mnist-4-labels", "cnn", lines=FEW),
     Row("FashionMNIST (4), dark, bright and blurred", "fashion-mnist-4-shifts", "cnn", lines=FEW),
-    Row("Text in four languages", "handbook-4", "gru", lines=FEW),
+    Row("Text in four languages", "handbook-4", "gru"),
 )
 TRIALS = 5
 UPLOADS_NOTE = (

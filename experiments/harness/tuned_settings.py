@@ -69,7 +69,11 @@ TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
         ("fedbuff", "before"): {"base_rate": 0.3},
     },
     "gru": {
+        ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.0},
         ("fedsoft", "after"): {"base_rate": 0.5, "shared_step": 0.25},
+        ("fedsoft", "routed"): {"base_rate": 0.3, "shared_step": 0.0},
+        ("ifca", "after"): {"base_rate": 0.3, "shared_step": 0.25},
+        ("ifca", "routed"): {"base_rate": 0.3, "shared_step": 0.25},
         ("fedbuff", "after"): {"base_rate": 0.15},
         ("fedbuff", "before"): {"base_rate": 0.3},
     },
