@@ -30,7 +30,7 @@ test-long: $(READY)
 
 # A Ray cluster of two nodes on this machine, where only loopback exists.
 test-ray: $(READY)
-	$(BIN)/python -m benchmarks.loopback $(BIN)/python -m pytest -m ray
+	$(BIN)/python -m benchmarks.on_loopback $(BIN)/python -m pytest -m ray
 
 # Undoes the mends of the service one by one; a test must fail each time. Some minutes.
 test-reverts: $(READY)
@@ -56,7 +56,7 @@ pictures: $(READY)
 
 # The site, in site/. A broken link or reference is an error.
 docs: $(READY)
-	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.write_tables
 	$(BIN)/mkdocs build --strict --quiet
 
 install: $(READY)

@@ -6,7 +6,8 @@ does an upload to the server.
 Each scenario runs in processes of its own from both checkouts, with its own clients, data and network, 20 uploads, and
 one pass over the data wherever it has several; scenarios with ResNet-18 have fewer samples and batches of 8, too. What
 both events name is compared, number by number. Pairs are interleaved; CPU time of all threads counts. `--served N` asks
-both servers, in turns and N times each, to answer 20 clients that do not train.
+both servers, in turns and N times each, to answer 20 clients that do not train; with `--accept-all`, without the harm
+test of the one and the guard of the other.
 
 Each result is stored as it comes, in benchmarks/results/before.json. To make the other checkout:
 
@@ -20,7 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, stdev
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from benchmarks.fleet.goals import goals_of
+from benchmarks.fleet.target_models import goals_of
 from benchmarks.result_files import ROOT, commit, machine, read, write
 from cdfl.cli.init import EXAMPLE
 from cdfl.problems import ProblemInstance
@@ -73,11 +74,11 @@ except ImportError:
     from fleet import measure, clients
     from fleet.server import Server
 from cdfl.cli.init import EXAMPLE
-count, uploads, path = json.loads(sys.argv[1])
+count, uploads, path, *options = json.loads(sys.argv[1])
 goals = np.load(path)
 measure.goals_of = lambda *given: goals
 measure.make_clients = lambda port, tokens, *given: [clients.Client(port, *own) for own in zip(tokens, goals / 2)]
-with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), count, "--max-rate", "1000") as server:
+with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), count, "--max-rate", "1000", *options) as server:
     print(json.dumps(measure.measure(server, count, uploads, warm_up=count)))
 """
 
@@ -89,12 +90,14 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join([*DIGITS, *CNN, *RESNET]), help="separated by commas")
     parser.add_argument("--pairs", type=int, default=1, help="interleaved pairs of each scenario")
     parser.add_argument("--served", type=int, default=0, help="interleaved pairs of servers, instead of scenarios")
+    parser.add_argument("--accept-all", action="store_true", help="servers without a defence")
     args = parser.parse_args()
     found = read("before", {"scenarios": {}})
     if args.served:
-        found |= {"served": served(args.other.resolve(), args.served), "other": commit(args.other)}
+        name, options = ("accepting", ["--accept-all"]) if args.accept_all else ("served", [])
+        found |= {name: served(args.other.resolve(), args.served, options), "other": commit(args.other)}
         write("before", found | {"machine": machine()})
-        print(found["served"], flush=True)
+        print(found[name], flush=True)
     for name in [] if args.served else args.scenarios.split(","):
         found["scenarios"][name] = measure(name, args.other.resolve(), args.pairs)
         found |= {"other": commit(args.other), "machine": machine()}
@@ -123,14 +126,14 @@ def run(checkout: Path, work: dict[str, Any]) -> dict[str, Any]:
     return process(checkout, RUN, work)
 
 
-def served(other: Path, pairs: int) -> dict[str, list[float]]:
+def served(other: Path, pairs: int, options: Sequence[str]) -> dict[str, list[float]]:
     """Return ratios, of this checkout to the other, of the server's CPU time and of the uploads a second."""
     ratios: dict[str, list[float]] = {"cpu": [], "rate": []}
     start = ProblemInstance.of(load_problem(str(EXAMPLE))).initial_state().cluster_models.numpy()
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
         np.save(file, goals_of(EXAMPLE, start, SERVED_CLIENTS))
         file.flush()
-        work = [SERVED_CLIENTS, SERVED_UPLOADS, file.name]
+        work = [SERVED_CLIENTS, SERVED_UPLOADS, file.name, *options]
         for number in range(pairs):
             order = [other, ROOT] if number % 2 == 0 else [ROOT, other]
             found = {place: process(place, SERVE, work) for place in order}
@@ -212,11 +215,12 @@ def table() -> str:
     rows += [line(name, found) for name, found in results["scenarios"].items()]
     on = results["machine"]
     lines = ["", f"CPU time is this commit over {results['other'][:7]}, on {on['cpu']}."]
-    if both := results.get("served"):
-        lines += [
-            f"The server of the example: CPU time of an upload {ratio(both['cpu'])}, uploads a second "
-            f"{ratio(both['rate'])}; with the harm test then, with the guard now."
-        ]
+    about = {"accepting": "without a defence", "served": "with the harm test then, with the guard now"}
+    if any(name in results for name in about):
+        lines += ["", "| the server of the example | CPU time of an upload | uploads a second |", "|---|---|---|"]
+    for name, words in about.items():
+        if both := results.get(name):
+            lines.append(f"| {words} | {ratio(both['cpu'])} | {ratio(both['rate'])} |")
     return "\n".join(rows + lines) + "\n"
 
 

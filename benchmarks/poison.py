@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import cdfl
-from benchmarks.attacks import ATTACKS, Attack, attacked
+from benchmarks.poison_attacks import ATTACKS, Attack, attacked
 from benchmarks.poison_table import CLEAN
 from benchmarks.result_files import machine, read, write
 from cdfl.algorithms import CDFL
@@ -59,7 +59,9 @@ def _short(name: str, num_uploads: int = SHORT) -> Scenario:
     return replace(load_scenario(name), num_uploads=num_uploads)
 
 
-EXAMPLE = runpy.run_path(str(Path(cdfl.__file__).parent / "cli" / "example_setup.py"))["problem"].all_settings.leaves()
+EXAMPLE = runpy.run_path(str(Path(cdfl.__file__).parent / "cli" / "example_problem.py"))[
+    "problem"
+].all_settings.leaves()
 FAST = tuple(name for name in ATTACKS if name not in ("on-and-off", "hidden", "absent"))
 GROUPS = {
     "digits-4": Group(_short("digits-4"), attacks=tuple(ATTACKS)),

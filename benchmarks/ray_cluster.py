@@ -22,7 +22,7 @@ SECONDS = 60  # to start or to end
 
 
 class RayCluster:
-    """A head and more nodes. `python -m benchmarks.loopback` runs a command that uses it where only loopback exists."""
+    """A head and more nodes. Run commands that use it with `python -m benchmarks.on_loopback`."""
 
     def __init__(self, *cores: int, store_mb: int = 200) -> None:
         self.cores = cores  # of the head and of each further node

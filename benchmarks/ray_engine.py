@@ -5,9 +5,9 @@ times as fast as one where training is 95 % of the time; the memory of workers s
 
 The cluster is made here, of processes, where only loopback exists. Each part is stored in benchmarks/results/ray.json:
 
-    python -m benchmarks.loopback python -m benchmarks.ray_engine cost --pairs 1
-    python -m benchmarks.loopback python -m benchmarks.ray_engine gain
-    python -m benchmarks.loopback python -m benchmarks.ray_engine memory
+    python -m benchmarks.on_loopback python -m benchmarks.ray_engine cost --pairs 1
+    python -m benchmarks.on_loopback python -m benchmarks.ray_engine gain
+    python -m benchmarks.on_loopback python -m benchmarks.ray_engine memory
 """
 
 import argparse

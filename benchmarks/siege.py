@@ -28,12 +28,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.fleet.clients import Tally, exchange, make_clients
-from benchmarks.fleet.goals import goals_of
 from benchmarks.fleet.measure import sampled, summary, usage
 from benchmarks.fleet.server import Server
+from benchmarks.fleet.target_models import goals_of
+from benchmarks.fleet.tls_clients import make_tls_clients
 from benchmarks.load import UNHURRIED
 from benchmarks.result_files import commit, machine, read, write
-from benchmarks.siege_clients import make_tls_clients
 from cdfl import wire
 from cdfl.cli.init import EXAMPLE
 from cdfl.server.connection_limit import raise_file_limit

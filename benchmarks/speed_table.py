@@ -1,4 +1,4 @@
-"""The tables of what `benchmarks.speed` and `.floor` measured."""
+"""The tables of what `benchmarks.speed` and `.conv_floor` measured."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from cdfl.signals import sigterm_interrupts
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.presets import PRESETS
 from experiments.commands import FOLDER, SMOKE_FOLDER, RunFilter, execute
-from experiments.harness.figures import LABELS
+from experiments.harness.figure_style import LABELS
 from experiments.harness.runner import RunOptions, UnfinishedError
 from experiments.registry import EXPERIMENTS
 

@@ -23,7 +23,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.presets import find_preset
 from cdfl.sim.time_models import TIME_MODELS
 from experiments.harness import Experiment, Results, RunKey, StoredRun, resolve
-from experiments.harness.figures import COLORS, LINES, MARKERS, PAGE, PALE, WORDS, figure, legend, means
+from experiments.harness.figure_style import COLORS, LINES, MARKERS, PAGE, PALE, WORDS, figure, legend, means
 from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import number, provenance, spread, table
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, GREY, LABELS, MARKERS, PAGE, WORDS, figure, legend, means
+from experiments.harness.figure_style import COLORS, GREY, LABELS, MARKERS, PAGE, WORDS, figure, legend, means
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, grouped
 from experiments.harness.tables import NOTHING, number, provenance, spread, table
 

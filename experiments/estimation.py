@@ -19,7 +19,18 @@ from cdfl.data import Sizes
 from cdfl.scenarios import load_scenario
 from cdfl.sim.event_builders import divergence
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
-from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, MARKERS, PAGE, figure, legend, means, rows_below
+from experiments.harness.figure_style import (
+    COLORS,
+    COLUMN,
+    GREY,
+    LABELS,
+    MARKERS,
+    PAGE,
+    figure,
+    legend,
+    means,
+    rows_below,
+)
 from experiments.harness.run_summary import main_and_constant
 from experiments.harness.seed_comparison import RULE, compare
 from experiments.harness.tables import NOTHING, counts_table, number, provenance, span, spread, stand_ins, table

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun
-from experiments.harness.figures import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, WORDS, figure, legend, wrapped
+from experiments.harness.figure_style import COLORS, COLUMN, GREY, LABELS, LINES, PAGE, WORDS, figure, legend, wrapped
 from experiments.harness.tables import NOTHING, number, provenance, span, stand_ins, table
 
 ALGORITHMS = ("cdfl", "fedsoft")

@@ -25,7 +25,7 @@ from cdfl.scenarios import load_scenario
 from cdfl.sim.flops import Flops, count_flops
 from cdfl.wire import ReplyHead, encode_model
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, StoredRun, row_keys
-from experiments.harness.figures import COLORS, PAGE, figure, legend, rows_below
+from experiments.harness.figure_style import COLORS, PAGE, figure, legend, rows_below
 from experiments.harness.tables import provenance, stand_ins, table
 
 SHAPES = {"fashion-mnist": (1, 28, 28), "cifar-10": (3, 32, 32), "digits": (1, 8, 8)}  # of data that are not resized

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import EVERY_ROW, Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, MARKERS, PAGE, PALE, WORDS, figure, legend
+from experiments.harness.figure_style import COLORS, MARKERS, PAGE, PALE, WORDS, figure, legend
 from experiments.harness.table1_rows import COLUMNS
 from experiments.harness.tables import NOTHING, distance, printed, provenance, signed, spread, table
 

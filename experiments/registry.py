@@ -4,11 +4,11 @@ from experiments import (
     ablations,
     adaptation,
     estimation,
-    following,
+    network_sizes,
     over_time,
     overhead,
     preset_search,
-    sizes,
+    served,
     table1,
     theorem1,
     tuning,
@@ -25,8 +25,8 @@ MODULES = (
     theorem1,
     adaptation,
     tuning,
-    following,
-    sizes,
+    served,
+    network_sizes,
 )
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 

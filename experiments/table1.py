@@ -18,7 +18,18 @@ from cdfl.core import DEFAULT
 from cdfl.scenarios import load_scenario
 from cdfl.scenarios.builtin import NOISY
 from experiments.harness import EVERY_ROW, Experiment, Results, Row, RunKey, row_keys
-from experiments.harness.figures import COLORS, LABELS, MARKERS, PAGE, PALE, WORDS, figure, legend, means, rows_below
+from experiments.harness.figure_style import (
+    COLORS,
+    LABELS,
+    MARKERS,
+    PAGE,
+    PALE,
+    WORDS,
+    figure,
+    legend,
+    means,
+    rows_below,
+)
 from experiments.harness.seed_comparison import OUTCOMES, RULE, compare, differences, grouped, named
 from experiments.harness.table1_rows import COLUMNS, FULL_ROWS, Figure
 from experiments.harness.tables import (

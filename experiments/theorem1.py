@@ -22,7 +22,7 @@ from cdfl.run_folder import versions
 from cdfl.scenarios import load_scenario
 from experiments.harness import Experiment, Results
 from experiments.harness.experiment import Tell
-from experiments.harness.figures import PAGE, figure, legend
+from experiments.harness.figure_style import PAGE, figure, legend
 from experiments.harness.machine import commit, machine
 from experiments.harness.softmax_problem import SoftmaxProblem
 from experiments.harness.tables import NOT_RUN, table

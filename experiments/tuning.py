@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import Experiment, Results, RunKey
-from experiments.harness.figures import LABELS
+from experiments.harness.figure_style import LABELS
 from experiments.harness.tables import number, provenance, table
 
 SEED = 100

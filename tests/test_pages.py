@@ -177,7 +177,7 @@ def test_the_examples_of_a_page_run(page: Path, session: Session, request: pytes
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_tables_of_a_page_are_those_of_the_result_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert tables.rendered(text) == text, "run: python -m benchmarks.tables"
+    assert tables.rendered(text) == text, "run: python -m benchmarks.write_tables"
 
 
 def test_every_table_is_on_a_page() -> None:

@@ -9,7 +9,7 @@ from cdfl.core import Settings, flatten
 from cdfl.core.batches import batch_plan
 from cdfl.data import Cluster, Dataset, Federation, PaperDrift, Samples, Sizes
 from cdfl.sim.client_stack import Stack
-from cdfl.sim.cpu_workers import Workers
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Trainer, Training
 
 

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.crash.campaigns import CAMPAIGNS, Campaigns, Size
 from benchmarks.crash.faults import NotHere
-from benchmarks.crash.nursery import Nursery
+from benchmarks.crash.fork_server import ForkServer
 from benchmarks.result_files import commit, machine, read, write
 from tests.server.postgres import Postgres, find_binaries
 
@@ -48,8 +48,8 @@ def _run_all(chosen: argparse.Namespace) -> None:
         postgres.start()
         version = str(postgres.execute("SHOW server_version")[0][0])
         versions = {"sqlite": sqlite3.sqlite_version, "postgresql": version}
-        with Nursery() as nursery, tempfile.TemporaryDirectory(prefix="cdfl-crash-") as folder:
-            campaigns = Campaigns(nursery, postgres, Path(folder), Size(kills=chosen.kills), chance)
+        with ForkServer() as fork_server, tempfile.TemporaryDirectory(prefix="cdfl-crash-") as folder:
+            campaigns = Campaigns(fork_server, postgres, Path(folder), Size(kills=chosen.kills), chance)
             for name, databases in CAMPAIGNS.items():
                 if chosen.only is None or name in chosen.only:
                     for database in databases:

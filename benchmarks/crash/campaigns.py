@@ -6,9 +6,9 @@ from pathlib import Path
 
 from benchmarks.crash import faults
 from benchmarks.crash.checks import Report
+from benchmarks.crash.fork_server import ForkServer
 from benchmarks.crash.front_ends import kill_either
 from benchmarks.crash.kills import kill_often
-from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
 from benchmarks.crash.syncs import check_syncs
 from tests.server.postgres import Postgres
@@ -44,8 +44,16 @@ class Size:
 class Campaigns:
     """Run campaigns, each in its own folder and database."""
 
-    def __init__(self, nursery: Nursery, postgres: Postgres, folder: Path, size: Size, chance: random.Random) -> None:
-        self.nursery, self.postgres, self.folder, self.size, self.chance = nursery, postgres, folder, size, chance
+    def __init__(
+        self, fork_server: ForkServer, postgres: Postgres, folder: Path, size: Size, chance: random.Random
+    ) -> None:
+        self.fork_server, self.postgres, self.folder, self.size, self.chance = (
+            fork_server,
+            postgres,
+            folder,
+            size,
+            chance,
+        )
 
     def run(self, name: str, database: str) -> Report:
         """Run one; NotHere if this machine cannot."""
@@ -54,7 +62,7 @@ class Campaigns:
         try:
             return self._run(name, database, folder)
         finally:
-            self.nursery.end_all()
+            self.fork_server.end_all()
 
     def _run(self, name: str, database: str, folder: Path) -> Report:
         if name.startswith("disk"):
@@ -87,4 +95,4 @@ class Campaigns:
         self, database: str, folder: Path, store: Path, blobs: Path | None = None, place: str | None = None
     ) -> Site:
         place = place or (str(store) if database == "sqlite" else self.postgres.new_schema())
-        return Site(self.nursery, folder, place, blobs or store / "blobs")
+        return Site(self.fork_server, folder, place, blobs or store / "blobs")

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.crash.nursery import Process
+from benchmarks.crash.fork_server import Process
 from benchmarks.crash.site import Site
 from cdfl import wire
 
@@ -248,7 +248,7 @@ class Load:
     def _start(self, name: str) -> Process:
         where = (self.site.url, name, str(self.site.folder))
         log = self.site.folder / f"{name}.log"
-        return self.site.nursery.start("benchmarks.crash.clients:live", *where, self.habits, log=log)
+        return self.site.fork_server.start("benchmarks.crash.clients:live", *where, self.habits, log=log)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, alarm: Callable[[], Any] = lambda: None) -> None:

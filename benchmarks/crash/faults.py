@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.crash.checks import Report, settle
 from benchmarks.crash.clients import Load, wait_for
-from benchmarks.crash.cuts import Cutter
+from benchmarks.crash.cut_uploads import Cutter
 from benchmarks.crash.site import Site
 from tests.server.postgres import Postgres
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from benchmarks.crash.nursery import Nursery, Process
+from benchmarks.crash.fork_server import ForkServer, Process
 from cdfl.core import Layout, ServerState
 from cdfl.server.store import Store
 
@@ -35,8 +35,10 @@ class Remains:
 class Site:
     """One store and the server on it. `database` is a folder for SQLite, or a URL of PostgreSQL."""
 
-    def __init__(self, nursery: Nursery, folder: Path, database: str | None = None, blobs: Path | None = None) -> None:
-        self.nursery, self.folder = nursery, folder
+    def __init__(
+        self, fork_server: ForkServer, folder: Path, database: str | None = None, blobs: Path | None = None
+    ) -> None:
+        self.fork_server, self.folder = fork_server, folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.database = database or str(folder / "store")
         self.blobs = blobs or folder / "store" / "blobs"
@@ -45,7 +47,7 @@ class Site:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.server: Process | None = None
-        self.cdfl = "benchmarks.crash.nursery:cdfl"  # another function may break the server first
+        self.cdfl = "benchmarks.crash.fork_server:cdfl"  # another function may break the server first
 
     @property
     def is_sqlite(self) -> bool:
@@ -62,7 +64,7 @@ class Site:
     def begin(self, *options: str) -> Process:
         """Start a server; it is not ready yet."""
         words = ("serve", "benchmarks.crash.problem", "--open", "--port", str(self.port), "--max-rate", "1000")
-        self.server = self.nursery.start(self.cdfl, *words, *self.place, *options, log=self.log)
+        self.server = self.fork_server.start(self.cdfl, *words, *self.place, *options, log=self.log)
         return self.server
 
     def start(self, *options: str) -> Process:
@@ -105,7 +107,7 @@ class Site:
     def command(self, *arguments: str) -> tuple[int, str]:
         """Run `cdfl ARGUMENTS` on the store; returns exit code and output."""
         log = self.folder / f"{arguments[0]}.log"
-        code = self.nursery.start("benchmarks.crash.nursery:cdfl", *arguments, *self.place, log=log).wait(300)
+        code = self.fork_server.start("benchmarks.crash.fork_server:cdfl", *arguments, *self.place, log=log).wait(300)
         return code, log.read_text()
 
     def open_store(self) -> Store:

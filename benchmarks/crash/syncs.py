@@ -20,7 +20,7 @@ import httpx
 
 from benchmarks.crash.checks import Report
 from benchmarks.crash.clients import wait_for
-from benchmarks.crash.cuts import changed
+from benchmarks.crash.cut_uploads import changed
 from benchmarks.crash.faults import NotHere
 from benchmarks.crash.site import Site
 from cdfl import wire

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet.clients import Client, Idlers, Tally, exchange, make_clients
-from benchmarks.fleet.goals import goals_of
 from benchmarks.fleet.server import Sample, Server
+from benchmarks.fleet.target_models import goals_of
 from benchmarks.processes import Sample as Usage
 from benchmarks.processes import others_cores
 

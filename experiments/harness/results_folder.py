@@ -13,8 +13,8 @@ from typing import Any
 from cdfl import algorithms
 from cdfl.core import Settings
 from cdfl.sim.runner import RunConfig
+from experiments.harness.fedbuff_int8 import known
 from experiments.harness.result_files import locked, read_file, write_measured, write_runs
-from experiments.harness.rounded import known
 from experiments.harness.run_keys import RunKey, resolve
 
 TRIALS = "-tuning"  # ends the name of a file with trials on validation samples

@@ -10,8 +10,8 @@ from cdfl.scenarios import Scenario, load_scenario
 from cdfl.sim.engine_choice import Precision
 from cdfl.sim.runner import RunConfig, configure
 from cdfl.sim.time_models import TIME_MODELS, TimeModel
+from experiments.harness.fedbuff_int8 import known
 from experiments.harness.networks import NETWORKS
-from experiments.harness.rounded import known
 
 # A smoke run has one client for so many of the study, and at most MOST_SMOKE_CLIENTS.
 CLIENTS_FOR_ONE, MOST_SMOKE_CLIENTS = 20, 12

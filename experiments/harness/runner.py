@@ -26,9 +26,9 @@ from cdfl.sim.engine_choice import Precision
 from cdfl.sim.on_ray.runs import Spread
 from cdfl.sim.runner import RunConfig, compare_events
 from experiments.harness.experiment import Tell
+from experiments.harness.fedbuff_int8 import known
 from experiments.harness.machine import commit, machine
 from experiments.harness.results_folder import Results
-from experiments.harness.rounded import known
 from experiments.harness.run_keys import RunKey, resolve
 from experiments.harness.run_summary import final_numbers, summarize_run
 from experiments.harness.tables import counted

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from experiments.harness.figures import LABELS
+from experiments.harness.figure_style import LABELS
 from experiments.harness.results_folder import StoredRun
 from experiments.harness.seed_comparison import grouped, named
 from experiments.harness.table1_rows import Figure, Row

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# network -> (algorithm, what it is tuned for) -> the best trial; `tests/experiments/test_following.py` checks it
+# network -> (algorithm, what it is tuned for) -> the best trial; `tests/experiments/test_served.py` checks it
 TUNED: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
     "small-cnn": {
         ("cdfl", "served"): {"base_rate": 0.3, "shared_step": 0.25, "weight_decay": 5e-4},

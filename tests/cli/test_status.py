@@ -67,7 +67,7 @@ def test_tables_fit_eighty_columns_and_names_are_whole(server):
 
 
 def test_many_clients_come_in_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdfl.server.operator_routes.MOST_CLIENTS", 2)
+    monkeypatch.setattr("cdfl.server.watch_routes.MOST_CLIENTS", 2)
     with Live(tmp_path / "store") as server:
         for number in range(5):
             server.model(f"car-{number}")

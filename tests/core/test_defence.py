@@ -18,8 +18,8 @@ from cdfl.core import (
     server_update,
     take_step,
 )
-from cdfl.core.defence import losses_after
 from cdfl.core.state import ACCEPTED
+from cdfl.core.update import losses_after
 
 from .toy import AS_PRINTED, FORBIDDEN, Careful, Fixed, bits, forbidden, pair
 

@@ -12,7 +12,7 @@ from tests.experiments.small import empty
 pytestmark = pytest.mark.slow
 
 SMOKE = RunOptions(device="cpu", smoke=True, commit="abc")
-QUICK = ("table1", "following")
+QUICK = ("table1", "served")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_smoke(name, folder):
     assert text.startswith("**Smoke runs on 8x8 digits")  # says first that it is no result
     assert "| " in text
     drawn = [line.split()[1] for line in told if line.endswith(".png and .svg")]
-    assert drawn or name in ("tuning", "sizes")  # its table says it all; it draws trials of `tuning`
+    assert drawn or name in ("tuning", "network-sizes")  # its table says it all; it draws trials of `tuning`
     for picture in drawn:
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (folder / picture).with_suffix(".svg").read_text()

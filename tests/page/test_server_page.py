@@ -111,7 +111,7 @@ def tile(tab, name):
 
 def test_rejected_uploads_are_counted_once_and_explained(tab, tmp_path, monkeypatch):
     """Also after the page has lost the server, and on a page that comes later: the server keeps the last one only."""
-    for module in ("engine", "update_steps"):
+    for module in ("engine", "stepper"):
         monkeypatch.setattr(f"cdfl.server.{module}.defence_of", lambda *_: Refusing())
 
     def settled(number):

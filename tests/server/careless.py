@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.crash.nursery import cdfl
+from benchmarks.crash.fork_server import cdfl
 from cdfl.server import database, database_engine
 from cdfl.server.store import Store
 

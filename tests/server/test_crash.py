@@ -10,8 +10,8 @@ from benchmarks.crash.campaigns import CAMPAIGNS, Campaigns, Size
 from benchmarks.crash.checks import Report, check_answers, check_journal
 from benchmarks.crash.clients import Ledgers, Scribe
 from benchmarks.crash.faults import NotHere
+from benchmarks.crash.fork_server import ForkServer
 from benchmarks.crash.kills import kill_often
-from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
 from benchmarks.crash.syncs import check_syncs
 
@@ -29,25 +29,25 @@ EVERY = [
 
 
 @pytest.fixture(scope="module")
-def started_nursery():
+def started_fork_server():
     if not hasattr(os, "pidfd_open"):
         pytest.skip("processes are killed by file descriptors, which only Linux has")
-    with Nursery() as nursery:
-        yield nursery
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
-def nursery(started_nursery):
+def fork_server(started_fork_server):
     """Whatever a test leaves running ends with it."""
-    yield started_nursery
-    started_nursery.end_all()
+    yield started_fork_server
+    started_fork_server.end_all()
 
 
 @pytest.mark.parametrize(("name", "database"), EVERY)
-def test_the_server_keeps_its_word(nursery, request, tmp_path, name, database):
+def test_the_server_keeps_its_word(fork_server, request, tmp_path, name, database):
     postgres = None if database == "sqlite" else request.getfixturevalue("postgres")
     try:
-        report = Campaigns(nursery, postgres, tmp_path, SHORT, random.Random()).run(name, database)  # noqa: S311
+        report = Campaigns(fork_server, postgres, tmp_path, SHORT, random.Random()).run(name, database)  # noqa: S311
     except NotHere as reason:
         pytest.skip(str(reason))
     assert report.findings == []
@@ -67,30 +67,30 @@ def careless(site, how, postgres=None):
 
 
 @pytest.mark.long
-def test_files_that_are_not_synced_are_noticed(nursery, tmp_path):
-    findings = careless(Site(nursery, tmp_path), "without_syncing_files")
+def test_files_that_are_not_synced_are_noticed(fork_server, tmp_path):
+    findings = careless(Site(fork_server, tmp_path), "without_syncing_files")
     for what in ("the content of upload-", "the content of reply-", "the folder was not synced after upload-"):
         assert sum(what in finding for finding in findings) == SHORT.traced
 
 
 @pytest.mark.long
-def test_an_sqlite_that_does_not_sync_is_noticed(nursery, tmp_path):
-    findings = careless(Site(nursery, tmp_path), "without_syncing_sqlite")
+def test_an_sqlite_that_does_not_sync_is_noticed(fork_server, tmp_path):
+    findings = careless(Site(fork_server, tmp_path), "without_syncing_sqlite")
     what = "the log of the database was not synced before it was answered"
     assert sorted(findings) == sorted(f"entry {epoch}: {what}" for epoch in range(1, SHORT.traced + 1))
 
 
 @pytest.mark.long
-def test_a_postgresql_that_does_not_sync_is_noticed(nursery, tmp_path, postgres):
-    site = Site(nursery, tmp_path, postgres.new_schema(), tmp_path / "blobs")
+def test_a_postgresql_that_does_not_sync_is_noticed(fork_server, tmp_path, postgres):
+    site = Site(fork_server, tmp_path, postgres.new_schema(), tmp_path / "blobs")
     findings = careless(site, "without_syncing_postgresql", postgres)
     assert findings  # not for every answer: it syncs in the background, a few times a second
     assert all("the log of the database was not synced before it was answered" in finding for finding in findings)
 
 
 @pytest.mark.long
-def test_models_that_change_with_a_start_are_noticed(nursery, tmp_path):
-    site = Site(nursery, tmp_path)
+def test_models_that_change_with_a_start_are_noticed(fork_server, tmp_path):
+    site = Site(fork_server, tmp_path)
     site.cdfl = "tests.server.careless:recovering_other_models"
     findings = " ".join(kill_often(site, 1, SHORT.clients, random.Random()).findings)  # noqa: S311
     assert "a replay gives" in findings

@@ -484,7 +484,7 @@ def test_evaluation_gets_all_threads_and_nothing_else_does(store, three_threads,
         seen["server_update"].add(torch.get_num_threads())
         return server_update(*args, **options)
 
-    monkeypatch.setattr("cdfl.server.update_steps.server_update", update)
+    monkeypatch.setattr("cdfl.server.stepper.server_update", update)
     engine = Engine(first_state(), LAYOUT, SETTINGS, store, Evaluators(Watched(), evaluate_clusters))
     for number in range(2):
         engine.submit(submission(store, key=str(number))).result(10)

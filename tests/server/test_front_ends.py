@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from benchmarks.crash.fork_server import ForkServer
 from benchmarks.crash.front_ends import kill_either
-from benchmarks.crash.nursery import Nursery
 from benchmarks.crash.site import Site
 from cdfl import wire
 from cdfl.server import database_engine
@@ -212,8 +212,8 @@ def test_what_a_front_end_that_died_has_left_is_swept(pair):
 def test_an_owner_that_is_paused_is_replaced(postgres, tmp_path):
     """Its process is stopped; when it goes on, it cannot commit. The campaign of benchmarks/crash has more load."""
     place = postgres.new_schema(), tmp_path / "blobs"
-    with Nursery() as nursery:
-        sites = [Site(nursery, tmp_path / name, *place) for name in ("one", "two")]
+    with ForkServer() as fork_server:
+        sites = [Site(fork_server, tmp_path / name, *place) for name in ("one", "two")]
         for site in sites:
             site.cdfl = "tests.server.careless:with_a_short_lease"
         report = kill_either(sites, kills=0, pauses=1, clients=2, chance=random.Random())  # noqa: S311

@@ -7,7 +7,7 @@ from torch import nn
 from cdfl.core import client_update, flatten
 from cdfl.data import to_input
 from cdfl.sim.client_stack import Stack
-from cdfl.sim.cpu_workers import Workers
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Training, fetch_all
 from cdfl.sim.engine_choice import can_stack, draws_random, make_engines
 

@@ -13,7 +13,7 @@ from cdfl.algorithms import ALGORITHMS
 from cdfl.core import TrainingSettings, experts, guard, router
 from cdfl.run_events import Clusters, Diverged, Uploaded, only
 from cdfl.sim import reference_simulation
-from cdfl.sim.cpu_workers import Workers
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import make_engines
 from cdfl.sim.time_models import TIME_MODELS, Devices, Span

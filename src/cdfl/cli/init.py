@@ -8,7 +8,7 @@ import typer
 
 from cdfl.cli.options import exit_on
 
-EXAMPLE = Path(__file__).with_name("example_setup.py")
+EXAMPLE = Path(__file__).with_name("example_problem.py")
 
 
 def init(

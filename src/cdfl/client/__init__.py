@@ -3,11 +3,11 @@
 from cdfl.client.async_client import AsyncClient
 from cdfl.client.client import Client, Reply
 from cdfl.client.connection import Retry
+from cdfl.client.data_stream import StreamFollower, Turn
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError, UntrustedError
 from cdfl.client.experts import Seen
 from cdfl.client.flower import FlowerClient
 from cdfl.client.privacy import Privacy
-from cdfl.client.stream_follower import StreamFollower, Turn
 
 __all__ = [
     "AsyncClient",

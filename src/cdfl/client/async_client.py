@@ -10,7 +10,7 @@ import torch
 
 from cdfl.client.batches import Data
 from cdfl.client.client import Client
-from cdfl.client.stream_follower import StreamFollower, Turn
+from cdfl.client.data_stream import StreamFollower, Turn
 from cdfl.upload_policies import Policy
 
 P = ParamSpec("P")

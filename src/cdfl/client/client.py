@@ -17,11 +17,11 @@ from cdfl import wire
 from cdfl.argument_checks import check_number
 from cdfl.client.batches import Data, batches_of, mean_loss, nonempty, passes, to_device
 from cdfl.client.connection import Answer, Connection, Retry, Verify
+from cdfl.client.data_stream import StreamFollower, Turn
 from cdfl.client.errors import ClientError, DivergedError, ServerAwayError, StateError
 from cdfl.client.experts import ClientRouter, Experts, Seen, moved, noisy
 from cdfl.client.privacy import Privacy
 from cdfl.client.saved_state import Blob, PendingUpload, SavedState, StateFolder
-from cdfl.client.stream_follower import StreamFollower, Turn
 from cdfl.core import Layout, Loss, Settings, client_update, load
 from cdfl.core.batches import described
 from cdfl.upload_policies import Memory, Policy

@@ -1,7 +1,7 @@
 """The paper as pure functions on stacked tensors: no I/O, no clock, no seeding."""
 
 from cdfl.core.client import Loss, Optimizer, client_update
-from cdfl.core.defence import NO_DEFENCE, Defence, Limited, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Limited
 from cdfl.core.estimate import (
     GIVEN,
     Estimator,
@@ -41,7 +41,7 @@ from cdfl.core.state import (
     Verdict,
     initial_state,
 )
-from cdfl.core.update import personalize, reply_weights, staleness_factor, update_clusters, update_rates
+from cdfl.core.update import personalize, reply_weights, staleness_factor, take_step, update_clusters, update_rates
 
 __all__ = [
     "DEFAULT",

@@ -7,12 +7,11 @@ journal keeps its `Verdict`, so a recovered server remembers the same.
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from cdfl.core.settings import RateSettings
 from cdfl.core.state import ACCEPTED, ClientMemory, Evaluate, ServerState, Upload, Verdict
-from cdfl.core.update import update_clusters
+from cdfl.core.update import losses_after
 
 
 class Limited(NamedTuple):
@@ -37,7 +36,7 @@ class Defence(Protocol):
         ...
 
     def admit(self, state: ServerState, upload: Upload, client: ClientMemory) -> tuple[Upload, Verdict]:
-        """Return the upload, perhaps with a shorter change (`bounded`), and whether it may be measured."""
+        """Return the upload, perhaps with a shorter change v - u (`bounded`), and whether it may be measured."""
         ...
 
     def limit(
@@ -85,17 +84,6 @@ class NoDefence:
 
 
 NO_DEFENCE = NoDefence()
-
-
-def take_step(state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings) -> Tensor:
-    """Return the clusters (K, P), moved by `rates`: towards v, as in the paper, or along v - u."""
-    base_model = upload.base_model if settings.cluster_step == "along" else None
-    return update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
-
-
-def losses_after(state: ServerState, rates: Tensor) -> Tensor:
-    """Return the losses of the clusters (K,) after a step at `rates`: NaN, not evaluated yet, for those that moved."""
-    return torch.where(rates == 0, state.cluster_losses, torch.nan)
 
 
 def bounded(upload: Upload, num_parameters: int | None, bounds: Sequence[float]) -> Upload:

@@ -72,8 +72,7 @@ class RelativeEstimator:
         self, upload: Upload, measures: Measures, memory: Tensor, epoch: int | Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compare with the uploads before this one, then remember it."""
-        means = memory if memory.numel() else self.begin(len(measures.losses))
-        return estimate_mixture(relative(measures, means), self.settings), means_after(means, measures, epoch)
+        return estimate_mixture(relative(measures, memory), self.settings), means_after(memory, measures, epoch)
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,10 @@ def reevaluated(state: ServerState, evaluate: Evaluate) -> ServerState:
 
 
 def measure(state: ServerState, upload: Upload) -> Measures:
-    """Return l, d1 and d2, the first line of the loop of DistributionEstimation; UNMEASURED without losses."""
+    """Return l, d1 and d2, the first lines of the loop of DistributionEstimation; UNMEASURED without losses.
+
+    `with_losses` has evaluated F(v; D_k) and F(w_k; D_k).
+    """
     if upload.losses is None:
         return UNMEASURED
     models, local_model = state.cluster_models[:, : state.num_parameters], upload.local_model[: state.num_parameters]

@@ -41,10 +41,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import NO_DEFENCE, Defence, Limited, bounded, take_step
+from cdfl.core.defence import NO_DEFENCE, Defence, Limited, bounded
 from cdfl.core.estimate import reevaluated
 from cdfl.core.settings import RateSettings, Settings
 from cdfl.core.state import ACCEPTED, ClientMemory, Evaluate, ServerState, Upload, Verdict
+from cdfl.core.update import take_step
 
 WINDOW = 100  # clients that are remembered: those that uploaded last
 ENOUGH = 5  # clients before anything is usual

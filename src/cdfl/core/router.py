@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from cdfl.core.batches import batch_plan
 from cdfl.core.client import client_update
-from cdfl.core.familiarity import Known, describe
 from cdfl.core.flat import Layout, flatten
 from cdfl.core.proxy_sets import outputs
 from cdfl.core.settings import TrainingSettings
+from cdfl.core.strange_inputs import Known, describe
 
 PARTS = 4  # the samples are split into so many parts; a router is tested on a part that it was not trained on
 MANY = 4000  # samples: with more of them, the router need not be trained on the part that it is tested on

@@ -1,11 +1,14 @@
-"""ServerUpdate of Algorithm 1: one upload in, the next state and one reply out."""
+"""ServerUpdate of Algorithm 1: one upload in, the next state and one reply out.
+
+docs/concepts.md has the paper's algorithms line by line, with the function of each line.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cdfl.core.defence import Defence, take_step
+from cdfl.core.defence import Defence
 from cdfl.core.estimate import Estimator, estimator_of, measure, reevaluated, with_losses
 from cdfl.core.guard import defence_of
 from cdfl.core.settings import RateSettings, Settings
@@ -22,7 +25,7 @@ from cdfl.core.state import (
     check_numbers,
     is_finite,
 )
-from cdfl.core.update import personalize, reply_weights, update_rates
+from cdfl.core.update import personalize, reply_weights, take_step, update_rates
 
 NEWCOMER = ClientMemory()
 
@@ -41,29 +44,30 @@ def server_update(
 
     `evaluate` returns the losses of models on the proxy sets; `client` is `Reply.client` of this client's last reply.
     The settings choose the estimator and the defence unless they are passed. The defence is ours; `NO_DEFENCE` is the
-    paper's.
+    paper's. The reply carries one model; with `settings.replies.reply="experts"`, the caller sends the clusters, too.
     """
     estimator, defence = estimator or estimator_of(settings), defence or defence_of(settings)
     _check(state, upload)
     t, tau = state.epoch + 1, upload.base_epoch  # t <- t + 1
     if is_too_stale(t - tau, settings.rates):  # t - tau > tau_0: w_k <- w_k
-        return _deprecated(state, upload, client, settings, defence)
+        return _deprecated_reply(state, upload, client, settings, defence)
     upload = upload.replace(base_model=base_model_of(state, upload, settings, client, defence))
-    upload, verdict = defence.admit(state, upload, client)
+    upload, verdict = defence.admit(state, upload, client)  # may shorten v - u
     if not verdict.is_accepted:
-        return state, _rejection(state, upload, client, UNMEASURED, verdict, settings)
+        return _rejected_reply(state, upload, client, UNMEASURED, verdict, settings)
 
-    known, upload = with_losses(state, upload, estimator, evaluate)  # F(w_k; D_k), F(v; D_k)
+    measured, upload = with_losses(state, upload, estimator, evaluate)  # F(w_k; D_k), F(v; D_k)
     # alpha_m <- DistributionEstimation(...), beta_m <- UpdateRatioCompute(...)
-    decision = estimate_and_rate(known, upload, t, settings, estimator)
-    mixture = _checked(decision, known.num_clusters)
-    rates, cluster_losses, verdict = defence.limit(known, upload, decision.rates, client, settings.rates, evaluate)
+    decision = estimate_and_rate(measured, upload, t, settings, estimator)
+    mixture = _checked(decision, measured.num_clusters)
+    # The losses of the clusters after the step; NaN if the defence did not need them.
+    rates, cluster_losses, verdict = defence.limit(measured, upload, decision.rates, client, settings.rates, evaluate)
     if not verdict.is_accepted:
-        return state, _rejection(state, upload, client, decision.measures, verdict, settings)
+        return _rejected_reply(state, upload, client, decision.measures, verdict, settings)
 
     state = state.replace(
         epoch=t,
-        cluster_models=take_step(state, upload, rates, settings.rates),  # w_k <- (1 - beta_mk) w_k + beta_mk v
+        cluster_models=take_step(state, upload, rates, settings.rates),  # w_k <- update_clusters(w_k, beta_mk, v)
         cluster_losses=cluster_losses,
         cluster_epochs=decision.cluster_epochs,
         estimator_memory=decision.estimator_memory,
@@ -94,7 +98,8 @@ def estimate_and_rate(
     CUDA graph can capture it; `epoch` and `upload.base_epoch` may be tensors.
     """
     measures = measure(state, upload) if estimator.needs_measures else UNMEASURED
-    mixture, memory = estimator(upload, measures, state.estimator_memory, epoch)
+    memory = state.estimator_memory if state.estimator_memory.numel() else estimator.begin(state.num_clusters)
+    mixture, memory = estimator(upload, measures, memory, epoch)
     _check_shape(mixture, state.num_clusters)
     rates, cluster_epochs = update_rates(mixture, epoch, upload.base_epoch, state.cluster_epochs, settings.rates)
     return Decision(measures, mixture, memory, rates, cluster_epochs)
@@ -128,7 +133,7 @@ def base_model_of(
     is_needed = settings.rates.cluster_step == "along" or (defence or defence_of(settings)).needs_base
     if upload.base_model is not None or not is_needed:
         return upload.base_model
-    return join(state, settings, client).personal_model
+    return _mixed_reply(state, state.epoch, client.mixture, settings).personal_model
 
 
 def _mixed_reply(state: ServerState, epoch: int, mixture: Tensor | None, settings: Settings) -> Reply:
@@ -139,7 +144,7 @@ def _mixed_reply(state: ServerState, epoch: int, mixture: Tensor | None, setting
     return Reply(personal_model, epoch, mixture, torch.zeros_like(uniform), 0)
 
 
-def _deprecated(
+def _deprecated_reply(
     state: ServerState, upload: Upload, client: ClientMemory, settings: Settings, defence: Defence
 ) -> tuple[ServerState, Reply]:
     """Answer an upload that is too old with its client's last mixture.
@@ -153,16 +158,17 @@ def _deprecated(
     return state, reply.replace(staleness=staleness, outcome="deprecated", verdict=Verdict(client=client.defence))
 
 
-def _rejection(
+def _rejected_reply(
     state: ServerState, upload: Upload, client: ClientMemory, measures: Measures, verdict: Verdict, settings: Settings
-) -> Reply:
+) -> tuple[ServerState, Reply]:
     """Answer a rejected upload with the model that its client was sent. The client learns nothing new."""
     last = _mixed_reply(state, upload.base_epoch, client.mixture, settings)
     base_model = last.personal_model if upload.base_model is None else upload.base_model
     staleness = state.epoch + 1 - upload.base_epoch
-    return last.replace(
+    reply = last.replace(
         personal_model=base_model, staleness=staleness, outcome="rejected", measures=measures, verdict=verdict
     )
+    return state, reply
 
 
 def _check(state: ServerState, upload: Upload) -> None:

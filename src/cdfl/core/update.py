@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core.settings import RateSettings
+from cdfl.core.state import ServerState, Upload
 
 # A share that is below the floor by rounding alone reaches it.
 ROUNDING = 1e-12
@@ -12,8 +13,9 @@ ROUNDING = 1e-12
 def update_rates(
     mixture: Tensor, epoch: int | Tensor, base_epoch: int | Tensor, cluster_epochs: Tensor, settings: RateSettings
 ) -> tuple[Tensor, Tensor]:
-    """Return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
+    """UpdateRatioCompute: return how far each cluster moves, beta_mk (K,), and the epochs e_k (K,) after the upload.
 
+    As printed, e_k is t for every cluster that moves, so its staleness is t - tau.
     Deviations: with `cluster_epochs_set="after"`, the staleness test uses e_k from before this upload. With
     `shared_step` s, every cluster takes the share s of the step, and the mixture decides about the rest: what one
     cluster learns mostly helps the others, too.
@@ -28,10 +30,10 @@ def update_rates(
     if settings.shared_step > 0:
         shares = settings.shared_step + (1 - settings.shared_step) * shares
         moves = torch.ones_like(moves)
-    moved_epochs = torch.where(moves, epoch, cluster_epochs)
+    moved_epochs = torch.where(moves, epoch, cluster_epochs)  # e_k <- t
     tested = moved_epochs if settings.cluster_epochs_set == "before" else cluster_epochs
     fading = staleness_factor(tested - base_epoch, settings)  # beta_2k
-    return settings.base_rate * shares * fading, moved_epochs
+    return settings.base_rate * shares * fading, moved_epochs  # beta_mk = beta_0 beta_1k beta_2k
 
 
 def staleness_factor(staleness: Tensor, settings: RateSettings) -> Tensor:
@@ -87,9 +89,9 @@ def update_clusters(
     if rates.is_cuda:  # do not read which rates are 0: that would wait for the device
         rates = rates.to(cluster_models)[:, None]
         parts = []
-        if change is not None:
+        if change is not None:  # w_k + beta_mk (v - u)
             parts.append(cluster_models[:, :num_along] + rates * change)
-        if num_along < len(local_model):
+        if num_along < len(local_model):  # (1 - beta_mk) w_k + beta_mk v
             parts.append((1 - rates) * cluster_models[:, num_along:] + rates * local_model[num_along:])
         moved = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return torch.where(rates == 0, cluster_models, moved)  # rate 0 keeps every bit, signed zeros too
@@ -98,11 +100,22 @@ def update_clusters(
         if rate == 0:
             after.copy_(before)
             continue
-        if change is not None:  # the same arithmetic without large temporary tensors
+        if change is not None:  # the same, without large temporary tensors
             torch.add(before[:num_along], change, alpha=rate, out=after[:num_along])
         if num_along < len(local_model):
             torch.mul(before[num_along:], 1 - rate, out=after[num_along:]).add_(local_model[num_along:] * rate)
     return moved
+
+
+def take_step(state: ServerState, upload: Upload, rates: Tensor, settings: RateSettings) -> Tensor:
+    """Return the clusters (K, P) after an upload: towards v, as in the paper, or along v - u."""
+    base_model = upload.base_model if settings.cluster_step == "along" else None
+    return update_clusters(state.cluster_models, upload.local_model, rates, base_model, state.num_parameters)
+
+
+def losses_after(state: ServerState, rates: Tensor) -> Tensor:
+    """Return the losses of the clusters (K,) after a step at `rates`: NaN, not evaluated yet, for those that moved."""
+    return torch.where(rates == 0, state.cluster_losses, torch.nan)
 
 
 def personalize(cluster_models: Tensor, mixture: Tensor) -> Tensor:

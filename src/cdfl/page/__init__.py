@@ -101,7 +101,7 @@ def docs_routes() -> list[Route]:
     swagger = files("fastapi_offline") / "static"
     return [
         _route("/docs", Asset(OWN / "docs.html")),
-        _route("/page/docs.js", Asset(OWN / "docs.js")),
+        _route("/page/api_docs.js", Asset(OWN / "api_docs.js")),
         _route("/page/swagger.js", Asset(swagger / "swagger-ui-bundle.js")),
         _route("/page/swagger.css", Asset(swagger / "swagger-ui.css")),
     ]

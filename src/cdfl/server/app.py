@@ -37,12 +37,12 @@ from cdfl.server.openapi import (
     model_reply,
     refusals,
 )
-from cdfl.server.operator_routes import add_watching
 from cdfl.server.rate_limits import RateLimit
 from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable
 from cdfl.server.store_records import Claim
 from cdfl.server.submission import RETRY_SECONDS, Answer
 from cdfl.server.uploads import Uploads
+from cdfl.server.watch_routes import add_watching
 from cdfl.wire import (
     BASE_EPOCH,
     CLIENT,

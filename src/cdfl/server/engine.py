@@ -31,11 +31,11 @@ from cdfl.server.limits import MEGABYTE, Limits
 from cdfl.server.maintenance import Maintenance, Outage
 from cdfl.server.metrics import Metrics
 from cdfl.server.replies import Replies
+from cdfl.server.stepper import Step, Stepper
 from cdfl.server.store import Store
 from cdfl.server.store_errors import StoreError, StoreLost, StoreUnavailable, Withdrawn
 from cdfl.server.store_records import Claim, Entry
 from cdfl.server.submission import RETRY_SECONDS, Answer, Submission, reply_head
-from cdfl.server.update_steps import Step, Stepper
 from cdfl.server.upload_losses import Evaluation, Evaluators, drop, unavailable
 from cdfl.wire import ConflictError, ForbiddenError, ReplyHead, UnauthorizedError, UnavailableError, WireError
 

@@ -27,7 +27,7 @@ from cdfl.core import (
     reply_weights,
     take_step,
 )
-from cdfl.core.defence import losses_after
+from cdfl.core.update import losses_after
 from cdfl.sim.cuda_client_stack import GraphStack, ProxyLosses, capture
 from cdfl.sim.engine import DataSet
 

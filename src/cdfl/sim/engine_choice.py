@@ -14,7 +14,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.core import Layout, Loss, TrainingSettings, flatten
 from cdfl.core.sample_losses import row_losses
 from cdfl.sim.client_stack import Stack
-from cdfl.sim.cpu_workers import Workers
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.flops import count_calls
 from cdfl.sim.kernel_network import KernelNetwork

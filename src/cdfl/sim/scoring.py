@@ -12,9 +12,9 @@ from cdfl.core import Reply
 from cdfl.data import Draw
 from cdfl.metrics import ACCURACY, Metric
 from cdfl.run_events import Diverged, Event
-from cdfl.sim.cluster_losses import NUMBERS, ClusterLosses
 from cdfl.sim.engine import Engines, fetch_all
 from cdfl.sim.event_builders import OwnEstimate, Scores, UploadInfo, clusters_event, uploaded_event
+from cdfl.sim.model_losses import NUMBERS, ClusterLosses
 from cdfl.sim.run_router import TurnEvidence, served
 from cdfl.sim.scenario_instance import ScenarioInstance, client_instance
 

@@ -17,9 +17,9 @@ from cdfl.core import NotFiniteError, Reply, Upload, personalize, reply_weights
 from cdfl.core.quantization import rounded
 from cdfl.run_events import Diverged, Event
 from cdfl.sim.client_spill import ClientStore, Held
-from cdfl.sim.cluster_losses import ClusterLosses
 from cdfl.sim.engine import Engines, Training
 from cdfl.sim.event_builders import UploadInfo, separated_event, shortfall, started_event, summarize
+from cdfl.sim.model_losses import ClusterLosses
 from cdfl.sim.population import Client, Moment, Population, Prepared, Trained
 from cdfl.sim.run_router import has_router
 from cdfl.sim.scenario_instance import DRAWS_KEPT, OwnView, ScenarioInstance, TurnData, client_instance

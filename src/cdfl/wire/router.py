@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from cdfl.core.familiarity import Known
 from cdfl.core.router import Router
+from cdfl.core.strange_inputs import Known
 from cdfl.wire.errors import MalformedError
 from cdfl.wire.model_body import Buffer
 

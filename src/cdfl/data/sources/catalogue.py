@@ -7,7 +7,7 @@ https://github.com/pytorch/vision. Those of CIFAR: https://www.cs.toronto.edu/~k
 from pathlib import Path
 
 from cdfl.data.dataset import Dataset
-from cdfl.data.sources import bundled, cifar, mnist
+from cdfl.data.sources import cifar, library_datasets, mnist
 from cdfl.data.sources.ccpd import ccpd
 from cdfl.data.sources.image_folders import mini_imagenet
 from cdfl.data.sources.sklearn_digits import read_digits
@@ -93,20 +93,20 @@ _ALL = [
         other_folders=("plate-digits-ccpd",),
     ),
     Source(
-        "breast-cancer", "tumours, 30 measures of their cells", 569, 0, 2, bundled.breast_cancer,
+        "breast-cancer", "tumours, 30 measures of their cells", 569, 0, 2, library_datasets.breast_cancer,
         published="https://archive.ics.uci.edu/dataset/17", bundled="scikit-learn", kind="table",
     ),
     Source(
-        "wine", "wines of three cultivars, 13 measures", 178, 0, 3, bundled.wine,
+        "wine", "wines of three cultivars, 13 measures", 178, 0, 3, library_datasets.wine,
         published="https://archive.ics.uci.edu/dataset/109", bundled="scikit-learn", kind="table",
     ),
     Source(
-        "diabetes", "patients, 10 measures, and how their disease progressed", 442, 0, 0, bundled.diabetes,
+        "diabetes", "patients, 10 measures, and how their disease progressed", 442, 0, 0, library_datasets.diabetes,
         published="https://www4.stat.ncsu.edu/~boos/var.select/diabetes.html", bundled="scikit-learn", kind="table",
     ),
     Source(
         "italy-power-demand", "electric power in Italy, 24 hours of 1,096 days", 1_096, 0, 0,
-        bundled.italy_power_demand,
+        library_datasets.italy_power_demand,
         published="https://www.cs.ucr.edu/~eamonn/time_series_data_2018/", bundled="sktime", kind="series",
     ),
     Source(

@@ -1,6 +1,6 @@
 // Where events come from: run folders that `cdfl watch` serves, or the server that serves this page.
 
-import { readClients, readClusters, readRunEvent, readServerEvent, readStatus } from "./events.js";
+import { readClients, readClusters, readRunEvent, readServerEvent, readStatus } from "./read_events.js";
 import { Run } from "./model.js";
 
 const SLICE_MS = 8; // events are read in slices, so that the page stays responsive

@@ -8,7 +8,7 @@ from cdfl.algorithms import Algorithm
 from cdfl.on_ray.connection import RayEngine, connected
 from cdfl.on_ray.pool import Pool
 from cdfl.on_ray.serialization import serialize
-from cdfl.sim.cpu_workers import Workers
+from cdfl.sim.cpu_threads import Workers
 from cdfl.sim.engine import Engines
 from cdfl.sim.engine_choice import MakeEngines, Precision, make_engines
 from cdfl.sim.on_ray.trainer import RayTrainer

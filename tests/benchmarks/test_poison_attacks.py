@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.attacks import (
+from benchmarks.poison_attacks import (
     ATTACKS,
     Attack,
     Copies,

@@ -1,6 +1,6 @@
 """Run a command where only loopback exists, if the system allows it: Ray listens on every address it finds.
 
-python -m benchmarks.loopback COMMAND ...
+python -m benchmarks.on_loopback COMMAND ...
 """
 
 import os

@@ -9,7 +9,7 @@ from torch import nn
 
 from cdfl.core import flatten
 from cdfl.models import build
-from cdfl.sim.cpu_workers import Workers, pool_first
+from cdfl.sim.cpu_threads import Workers, pool_first
 from cdfl.sim.engine import Training
 
 from .world import make_instance

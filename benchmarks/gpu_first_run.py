@@ -3,7 +3,7 @@
 Claim: most of a first run is not training: it compiles kernels if the cache is empty, and loads libraries otherwise.
 
 Two processes run the scenario twice each, one after the other; the first begins with an empty cache of kernels.
-Example: python -m benchmarks.first_run --data-dir data
+Example: python -m benchmarks.gpu_first_run --data-dir data
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     found |= {"precision": args.precision, "uploads": args.num_uploads, "processes": {}}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("empty", "filled"):
-            command = [sys.executable, "-m", "benchmarks.first_run", *sys.argv[1:], "--one"]
+            command = [sys.executable, "-m", "benchmarks.gpu_first_run", *sys.argv[1:], "--one"]
             environment = os.environ | {"TRITON_CACHE_DIR": cache}
             ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
             found["processes"][name] = json.loads(ran.stdout)

@@ -6,8 +6,8 @@ import pytest
 from matplotlib import pyplot
 
 from experiments.harness import EVERY_ROW
-from experiments.harness.figures import COLORS, GREY, LABELS, PALE, SMOKE, STAND_IN, figure, means, rows_below
-from experiments.harness.rounded import FedBuffInt8
+from experiments.harness.fedbuff_int8 import FedBuffInt8
+from experiments.harness.figure_style import COLORS, GREY, LABELS, PALE, SMOKE, STAND_IN, figure, means, rows_below
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Following: what clients are served, by experts behind a router and by tuned rivals.
+"""Served: what clients are served, by experts behind a router and by tuned rivals.
 
 Claim: ours. Cluster models behind a router serve a client better than any single model, and lose nothing when its data
 jump.
@@ -6,7 +6,7 @@ Settings: the best trial of each algorithm for a network (`tuning`). Differences
 corrected for the number of rivals (Bonferroni).
 Cost: some minutes on one H200 for each row of FashionMNIST; the digits run on two CPU cores.
 
-    cdfl paper following --rows digits-4 --device cpu
+    cdfl paper served --rows digits-4 --device cpu
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from experiments.harness import Experiment, Results, RunKey, StoredRun
-from experiments.harness.figures import COLORS, LABELS, PAGE, PALE, figure
+from experiments.harness.figure_style import COLORS, LABELS, PAGE, PALE, figure
 from experiments.harness.tables import provenance, table
 from experiments.harness.tuned_settings import TUNED
 from experiments.tuning import changes_of, score
@@ -339,13 +339,13 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
     bests = {row.title: against_rivals(results, row) for row in ROWS}
     leads = {title: max(rivals, key=lambda each: each[1])[2] for title, rivals in bests.items() if rivals}
     known = [(title, *found) for title, found in leads.items() if found is not None]
-    with figure(folder, "following", PAGE, 0.7 + 0.25 * max(1, len(known)), smoke=results.smoke) as axes:
+    with figure(folder, "served", PAGE, 0.7 + 0.25 * max(1, len(known)), smoke=results.smoke) as axes:
         axes.axvline(0, color=PALE)
         for place, (_, mean, half) in enumerate(reversed(known)):
             axes.errorbar(100 * mean, place, xerr=100 * half, fmt="o", color=COLORS["cdfl"])
         axes.set_yticks(range(len(known)), [title for title, *_ in reversed(known)])
         axes.set_xlabel("points that CDFL serves above the best tuned rival (95% interval)")
-    return ["following"]
+    return ["served"]
 
 
-EXPERIMENT = Experiment("following", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))
+EXPERIMENT = Experiment("served", __doc__ or "", report, draw, run_keys, trials=TRIALS, smoke_rows=("digits-4",))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks import (
     before,
-    digits,
-    draw,
+    data_drawing,
+    digits_accuracy,
     evaluation_share,
-    experts,
-    first_run,
+    expert_costs,
+    gpu_first_run,
     interleavings,
     kinds,
     load_table,
@@ -25,24 +25,24 @@ from benchmarks import (
     populations,
     ray_engine,
     sequences,
-    servers,
     siege,
     speed_table,
     ten_million,
+    two_servers,
     unit_costs,
     watchers,
 )
 from benchmarks.crash import table as crash_table
 from benchmarks.result_files import ROOT, read
-from experiments import following
+from experiments import served
 from experiments.harness import Results
 
 TABLES: dict[str, Callable[[], str]] = {
-    "digits-4": digits.table,
-    "served": lambda: following.lead(Results(ROOT / "experiments" / "results")),
-    "draw": draw.table,
+    "digits-4": digits_accuracy.table,
+    "served": lambda: served.lead(Results(ROOT / "experiments" / "results")),
+    "draw": data_drawing.table,
     "before": before.table,
-    "experts": experts.table,
+    "experts": expert_costs.table,
     "kinds": kinds.table,
     "mixtures": mixtures.table,
     "sequences": sequences.table,
@@ -52,7 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "profile": speed_table.profile,
     "floor": speed_table.floor,
     "populations": populations.table,
-    "first-run": first_run.table,
+    "first-run": gpu_first_run.table,
     "unit-costs": unit_costs.table,
     "ten-million": ten_million.table,
     "evaluation-share": evaluation_share.table,
@@ -65,7 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "siege": siege.table,
     "interleavings": interleavings.table,
     "crash": crash_table.table,
-    "servers": servers.table,
+    "servers": two_servers.table,
     "poison": partial(poison_table.attack_table, "digits-4"),
     "poison-fast": partial(poison_table.attack_table, "digits-4-fast"),
     "false-alarms": poison_table.drift_table,

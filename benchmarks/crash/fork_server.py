@@ -37,9 +37,9 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 class Process:
     """A child process. A file descriptor identifies it, so a signal never reaches a process that reused its id."""
 
-    def __init__(self, nursery: "Nursery", pid: int, log: Path) -> None:
+    def __init__(self, fork_server: "ForkServer", pid: int, log: Path) -> None:
         self.pid, self.log = pid, log
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._handle = os.pidfd_open(pid)
         self._code: int | None = None
 
@@ -63,7 +63,7 @@ class Process:
         if self._code is None:
             if not self._has_ended(seconds):
                 raise TimeoutError(f"process {self.pid} still runs after {seconds} s; its log is {self.log}")
-            self._code = self._nursery.order({"reap": self.pid})
+            self._code = self._fork_server.order({"reap": self.pid})
             os.close(self._handle)
         return self._code
 
@@ -71,13 +71,13 @@ class Process:
         return bool(select.select([self._handle], [], [], seconds)[0])
 
 
-class Nursery:
-    """Where processes come from. `with Nursery() as nursery:` ends all of them with it."""
+class ForkServer:
+    """Forks processes from one that has imported torch. They end with its `with` block."""
 
     def __init__(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-m", "benchmarks.crash.nursery"]
+        command = [sys.executable, "-m", "benchmarks.crash.fork_server"]
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
         self._children: list[Process] = []
         self.order({})  # wait for the imports
@@ -102,7 +102,7 @@ class Nursery:
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> "ForkServer":
         return self
 
     def __exit__(self, *_: object) -> None:

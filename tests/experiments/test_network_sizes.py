@@ -1,6 +1,6 @@
 import pytest
 
-from experiments import sizes
+from experiments import network_sizes
 from experiments.harness import Results
 from experiments.harness.table1_rows import FOLDER
 from tests.experiments.small import empty
@@ -8,7 +8,7 @@ from tests.experiments.small import empty
 
 @pytest.fixture(scope="module")
 def found():
-    return sizes.by_size(Results(FOLDER / "results"))
+    return network_sizes.by_size(Results(FOLDER / "results"))
 
 
 def test_the_smaller_the_network_the_more_experts_gain_over_one_of_the_same_size(found):
@@ -27,12 +27,12 @@ def test_what_the_readme_says_about_a_larger_model(found):
 
 def test_without_runs_there_is_no_picture(tmp_path):
     results = empty(tmp_path)
-    assert sizes.by_size(results) == []
-    assert sizes.draw(results, tmp_path) == []
+    assert network_sizes.by_size(results) == []
+    assert network_sizes.draw(results, tmp_path) == []
 
 
 def test_the_title_says_what_is_found(found):
-    assert sizes.finding(found) == (
+    assert network_sizes.finding(found) == (
         "Experts beat one model of their size;\nlarger experts also one of four times the size"
     )
-    assert sizes.finding(found[:1]) == "Experts beat one model of their size;\nnot one of four times the size"
+    assert network_sizes.finding(found[:1]) == "Experts beat one model of their size;\nnot one of four times the size"

@@ -1,12 +1,12 @@
-"""Size: four experts, or one model that is as large as all of them.
+"""Network sizes: four experts, or one model that is as large as all of them.
 
 Claim: ours. The smaller the network, the more experts gain over one model of the same size; for tiny networks one model
 of four times the size is better.
-Settings: FashionMNIST (4); the trials of `tuning` and the complete runs of `following`. One model: the best of FedBuff,
+Settings: FashionMNIST (4); the trials of `tuning` and the complete runs of `served`. One model: the best of FedBuff,
 FedAsync (same size only), and FedBuff's model trained further by the client.
 Cost: none beyond the two.
 
-    cdfl paper sizes
+    cdfl paper network-sizes
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from cdfl.models import build
-from experiments.following import LINES, ROWS, Row, against_larger, against_rivals, key_of
 from experiments.harness import Experiment, Results, RunKey
-from experiments.harness.figures import COLORS, PAGE, PALE, figure
+from experiments.harness.figure_style import COLORS, PAGE, PALE, figure
 from experiments.harness.networks import NETWORKS
 from experiments.harness.tables import NOTHING, provenance, table
+from experiments.served import LINES, ROWS, Row, against_larger, against_rivals, key_of
 from experiments.tuning import SERVED, tried
 
 ONE_MODEL = ("fedbuff", "fedasync")
@@ -79,7 +79,7 @@ def num_parameters(network: str) -> int:
 
 
 def run_keys(trials: int) -> list[RunKey]:
-    """Return the runs of the rows of `following` that have a larger model."""
+    """Return the runs of the rows of `served` that have a larger model."""
     rows = [row for row in ROWS if any(line.network for line in row.lines)]
     lines = [(row, line) for row in rows for line in row.lines if line.network or line == LINES[0]]
     keys = [key_of(row, line, seed) for row, line in lines for seed in range(trials)]
@@ -106,7 +106,7 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
     sizes = by_size(results)
     if not sizes:
         return []
-    with figure(folder, "sizes", PAGE, 2.9, smoke=results.smoke) as axes:
+    with figure(folder, "network-sizes", PAGE, 2.9, smoke=results.smoke) as axes:
         axes.axhline(0, color=PALE)
         axes.set_title(finding(sizes), loc="left", fontweight="bold")
         for place, what in enumerate(AGAINST):
@@ -136,7 +136,7 @@ def draw(results: Results, folder: Path) -> Sequence[str]:
         axes.set_xticks([size.parameters for size in sizes], [f"{size.parameters:,}" for size in sizes])
         axes.minorticks_off()
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), title="one model of the", alignment="left")
-    return ["sizes"]
+    return ["network-sizes"]
 
 
 def finding(sizes: Sequence[Size]) -> str:
@@ -149,4 +149,6 @@ def finding(sizes: Sequence[Size]) -> str:
     return f"Experts beat one model of their size;\n{also} one of four times the size"
 
 
-EXPERIMENT = Experiment("sizes", __doc__ or "", report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-4",))
+EXPERIMENT = Experiment(
+    "network-sizes", __doc__ or "", report, draw, run_keys, trials=5, smoke_rows=("fashion-mnist-4",)
+)

@@ -2,7 +2,7 @@ from cdfl import algorithms
 from cdfl.run_events import Finished, Uploaded, only
 from cdfl.sim.runner import compare_events
 from experiments.harness import RunKey, resolve
-from experiments.harness.rounded import FedBuffInt8, known
+from experiments.harness.fedbuff_int8 import FedBuffInt8, known
 
 
 def test_one_model_in_int8_is_a_quarter_of_the_bytes_and_learns_as_well():
