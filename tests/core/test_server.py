@@ -255,6 +255,25 @@ def test_a_given_mixture_needs_no_evaluation():
     assert read(reply.personal_model) == near(4.5)
 
 
+class Counting:
+    """An estimator of equal shares that counts uploads in its memory, from 10 on."""
+
+    needs_measures = False
+
+    def begin(self, num_clusters):
+        return torch.tensor([10.0])
+
+    def __call__(self, upload, measures, memory, epoch):
+        return torch.tensor([0.5, 0.5]), memory + 1
+
+
+def test_an_estimator_begins_with_its_own_memory():
+    state, _ = pair()
+    for count in (11, 12):
+        state, _ = server_update(state, UPLOAD, BY_HAND, forbidden, estimator=Counting())
+        assert state.estimator_memory.tolist() == [count]
+
+
 def test_the_mixture_of_an_upload_is_ignored_without_the_estimator_for_it():
     state, proxy = pair()
     _, expected = server_update(state, UPLOAD, BY_HAND, proxy)
