@@ -78,7 +78,8 @@ count, uploads, path, *options = json.loads(sys.argv[1])
 goals = np.load(path)
 measure.goals_of = lambda *given: goals
 measure.make_clients = lambda port, tokens, *given: [clients.Client(port, *own) for own in zip(tokens, goals / 2)]
-with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), count, "--max-rate", "1000", *options) as server:
+options = ["--max-rate", "1000", *options]
+with tempfile.TemporaryDirectory() as folder, Server(EXAMPLE, Path(folder), count, *options) as server:
     print(json.dumps(measure.measure(server, count, uploads, warm_up=count)))
 """
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cdfl.core import flatten
-from cdfl.core.proxy_sets import TOGETHER, LargestOfFour, ProxySets, for_evaluation, outputs
+from cdfl.core.proxy_sets import FEWEST, PIECE, TOGETHER, LargestOfFour, ProxySets, for_evaluation, in_pieces, outputs
 
 
 class Counting(nn.Module):
@@ -123,3 +123,20 @@ def test_a_copy_for_evaluation_gives_the_same_outputs() -> None:
     assert [type(module) for module in copy.modules()].count(LargestOfFour) == 1
     assert isinstance(inner[1], nn.MaxPool2d)  # the network itself trains on
     assert list(copy.state_dict()) == list(network.state_dict())
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(1024, [128, 128, 44]), (2**14, [FEWEST] * 9 + [12]), (8, [300])])
+def test_many_inputs_are_evaluated_in_pieces(size: int, pieces: list[int]) -> None:
+    torch.manual_seed(0)
+    network, inputs, seen = nn.Linear(size, 3), torch.randn(300, size), list[int]()
+    assert PIECE == 128 * 1024
+    found = in_pieces(lambda piece: (seen.append(len(piece)), network(piece))[1], inputs)
+    assert seen == pieces
+    torch.testing.assert_close(found, network(inputs))
+
+
+@pytest.mark.parametrize("outputs_of", [lambda inputs: inputs.mean(dim=0), lambda inputs: (inputs, inputs)])
+def test_outputs_that_are_not_one_for_each_sample_are_computed_at_once(outputs_of) -> None:
+    inputs = torch.randn(300, 1024)
+    for one, other in zip(in_pieces(outputs_of, inputs), outputs_of(inputs), strict=True):
+        assert torch.equal(one, other)

@@ -12,7 +12,7 @@ from cdfl.client.batches import Batch, to_device
 from cdfl.client.errors import ClientError
 from cdfl.core import Layout, Loss, RateSettings, personalize, reply_weights
 from cdfl.core.experts import PRIOR, combine_for, expert_weights, mixture_of, own_mixture
-from cdfl.core.proxy_sets import outputs
+from cdfl.core.proxy_sets import for_evaluation, in_pieces, outputs
 from cdfl.core.router import View
 from cdfl.core.sample_losses import each_loss
 from cdfl.models.routers import build_router
@@ -56,7 +56,7 @@ class ClientRouter:
             raise ClientError("the server's router is a module of its own; pass the same one: Client(router=...)")
         made = copy.deepcopy(module) if message.spec is None else build_router(message.spec)
         assert made is not None  # noqa: S101  checked above
-        self.module, self.message, self.router = made.to(device), message, message.router
+        self.module, self.message, self.router = for_evaluation(made.to(device)), message, message.router
         if Layout.of(self.module).size != len(self.router.model):
             raise ClientError("the router of this client is not the server's; pass the same module")
         self._rates = RateSettings(
@@ -72,7 +72,9 @@ class ClientRouter:
 
     def evidence(self, inputs: Tensor) -> Tensor:
         """Return log p(input | cluster) (N, K)."""
-        return self.router.evidence(self.module.to(inputs.device), inputs)
+        module = self.module.to(inputs.device)
+        evidence: Tensor = in_pieces(lambda piece: self.router.evidence(module, piece), inputs)
+        return evidence
 
     def look_at(self, inputs: Tensor) -> View:
         """Return the evidence, and which inputs fit no cluster."""
@@ -99,7 +101,7 @@ class Experts:
     def __init__(self, models: Tensor, network: nn.Module, loss: Loss) -> None:
         self.models, self.network, self.loss = models, network, loss  # models: (K, P), on the CPU
         self.layout = Layout.of(network)
-        self._there: Tensor | None = None  # the models, on the network's device
+        self._there: tuple[nn.Module, Tensor] | None = None  # a network and the models, on the network's device
 
     def mixed(self, weights: Tensor) -> Tensor:
         """Return the personal model (P,), computed on the CPU as the server does."""
@@ -114,8 +116,9 @@ class Experts:
 
         def losses(places: Tensor) -> Tensor:
             some = places.to(device)
-            found = [each_loss(self.loss, self._outputs(model, inputs[some]), targets[some]) for model in self._models]
-            return torch.stack(found, dim=1)
+            network, models = self._on_device()
+            found = [self._outputs(network, model, inputs[some]) for model in models]
+            return torch.stack([each_loss(self.loss, own, targets[some]) for own in found], dim=1)
 
         mixture = own_mixture(
             view.evidence,
@@ -130,31 +133,26 @@ class Experts:
         """Return what the experts together predict; with `one_expert`, each input is given to its likeliest alone."""
         weights = expert_weights(router.evidence(inputs), torch.tensor(mixture).to(inputs.device))  # (N, K)
         combine: Callable[[Tensor, Tensor], Tensor] = combine_for(self.loss)
+        network, models = self._on_device()
         if not one_expert:
-            return combine(torch.stack([self._outputs(model, inputs) for model in self._models]), weights)
-        chosen, answers = weights.argmax(dim=1), list[Tensor]()
-        places = [(chosen == expert).nonzero().flatten() for expert in range(len(self.models))]
-        for expert, own in enumerate(places):
-            if len(own):
-                guesses = self._outputs(self._models[expert], inputs[own])
-                answers.append(combine(guesses[None], torch.ones(len(own), 1, device=inputs.device)))
-        found = torch.cat(answers)
-        return found[torch.cat(places).argsort()]
+            return combine(torch.stack([self._outputs(network, model, inputs) for model in models]), weights)
+        places = [(weights.argmax(dim=1) == expert).nonzero().flatten() for expert in range(len(models))]
+        answers = [
+            self._outputs(network, model, inputs[own]) for model, own in zip(models, places, strict=True) if len(own)
+        ]
+        found = torch.cat(answers)[torch.cat(places).argsort()]
+        return combine(found[None], torch.ones(len(inputs), 1, device=inputs.device))
 
-    def _outputs(self, model: Tensor, inputs: Any) -> Tensor:
-        was_training = self.network.training
-        try:
-            found: Tensor = outputs(self.network, self.layout, model, inputs)
-        finally:
-            self.network.train(was_training)
+    def _outputs(self, network: nn.Module, model: Tensor, inputs: Any) -> Tensor:
+        found: Tensor = in_pieces(lambda piece: outputs(network, self.layout, model, piece), inputs)
         return found
+
+    def _on_device(self) -> tuple[nn.Module, Tensor]:
+        """Return a copy of the network that evaluates fast, and the models."""
+        if self._there is None or self._there[1].device != self._device:
+            self._there = for_evaluation(self.network), self.models.to(self._device)
+        return self._there
 
     @property
     def _device(self) -> torch.device:
         return next(self.network.parameters()).device
-
-    @property
-    def _models(self) -> Tensor:
-        if self._there is None or self._there.device != self._device:
-            self._there = self.models.to(self._device)
-        return self._there
