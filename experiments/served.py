@@ -1,4 +1,4 @@
-"""Served: what clients are served, by experts behind a router and by tuned rivals.
+"""What clients are served: by experts behind a router, and by tuned rivals.
 
 Claim: ours. Cluster models behind a router serve a client better than any single model, and lose nothing when its data
 jump.
