@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cdfl.core import Layout, Loss, TrainingSettings, client_update
+from cdfl.core.proxy_sets import for_evaluation, in_pieces
 from cdfl.device import torch_threads
 from cdfl.malloc_options import keep_freed_memory
 from cdfl.sim.engine import DataSet, Training, losses_of, no_progress
@@ -93,8 +94,11 @@ class Workers:
     def _predict(self, pair: tuple[Tensor, Tensor]) -> Tensor:
         vector, inputs = pair
         inputs = self._laid_out(inputs)
+        if not hasattr(self._mine, "evaluated"):
+            self._mine.evaluated = for_evaluation(self.model).eval()
+        model, weights = self._mine.evaluated, self.layout.views(vector)
         with torch.no_grad(), self._cast():
-            outputs: Tensor = functional_call(self._copy().eval(), self.layout.views(vector), (inputs,))
+            outputs: Tensor = in_pieces(lambda piece: functional_call(model, weights, (piece,)), inputs)
         return outputs.to(self.dtype)
 
     def _laid_out(self, inputs: Tensor) -> Tensor:
