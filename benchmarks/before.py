@@ -5,9 +5,9 @@ does an upload to the server.
 
 Each scenario runs in processes of its own from both checkouts, with its own clients, data and network, 20 uploads, and
 one pass over the data wherever it has several; scenarios with ResNet-18 have fewer samples, 500 test pictures and
-batches of 8, too. What both events name is compared, number by number. Pairs are interleaved; CPU time of all threads counts. `--served N` asks
-both servers, in turns and N times each, to answer 20 clients that do not train; with `--accept-all`, without the harm
-test of the one and the guard of the other.
+batches of 8, too. What both events name is compared, number by number. Pairs are interleaved; CPU time of all threads
+counts. `--served N` asks both servers, in turns and N times each, to answer 20 clients that do not train; with
+`--accept-all`, without the harm test of the one and the guard of the other.
 
 Each result is stored as it comes, in benchmarks/results/before.json. To make the other checkout:
 
