@@ -112,3 +112,9 @@ def test_mistakes(given, message):
 def test_a_metric_is_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         Metric(**{"name": "share", "function": share, "higher_is_better": True, **changes})
+
+
+@pytest.mark.parametrize("name", ["accuracy", "top-5"])
+def test_numbers_are_no_classes(name):
+    with pytest.raises(ValueError, match="compares classes: use rmse, mae or r2 for numbers"):
+        METRICS[name](torch.randn(4, 6), torch.randn(4))

@@ -120,3 +120,13 @@ def test_a_package_error_with_a_remedy_passes_through(file, monkeypatch):
 def test_a_module_error_without_a_name(file):
     file.write_text("raise ModuleNotFoundError('needs the driver')")
     assert said_of(file).startswith(f"{file}, line 1: reading it failed with ModuleNotFoundError: needs the driver;")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "text.txt"])
+def test_data_are_neither_run_nor_imported(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.py").write_text("raise AssertionError('imported')")
+    for _ in range(2):
+        with pytest.raises(SetupError, match=rf"^{name} is no Python file; load your data in one, .* cdfl.Table"):
+            load_python(name, "write it")
+        (tmp_path / name).write_text("size,town\n1,2\n")

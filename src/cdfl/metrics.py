@@ -53,12 +53,19 @@ class Metric:
 
 
 def _accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    _check_classes("accuracy", targets)
     return (outputs.argmax(dim=1) == targets).double().mean()
 
 
 def _top_5(outputs: Tensor, targets: Tensor) -> Tensor:
+    _check_classes("top-5", targets)
     best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
     return (best == targets.unsqueeze(1)).any(dim=1).double().mean()
+
+
+def _check_classes(name: str, targets: Tensor) -> None:
+    if targets.is_floating_point():
+        raise ValueError(f"targets are {targets.dtype}; {name} compares classes: use rmse, mae or r2 for numbers")
 
 
 def _binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

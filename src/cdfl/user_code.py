@@ -10,6 +10,7 @@ from types import ModuleType
 
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}  # named otherwise
 OURS = Path(__file__).parent
+DATA = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt", ".npz", ".npy", ".xlsx")  # no modules
 READABLE = "a Python file that runs without an error"
 LONGEST = 300  # characters of an error message that are repeated
 FILE = "<run_path>"  # module name of a loaded file; part of stored run settings, so it must not change
@@ -27,6 +28,8 @@ def load_python(place: str, remedy: str) -> ModuleType:
     """
     path = Path(place)
     is_file = path.suffix == ".py" or path.is_file()
+    if path.suffix and path.suffix != ".py" and (is_file or path.suffix in DATA):
+        raise SetupError(f"{place} is no Python file; load your data in one, for example with cdfl.Table or cdfl.Texts")
     if is_file and not path.is_file():
         raise SetupError(f"there is no file {place}; {remedy}")
     _put_first(str(path.absolute().parent if is_file else Path.cwd()))

@@ -80,7 +80,7 @@ class Server(threading.Thread):
 def test_a_store_that_is_not_there_is_not_made(place, command):
     code, output = call(*command.split(), "--store", place)
     assert code == 2
-    assert output == f"cdfl: there is no store in {place}; name it with --store, or begin one with `cdfl serve`"
+    assert output == f"cdfl: there is no store in {place}; name its folder or database, or begin one with `cdfl serve`"
     assert not place.exists()
 
 

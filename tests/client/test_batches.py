@@ -1,10 +1,11 @@
 """All forms of data, and data that are refused."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from cdfl.client.batches import nonempty
+from cdfl.client.batches import nonempty, to_device
 from cdfl.core import flatten
 from cdfl.upload_policies import Always, Either, LossRises
 
@@ -116,3 +117,8 @@ def test_a_loss_that_needs_no_targets(make_client, targets):
 def test_empty_nested_inputs():
     whole, nothing = ({"picture": INPUTS}, TARGETS), ({"picture": INPUTS[:0]}, TARGETS[:0])
     assert list(nonempty([nothing, whole, ({}, ()), ((INPUTS[:0], INPUTS[:0]), ())])) == [whole]
+
+
+def test_arrays_are_taken_as_tensors():
+    array = np.ones((3, 2), dtype=np.float32)
+    assert torch.equal(to_device([array], torch.device("cpu"))[0], torch.ones(3, 2))

@@ -44,7 +44,7 @@ def test_a_hard_cluster_is_taken_for_an_easy_one():
     assert found.mistaken() == [(1, 0)]
     (sentence,) = found.sentences(NAMES[:2])
     assert "will be mistaken: 'b' for 'a'" in sentence
-    assert sentence.endswith("set measures='relative'")
+    assert sentence.endswith("--set measures=relative")
     assert found.sentences(NAMES[:2], relative=True) == []  # that is the remedy
 
 

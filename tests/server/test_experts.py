@@ -100,6 +100,13 @@ def test_replies_carry_all_clusters_or_one_model_if_asked(server):
     )
 
 
+def test_a_client_of_another_network_is_told(server):
+    words = "the server's model is not this client's: the body has .* experts of this model in int8; use the same model"
+    client = Client(server.url, nn.Linear(2, 3), "car-9", settings=EXPERTS)
+    with client, pytest.raises(wire.UnfitError, match=words):
+        client.join()
+
+
 def test_an_upload_brings_its_mixture(server):
     epoch = int(server.model("car-3").headers[wire.EPOCH])
     response = server.update(near(server, 1), "car-3", epoch, "a", headers={wire.MIXTURE: "0.2,0.7,0.1"})

@@ -21,7 +21,7 @@ from cdfl.client import Client, ClientError, Reply, Retry, ServerAwayError, Turn
 from cdfl.problems import Problem
 from cdfl.problems.problem_instance import client_network, client_router
 from cdfl.scenarios import load_problem
-from cdfl.upload_policies import POLICIES, find_policy
+from cdfl.upload_policies import ALWAYS, POLICIES, find_policy
 from cdfl.user_code import report_errors
 from cdfl.wire import DTYPES, DType, WireError
 
@@ -37,7 +37,7 @@ def join(
     token: Annotated[str | None, typer.Option(envvar="CDFL_TOKEN", help="The client's token.")] = None,
     watch: Annotated[bool, flag("--watch", "Follow the stream; upload when the policy says so.")] = False,
     policy: Annotated[
-        str | None, typer.Option(help=f"When to upload: {', '.join(POLICIES)}. Default: the policy of the file.")
+        str | None, typer.Option(help=f"When to upload: {', '.join(POLICIES)}. Default: that of the file, or always.")
     ] = None,
     every: Annotated[float, typer.Option(min=0, help="Seconds between two turns.")] = 1.0,
     turns: Annotated[int | None, typer.Option(min=1, help="Number of turns; default: until the stream ends.")] = None,
@@ -62,7 +62,7 @@ def join(
     logging.basicConfig(level=logging.WARNING, format="cdfl: %(message)s")
     with exit_on(ValueError, OSError, ClientError, WireError):
         mine = load_problem(setup).with_settings(**parse_settings(setting or []))
-        chosen = find_policy(policy) if policy else mine.policy or POLICIES["follow"]
+        chosen = find_policy(policy) if policy else mine.policy or ALWAYS
         client = Client(
             url,
             client_network(mine),

@@ -116,9 +116,8 @@ def _check_exists(place: str) -> None:
 
     check_no_run(place)
     if not store_exists(place):
-        raise StoreError(
-            f"there is no store in {without_password(place)}; name it with --store, or begin one with `cdfl serve`"
-        )
+        named = without_password(place)
+        raise StoreError(f"there is no store in {named}; name its folder or database, or begin one with `cdfl serve`")
 
 
 @contextmanager

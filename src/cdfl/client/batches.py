@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -59,6 +60,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     >>> to_device({"image": torch.zeros(2), "names": ["a", "b"]}, torch.device("cpu"))
     {'image': tensor([0., 0.]), 'names': ['a', 'b']}
     """
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
     if hasattr(value, "to"):  # a tensor, or a library's container of tensors
         return value.to(device)
     if isinstance(value, dict):

@@ -245,9 +245,14 @@ class Connection:
             head = wire.ReplyHead.from_headers(response.headers)
             if response.headers.get("Content-Encoding") == "zstd":
                 body = wire.decompress_bytes(body, self._longest(response))
-            if head.experts is not None:
+            if head.experts is None:
+                return Answer(head, body, wire.decode_model(body, self.layout))
+            try:
                 return Answer(head, body, wire.decode_experts(body, self.layout, len(head.mixture), head.experts))
-            return Answer(head, body, wire.decode_model(body, self.layout))
+            except wire.MalformedError as error:
+                if declared is None:
+                    raise
+                raise wire.UnfitError(error.detail) from None  # it is what the server sent
         except wire.UnfitError as error:
             raise wire.UnfitError(
                 f"the server's model is not this client's: {error.detail}; use the same model on both"

@@ -37,7 +37,11 @@ class Separation:
         if mistaken:
             (own, other), *_ = mistaken
             wrong = ", ".join(f"{names[cluster]!r} for {names[taken]!r}" for cluster, taken in mistaken[:MOST_NAMED])
-            remedy = "give more data, or pre-train longer" if relative else "set measures='relative'"
+            remedy = (
+                "give more data, or pre-train longer"
+                if relative
+                else "use settings={'measures': 'relative'} or --set measures=relative"
+            )
             found.append(
                 f"some clusters are harder than others, and will be mistaken: {wrong} (the model of {names[own]!r} has "
                 f"loss {self._loss(own, own)} on its own proxy set and {self._loss(own, other)} there): {remedy}"

@@ -47,7 +47,7 @@ class Problem:
         name: Of folders and pictures.
         router: Tells clusters apart by their inputs: a module or a function that makes one, which maps inputs to one
             number for each cluster. Default: a small network for pictures, text or numbers.
-        policy: When a client uploads. Default: always in a simulation, if its loss rises in `cdfl join`.
+        policy: When a client uploads. Default: at every turn.
         stream: For `cdfl join --watch`: a function that yields fresh data of the client with this name. Default: the
             data of a simulated client.
         place: The file it is from, for error messages.

@@ -118,7 +118,7 @@ def _final_scores(axes: "Axes", grouped: Mapping[str, Sequence[RunSeries]], plac
     axes.set_ylim(len(grouped) - 0.4, -0.6)
     first = next(iter(grouped.values()))[0]
     several = max(map(len, grouped.values()))
-    meaning = f"; bar: ± 1 SD, {several} seeds" if several > 1 else ""
+    meaning = f"\nbar: ± 1 SD, {several} seeds" if several > 1 else ""
     axes.set(title="At the end: last upload of every client", xlabel=f"{first.metric_label}, held-out data{meaning}")
     columns = len(names) if len(names) < 4 else 2
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.1), frameon=False, fontsize=9, ncols=columns,
