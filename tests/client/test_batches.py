@@ -122,3 +122,10 @@ def test_empty_nested_inputs():
 def test_arrays_are_taken_as_tensors():
     array = np.ones((3, 2), dtype=np.float32)
     assert torch.equal(to_device([array], torch.device("cpu"))[0], torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("shape", [(24,), (24, 1)])
+def test_numbers_need_a_loss_of_numbers(make_client, shape):
+    client = make_client()
+    with pytest.raises(ValueError, match=r"targets are a tensor of shape .* takes classes: pass another loss"):
+        client.update((INPUTS, torch.randn(shape)))

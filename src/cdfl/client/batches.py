@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from cdfl.client.errors import DivergedError
 from cdfl.core import Loss
-from cdfl.core.batches import pair_of
+from cdfl.core.batches import described, pair_of
 
 Batch = tuple[Any, Any]  # inputs, targets
 Data = Iterable[Any]  # a DataLoader or other iterable of batches, a map-style Dataset, or one batch
@@ -41,12 +42,13 @@ def nonempty(batches: Iterable[Batch]) -> Iterator[Batch]:
     return (pair for pair in map(pair_of, batches) if not _is_empty(pair[0]))
 
 
-def passes(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
+def passes(batches: Iterable[Batch], count: int, device: torch.device, loss: Loss) -> Iterator[Batch]:
     """Yield all batches `count` times, on a device."""
     for _ in range(count):
         empty = True
         for inputs, targets in nonempty(batches):
             empty = False
+            check_targets(loss, targets)
             yield to_device(inputs, device), to_device(targets, device)
         if empty:
             raise ValueError(
@@ -70,6 +72,17 @@ def to_device(value: Any, device: torch.device) -> Any:
         parts = [to_device(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def check_targets(loss: Loss, targets: Any) -> None:
+    """Refuse numbers as targets of cross_entropy: for one output, that would be 0 whatever the model computes."""
+    takes_classes = loss is cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    are_numbers = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape[1:].numel() < 2
+    if takes_classes and are_numbers:  # more numbers a sample are probabilities of classes
+        raise ValueError(
+            f"targets are {described(targets)}; cross_entropy, the default loss, takes classes: pass another loss for "
+            "numbers, such as Client(loss=torch.nn.functional.mse_loss)"
+        )
 
 
 def count_samples(batches: Iterable[Batch]) -> int:

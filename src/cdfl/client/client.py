@@ -318,7 +318,7 @@ class Client:
         """Train on `data` (Client() of Algorithm 1) and return the local model (P,). The client is not changed."""
         self._check_open()
         training = self.settings.training
-        batches = passes(batches_of(data, training.batch_size), training.local_epochs, self.device)
+        batches = passes(batches_of(data, training.batch_size), training.local_epochs, self.device, self.loss)
         return client_update(self.model, self.start_model(), batches, self.loss, training)
 
     def upload(self, local_model: Tensor) -> Reply | None:
