@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import tables
+from benchmarks import write_tables
 from cdfl import wire
 from cdfl.algorithms import ALGORITHMS
 from cdfl.cli import app
@@ -174,15 +174,19 @@ def test_the_examples_of_a_page_run(page: Path, session: Session, request: pytes
             assert fnmatchcase(said.strip(), pattern), f"line {example.line} printed\n{said}\nexpected\n{pattern}"
 
 
-@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", write_tables.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_tables_of_a_page_are_those_of_the_result_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert tables.rendered(text) == text, "run: python -m benchmarks.write_tables"
+    assert write_tables.rendered(text) == text, "run: python -m benchmarks.write_tables"
 
 
 def test_every_table_is_on_a_page() -> None:
-    shown = [name for page in tables.pages() for _, name, _ in tables.BLOCK.findall(page.read_text(encoding="utf-8"))]
-    assert set(shown) == set(tables.TABLES)
+    shown = [
+        name
+        for page in write_tables.pages()
+        for _, name, _ in write_tables.BLOCK.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert set(shown) == set(write_tables.TABLES)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_score_is_of_all_samples_together():
 def test_many_outputs_are_scored_in_parts(monkeypatch):
     instance = make_instance("tokens")
     whole = run_fast(instance)
-    for module in ("cluster_losses", "scoring"):
+    for module in ("model_losses", "scoring"):
         monkeypatch.setattr(f"cdfl.sim.{module}.NUMBERS", 1)
     assert_same(run_fast(make_instance("tokens")), whole)
 
