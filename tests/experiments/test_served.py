@@ -87,8 +87,8 @@ def test_what_the_readme_says_about_gains(results):
         assert best.algorithm == "fedbuff"
         assert abs(above) < half
     shares = [own[0] for title, (_, seeds, (own, _)) in found.items() if seeds == 5 and title not in no_gain]
-    assert len(shares) == 6
-    assert (round(min(shares), 2), round(max(shares), 2)) == (0.23, 0.58)
+    assert len(shares) == 7
+    assert (round(min(shares), 2), round(max(shares), 2)) == (0.12, 0.58)
 
 
 def test_without_the_router_the_one_model_is_level(results):
@@ -97,9 +97,12 @@ def test_without_the_router_the_one_model_is_level(results):
         assert abs(ours - theirs) < 0.005
 
 
-def test_trials_of_text_are_the_only_figures_of_text(results):
-    scores = [
-        max(score for _, score in tuning.tried(results, "gru", *one))
-        for one in (("cdfl", "served"), ("fedsoft", "after"))
-    ]
-    assert [f"{score:.3f}" for score in scores] == ["0.481", "0.452"]
+def test_what_the_readme_says_about_text(results):
+    tuned = (("cdfl", "served"), ("fedsoft", "after"), ("fedbuff", "before"))
+    scores = [max(score for _, score in tuning.tried(results, "gru", *one)) for one in tuned]
+    assert [f"{score:.3f}" for score in scores] == ["0.481", "0.452", "0.437"]
+    row = next(row for row in ROWS if row.scenario == "handbook-4")
+    found = {
+        name: served.values(results, row, line_of(name, "after")).keys() for name in ("fedsoft", "ifca", "fedbuff")
+    }
+    assert [len(seeds) for seeds in found.values()] == [5, 1, 0]
