@@ -333,6 +333,24 @@ def test_beside_a_running_server(where):
             assert (result.first, result.entries, result.findings) == (30, 0, [])
 
 
+def test_a_rejected_upload_that_is_deleted_meanwhile(store):
+    toy = lively(store)
+    rejected = next(entry for entry in store.entries(after=0) if entry.outcome == "rejected")
+    everything, read = verify(store), store.read_model
+
+    def slow(name, layout):
+        if name == rejected.upload:
+            with store.writing() as connection:
+                connection.execute(journal.delete().where(journal.c.number == rejected.number))
+            store.blobs.delete([name])
+        return read(name, layout)
+
+    store.read_model = slow
+    result = verify(store)
+    assert (result.entries, result.findings) == (everything.entries - 1, [])
+    assert toy.state.epoch == result.last
+
+
 def test_recovery_beside_a_running_server(where):
     with Store.open(*where) as store:
         toy = lively(store)
