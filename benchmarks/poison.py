@@ -37,7 +37,7 @@ from cdfl.sim.simulation import Simulation
 
 LAST = 5  # scores of the clusters at the end of a run that are averaged: a single upload changes them much
 SHORT = 300  # uploads of a run, half of them in runs with a fast attacker; 600 take twice as long
-SEEDS = tuple(range(40, 45))  # looked at once, with the final guard
+SEEDS = tuple(range(50, 55))  # looked at once, with the final guard
 FREE_SEEDS = 1  # of runs without the guard under attack: they are context
 DRIFTS = ("sudden", "gradual", "seasons", "newcomer", "dirichlet", "labels")
 CONSTANTS = {

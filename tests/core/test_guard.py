@@ -87,11 +87,11 @@ class TestBlame:
         for number in range(8):
             state, reply = step(str(number), state, 1.0, NEWCOMER)
             assert float(reply.rates[0]) == ALONG.rates.base_rate
-        _, reply = step("judged", state, way, ClientMemory(None, (9.0, 0.0, 9.0, blame)))
-        return reply.outcome, float(reply.rates[0]), reply.verdict.client[-1]
+        _, reply = step("judged", state, way, ClientMemory(None, guard._Client(9.0, 0.0, 9.0, blame, blame)))
+        return reply.outcome, float(reply.rates[0]), guard._Client(*reply.verdict.client).blame
 
     def test_a_step_shrinks_with_blame_before_it_is_refused(self):
-        found = [self.rates(blame, -1.0) for blame in (-1.0, 0.0, 0.4, 0.8, 1.2, 2.0)]
+        found = [self.rates(blame, -1.0) for blame in (-1.0, 0.0, 0.3, 0.6, 0.9, 2.0)]
         rates = [rate for _, rate, _ in found]
         assert rates == sorted(rates, reverse=True)
         assert (rates[0], rates[-1]) == (ALONG.rates.base_rate, 0.0)
@@ -99,8 +99,8 @@ class TestBlame:
 
     def test_useful_steps_are_forgiven_also_if_they_are_refused(self):
         outcome, _, blame = self.rates(2.5, 1.0)
-        assert (outcome, blame < 1.5) == ("rejected", True)
-        assert self.rates(1.0, 1.0)[2] < 0.8 < 1.0 < self.rates(1.0, -1.5)[2]
+        assert (outcome, blame < 2.2) == ("rejected", True)
+        assert self.rates(1.0, 1.0)[2] < 0.9 < 1.0 < self.rates(1.0, -1.5)[2]
 
     def test_a_step_that_is_too_long_but_the_right_way_is_no_harm(self):
         proxy = Proxy(self.CENTRE)
@@ -110,15 +110,28 @@ class TestBlame:
             upload = Upload(base + way * (self.CENTRE[0] - base), 0, base_model=base)
             after = base + 0.2 * (upload.local_model - base)
             assert proxy(after[None], torch.tensor([0])) > proxy(base[None], torch.tensor([0]))
-            assert (Guard(0.2)._effect(state, upload, torch.tensor([0.2]).double(), proxy) > 0) == is_harm
+            effects = Guard(0.2)._effects(state, upload, torch.tensor([0.2]).double(), proxy)
+            assert [effect > 0 for effect in effects] == [is_harm] * 2
 
-    def test_where_all_honest_steps_do_harm_only_more_than_that_counts(self):
+    @pytest.mark.parametrize("usual", [0.3, -0.3])
+    def test_harm_is_what_differs_from_the_usual_effect(self, usual):
         memory = guard._Memory(50.0, 0.0, torch.zeros(1), torch.zeros(8, guard.WIDTH + 1, dtype=torch.float64))
-        memory.rows[:, guard.COLUMNS["effect"]] = torch.tensor([-0.1, 0.2, 0.3, 0.3, 0.3, 0.4, 0.4, 9.0])
-        assert memory.harm_of(0.3) == pytest.approx(0.0, abs=1e-6)
-        assert memory.harm_of(0.6) == pytest.approx(1.0)
-        memory.rows[:, guard.COLUMNS["effect"]] *= -1
-        assert memory.harm_of(0.3) == pytest.approx(1.0)
+        memory.rows[:, guard.COLUMNS["sent"]] = torch.tensor([-0.4, -0.1, 0.0, 0.0, 0.0, 0.1, 0.1, 9.0]) + usual
+        memory.rows[:, guard.COLUMNS["moved"]] = torch.tensor([1.0])
+        for effect, harm in ((usual, 0.0), (usual + 0.3, 1.0), (usual - 0.15, -0.5), (9.0, guard.MOST_HARM)):
+            harms = memory.harms_of(guard._Effects(effect, 1.0))
+            assert harms == (pytest.approx(harm, abs=1e-6), 0.0)
+
+    def test_copies_of_clusters_are_seen_on_the_clusters_only(self):
+        """What improves the model that a client was sent may still make clusters worse."""
+        proxy = Proxy(self.CENTRE)
+        state = initial_state(self.CENTRE + 1.0, proxy)
+        base = self.CENTRE[0] + 5.0  # old
+        upload = Upload(state.cluster_models[0] - 1.5, 0, base_model=base)
+        effects = Guard(0.5)._effects(state, upload, torch.tensor([0.5]).double(), proxy)
+        assert effects.sent < 0
+        passed = Upload(torch.full((2,), 5.0), 0, base_model=torch.full((2,), -1.0))  # from one side to the other
+        assert Guard(0.5)._effects(state, passed, torch.tensor([0.5]).double(), proxy).moved > 0
 
     def test_the_first_upload_of_a_client_is_never_refused_for_harm(self):
         assert guard._factor(guard.MOST_HARM / 2) > 0
@@ -131,7 +144,7 @@ class TestRefusals:
     def test_a_refused_upload_changes_nothing_and_gets_its_own_model_back(self):
         world = self.world()
         member = world.clients[0]
-        member.memory = ClientMemory(member.memory.mixture, (9.0, 0.0, -1e9, 0.0))
+        member.memory = ClientMemory(member.memory.mixture, guard._Client(9.0, 0.0, -1e9))
         before, held = world.state, member.model
         world.upload(member, torch.randn(held.shape))
         assert member.outcomes[-1] == "rejected"
@@ -148,6 +161,24 @@ class TestRefusals:
         for member in others:
             world.upload(member, world.train(member))
         assert [member.outcomes[-1] for member in others].count("rejected") <= 1
+
+    def test_a_shrunk_upload_counts_as_several(self):
+        """It would age the uploads of others as much as a whole one."""
+        world = self.world()
+        trusted, blamed = world.clients[10], world.clients[11]
+        memory = guard._Client(uploads=9.0, epoch=float(world.state.epoch), credit=5.0)
+        left = []
+        for member, blame in ((trusted, -1.0), (blamed, 0.7)):
+            member.memory = ClientMemory(member.memory.mixture, memory._replace(sent_blame=blame))
+            world.upload(member, world.train(member))
+            assert member.outcomes[-1] == "applied"
+            left.append(guard._Client(*member.memory.defence).credit)
+        assert left[0] > 4.0 > 3.0 > left[1]
+
+    def test_when_few_clients_are_known_new_ones_share_too(self):
+        memory = guard._Memory(50.0, 0.0, torch.zeros(1), torch.zeros(20, guard.WIDTH + 1, dtype=torch.float64))
+        memory.rows[:5, guard.COLUMNS["is_known"]] = 1.0
+        assert guard._credit(20, 0.0, guard._Client(credit=0.0), memory) == pytest.approx(guard.SHARE)
 
     def test_an_absurd_change_is_shortened(self):
         world = self.world()
@@ -211,11 +242,7 @@ LONG = pytest.mark.long
         pytest.param(copies, "fast", marks=LONG),
         pytest.param(copies, "new", marks=LONG),
         pytest.param(flipped, "fifth", marks=LONG),
-        pytest.param(
-            flipped,
-            "fast",
-            marks=[LONG, pytest.mark.xfail(strict=False, reason="costs 1.7 points of accuracy; the aim is 1")],
-        ),
+        pytest.param(flipped, "fast", marks=LONG),
         pytest.param(flipped, "new", marks=LONG),
     ],
 )

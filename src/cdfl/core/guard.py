@@ -5,25 +5,28 @@ An upload v was trained from u, the model that its client was sent. Clusters mov
 *Bound.* The change v - u is shortened to `LONGEST` times the usual norm. The shortened norm counts for what is usual:
 otherwise a few absurd changes would make all others look like none.
 
-*Try.* The step beta_0 (v - u) and its opposite are applied to two models: u, and the average of the clusters that
-move, weighted by their rates. Both are evaluated on the proxy sets of these clusters. The effect is half of the loss
-after the step minus the loss after its opposite, weighted by the rates; of the two models, the worse one counts. The
-opposite step is needed because late in training honest steps raise the loss, too: they are long. Their opposites raise
-it more. The losses of the clusters themselves say little: they hardly change, whichever way a step goes.
+*Try.* Two steps and their opposites are tried on the proxy sets of the clusters that move, weighted by the rates: the
+whole change on u, that is v and 2u - v; and the step beta_0 (v - u) on the average of these clusters. The effect of a
+step is half of the loss after it minus the loss after its opposite. The first one shows best whether a client has
+trained at all. The second one shows what is good for u, but not for the clusters: copies of clusters, or other labels.
+The opposites are needed because late in training honest steps raise the loss, too: they are long. Their opposites raise
+it more.
 
-*Blame.* The harm of an upload is (effect - max(0, usual effect)) / usual size of an effect, within bounds. So nobody is
-blamed when all honest steps do harm. A client's blame is the running mean of its harm, from 0.
+*Blame.* The harm of a step is (effect - usual effect) / usual size of an effect, within bounds: a step does harm if it
+does much less good than those of others. A client has two blames, the running means of the harm of either step, from 0.
+The larger one counts, that for clusters less `SLACK`.
 
 *Shrink.* One effect says little about a client: by chance, honest steps go the wrong way and harmful ones the right
-way. So a step shrinks with the blame of its client, from the whole step of one that improves the losses to nothing at a
-blame of `SPAN`. Only then is the upload rejected.
+way. So a step shrinks with the blame of its client, from the whole step up to a blame of `TOLERATED` to nothing at
+`REFUSED`. Only then is the upload rejected.
 
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
 
-*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. If clients
-with fewer than `KNOWN` accepted uploads send more than `NEW_SHARE` of all uploads, their blame is at least the harm of
-the upload: otherwise an attacker could use a new name for every upload.
+*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. An upload of
+which a part f is taken counts as 1 / f uploads, at most `SHARE`: it makes those of others as stale as a whole one. If
+clients with fewer than `KNOWN` accepted uploads send more than `NEW_SHARE` of all uploads, their blame is at least the
+harm of the upload: otherwise an attacker could use a new name for every upload.
 
 *Idle.* An upload that hardly changes anything is rejected. It would only increase the staleness of others, and lower
 the usual norm.
@@ -51,9 +54,10 @@ WINDOW = 100  # clients that are remembered: those that uploaded last
 ENOUGH = 5  # clients before anything is usual
 LONGEST = 1.5  # times the usual norm
 IDLE = 0.05  # times the usual norm: a shorter change is none
-FORGIVING = 0.67  # share of its blame that a client keeps at its next upload
+FORGIVING = 0.8  # share of its blame that a client keeps at its next upload
 LEAST_HARM, MOST_HARM = -2.0, 2.3  # bounds of the harm of one upload; the first one alone is no reason to refuse it
-SPAN = 1.2  # a client with no blame takes its whole step; with this much, none
+TOLERATED, REFUSED = 0.45, 1.25  # up to this blame a client takes its whole step; from that one on, none
+SLACK = 0.2  # the effects on clusters differ more between honest clients
 FADING = 4  # power of the share of the step between the two
 FALL, CLIMB = 0.1, 0.01  # how fast a cluster's level follows its loss down and up
 RISE = 10.0  # times the usual change of a cluster's loss in a step
@@ -61,11 +65,13 @@ FIRST_RISE = 0.1  # times the loss, before a change is usual
 SHARE, BURST = 3.0, 10.0  # uploads of one client: times those of others, and how many at once
 KNOWN = 3  # accepted uploads after which a client is no newcomer
 NEW_SHARE, NEW_BURST = 0.2, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
-TRIAL_SAMPLES = 200  # of each proxy set: enough to try steps on; with 32, chance hides who does harm
+TRIAL_SAMPLES = 100  # of each proxy set: enough to try steps on; with 32, chance hides who does harm
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
-OFTEN = "you upload more often than others; upload again when they have"
+OFTEN = (
+    "you upload more often than others, or uploads that count as several since they make models worse; wait for them"
+)
 NO_CHANGE = "it hardly differs from the model that you were sent; train longer, or upload when your data have changed"
 MANY_NEW = "many uploads of new clients have come, and this one makes models worse; upload again later"
 HARM = (
@@ -81,11 +87,32 @@ class _Client(NamedTuple):
     uploads: float = 0.0  # accepted ones
     epoch: float = 0.0  # of the last accepted one; names its row in the server's memory
     credit: float = BURST  # uploads that it may make at once
-    blame: float = 0.0
+    sent_blame: float = 0.0  # for what its steps do to the models that it was sent
+    moved_blame: float = 0.0  # for what they do to the clusters that they move
 
     @property
     def is_new(self) -> bool:
         return self.uploads < KNOWN
+
+    @property
+    def blame(self) -> float:
+        """The larger one."""
+        return max(self.sent_blame, self.moved_blame - SLACK)
+
+    def blamed(self, harms: "_Effects") -> "_Client":
+        """Move the running means of harm."""
+        kept = min(FORGIVING, (self.uploads + 1) / (self.uploads + 2))
+        return self._replace(
+            sent_blame=kept * self.sent_blame + (1 - kept) * harms.sent,
+            moved_blame=kept * self.moved_blame + (1 - kept) * harms.moved,
+        )
+
+
+class _Effects(NamedTuple):
+    """What a step does to losses, or the harm of that."""
+
+    sent: float  # to the losses of the model that the client was sent
+    moved: float  # to those of the clusters that move
 
 
 class _Row(NamedTuple):
@@ -94,7 +121,8 @@ class _Row(NamedTuple):
     epoch: float
     time: float
     is_known: float  # 1 if the client is no newcomer
-    effect: float  # what a step along it does to losses
+    sent: float  # its effects
+    moved: float
     norm: float  # of the change of the parameters, after it was shortened
     statistics: float  # of the change of the statistics
 
@@ -141,15 +169,18 @@ class _Memory:
         """A column of `usual`."""
         return self.usual[:, COLUMNS[name]]
 
-    def harm_of(self, effect: float) -> float:
-        """How far an effect is above the usual one, in units of usual effects, within bounds.
+    def harms_of(self, effects: _Effects) -> _Effects:
+        """How far effects are above the usual ones, in units of usual effects, within bounds.
 
         0 if nothing is usual yet.
         """
-        effects = self.column("effect")
-        size = _median(effects.abs()) if len(effects) >= ENOUGH else 0.0
-        times = (effect - max(0.0, _median(effects))) / size if size else 0.0
-        return min(MOST_HARM, max(LEAST_HARM, times))
+        harms = []
+        for name, effect in effects._asdict().items():
+            usual = self.column(name)
+            size = _median(usual.abs()) if len(usual) >= ENOUGH else 0.0
+            times = (effect - _median(usual)) / size if size else 0.0
+            harms.append(min(MOST_HARM, max(LEAST_HARM, times)))
+        return _Effects(*harms)
 
 
 @dataclass(frozen=True)
@@ -182,11 +213,10 @@ class Guard:
         if _is_idle(_norms(upload, state.num_parameters)[0], memory):
             return _refused(state, rates, Verdict(False, (), client.defence, f"{NO_CHANGE}; {UNMOVED}"))
         state = reevaluated(state, evaluate)
-        effect = self._effect(state, upload, rates, evaluate)
-        is_bounded = effect < math.inf  # NaN is not
-        harm = memory.harm_of(effect) if is_bounded else MOST_HARM
-        kept = min(FORGIVING, (known.uploads + 1) / (known.uploads + 2))
-        known = known._replace(blame=kept * known.blame + (1 - kept) * harm)
+        effects = self._effects(state, upload, rates, evaluate)
+        is_bounded = all(effect < math.inf for effect in effects)  # NaN is not
+        harms = memory.harms_of(effects) if is_bounded else _Effects(MOST_HARM, MOST_HARM)
+        harm, known = max(harms.sent, harms.moved - SLACK), known.blamed(harms)
         is_one_of_many = known.is_new and memory.has_many_new(epoch)
         factor = _factor(max(known.blame, harm) if is_one_of_many else known.blame) if is_bounded else 0.0
         if factor == 0:
@@ -196,9 +226,11 @@ class Guard:
         if rates.any() and not allowed.any():
             return _refused(state, rates, Verdict(False, (harm,), known, f"{LIFTS}; {UNMOVED}", upload.bounds))
         norms = _norms(upload, state.num_parameters)
-        row = _Row(epoch, upload.time, float(known.uploads + 1 >= KNOWN), _finite(effect), *norms)
+        row = _Row(
+            epoch, upload.time, float(known.uploads + 1 >= KNOWN), _finite(effects.sent), _finite(effects.moved), *norms
+        )
         seen = (known.epoch, *row, *changes.tolist(), *losses.tolist())
-        credit = _credit(epoch, upload.time, known, memory) - 1
+        credit = max(0.0, _credit(epoch, upload.time, known, memory) - min(SHARE, 1 / factor))
         after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
         return Limited(allowed, losses, Verdict(True, seen, after, bounds=upload.bounds))
 
@@ -218,24 +250,25 @@ class Guard:
             rows = torch.cat([rows, torch.cat([numbers[1 : 1 + WIDTH], changes])[None]])[-WINDOW:]
         return _Memory(max(0.0, credit), row.epoch, levels, rows).packed()
 
-    def _effect(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> float:
-        """Return half the difference of the step and the one back: on u or on the mixture, whichever is larger."""
+    def _effects(self, state: ServerState, upload: Upload, rates: Tensor, evaluate: Evaluate) -> _Effects:
         assert upload.base_model is not None  # noqa: S101  `needs_base`
         moved = rates.nonzero().flatten()
         if len(moved) == 0:
-            return 0.0
+            return _Effects(0.0, 0.0)
         shares, models = rates[moved] / rates.sum(), state.cluster_models
-        mixture = shares.to(models) @ models[moved.to(models.device)]
-        tried = torch.cat([self.tried(upload, place) for place in (upload.base_model.to(models), mixture)])  # (4, P)
+        average = shares.to(models) @ models[moved.to(models.device)]
+        step = self.base_rate * (upload.local_model.to(models) - upload.base_model.to(models))
+        tried = torch.cat([self.tried_on_base(upload).to(models), torch.stack([average + step, average - step])])
         losses = (self.trial or evaluate)(tried.repeat_interleave(len(moved), dim=0), moved.repeat(4)).double().cpu()
-        effects = losses.reshape(2, 2, len(moved)) @ shares.cpu()  # (2 places, forth and back)
-        return float((effects[:, 0] - effects[:, 1]).max() / 2)  # NaN if one of them is
+        trained, opposite, after, opposite_after = (losses.reshape(4, len(moved)) @ shares.cpu()).tolist()
+        return _Effects((trained - opposite) / 2, (after - opposite_after) / 2)  # NaN if a loss is
 
-    def tried(self, upload: Upload, place: Tensor) -> Tensor:
-        """Return a model (P,) after the upload's step, and after the opposite one (2, P)."""
+    @staticmethod
+    def tried_on_base(upload: Upload) -> Tensor:
+        """Return the upload v and its opposite, 2u - v (2, P)."""
         assert upload.base_model is not None  # noqa: S101  `needs_base`
-        change = self.base_rate * (upload.local_model.to(place) - upload.base_model.to(place))
-        return torch.stack([place + change, place - change])
+        base_model = upload.base_model.to(upload.local_model)
+        return torch.stack([upload.local_model, base_model - (upload.local_model - base_model)])
 
 
 def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
@@ -257,8 +290,11 @@ def is_healthy(state: ServerState, best: ServerState, usual: ServerState) -> boo
 
 
 def _credit(epoch: int, time: float, known: _Client, memory: _Memory) -> float:
-    """Return how many uploads a client may make now. Each upload of any client earns it `SHARE` times its share."""
-    num_active = int((memory.column("time") > time - ACTIVE).sum())
+    """Return how many uploads a client may make now. Each upload of any client earns it `SHARE` times its share.
+
+    New clients share, too: when the first clients are known, most others are still new.
+    """
+    num_active = int((memory.rows[:, COLUMNS["time"]] > time - ACTIVE).sum())
     return min(BURST, known.credit + SHARE * (epoch - known.epoch) / max(1, num_active))
 
 
@@ -302,8 +338,8 @@ def _norms(upload: Upload, num_parameters: int | None) -> tuple[float, float]:
 
 
 def _factor(blame: float) -> float:
-    """Return how much of a client's step is taken: from 1 without blame to 0."""
-    return min(1.0, max(0.0, 1 - blame / SPAN)) ** FADING
+    """Return how much of a client's step is taken: from 1 to 0."""
+    return min(1.0, max(0.0, (REFUSED - blame) / (REFUSED - TOLERATED))) ** FADING
 
 
 # -- level

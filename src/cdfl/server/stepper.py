@@ -129,7 +129,7 @@ class Stepper:
         guard = defence_of(self.settings)
         if submission.tried is None or submission.base_model is None or not isinstance(guard, Guard):
             return self.trial
-        return Foreseen(self.trial, guard.tried(as_upload(submission), submission.base_model), submission.tried)
+        return Foreseen(self.trial, guard.tried_on_base(as_upload(submission)), submission.tried)
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:
         begun, tape = time.perf_counter(), Recording(self.cores)

@@ -83,7 +83,7 @@ class Evaluation:
             is_evaluated = submission.losses is not None or submission.mixture is not None
             if is_evaluated and submission.base_model is not None and not submission.answer.done():
                 with self.metrics.timed("evaluate"), suppress(Exception):  # the guard tries again, and reports errors
-                    models = self._defence.tried(as_upload(submission), submission.base_model)
+                    models = self._defence.tried_on_base(as_upload(submission))
                     submission.tried = self.trial.of_each(list(models))
 
     def _is_refused(self, submission: Submission, state: ServerState) -> bool:
