@@ -80,9 +80,9 @@ class World:
         inputs, targets = (torch.cat(parts) for parts in zip(*sets, strict=True))
         return trained(member.model, inputs, targets, steps=8)
 
-    def upload(self, member: Member, model: Tensor) -> None:
+    def upload(self, member: Member, model: Tensor, time: float = 0.0) -> None:
         """One upload, as the server takes it: the base is what this client was really sent."""
-        upload = Upload(model, member.epoch, "", base_model=member.model, time=0.0)
+        upload = Upload(model, member.epoch, "", base_model=member.model, time=time)
         self.state, reply = server_update(self.state, upload, self.settings, self.evaluate, member.memory)
         member.model, member.epoch, member.memory = reply.personal_model, reply.epoch, reply.client
         member.outcomes.append(reply.outcome)

@@ -87,7 +87,7 @@ class TestBlame:
         for number in range(8):
             state, reply = step(str(number), state, 1.0, NEWCOMER)
             assert float(reply.rates[0]) == ALONG.rates.base_rate
-        _, reply = step("judged", state, way, ClientMemory(None, guard._Client(9.0, 0.0, 9.0, blame, blame)))
+        _, reply = step("judged", state, way, ClientMemory(None, guard._Client(9.0, 0.0, 0.0, 9.0, blame, blame)))
         return reply.outcome, float(reply.rates[0]), guard._Client(*reply.verdict.client).blame
 
     def test_a_step_shrinks_with_blame_before_it_is_refused(self):
@@ -144,7 +144,7 @@ class TestRefusals:
     def test_a_refused_upload_changes_nothing_and_gets_its_own_model_back(self):
         world = self.world()
         member = world.clients[0]
-        member.memory = ClientMemory(member.memory.mixture, guard._Client(9.0, 0.0, -1e9))
+        member.memory = ClientMemory(member.memory.mixture, guard._Client(9.0, 0.0, 0.0, -1e9))
         before, held = world.state, member.model
         world.upload(member, torch.randn(held.shape))
         assert member.outcomes[-1] == "rejected"
@@ -179,6 +179,19 @@ class TestRefusals:
         memory = guard._Memory(50.0, 0.0, torch.zeros(1), torch.zeros(20, guard.WIDTH + 1, dtype=torch.float64))
         memory.rows[:5, guard.COLUMNS["is_known"]] = 1.0
         assert guard._credit(20, 0.0, guard._Client(credit=0.0), memory) == pytest.approx(guard.SHARE)
+
+    def test_clients_that_remain_when_others_are_away_may_go_on(self):
+        """Two of twenty earn less than they use; without this, they would wait for a day."""
+        world = self.world()
+        few = world.clients[-2:]
+        while {member.outcomes[-1] for member in few} != {"rejected"}:
+            for member in few:
+                world.upload(member, world.train(member))
+        for minute in range(1, 60):
+            for member in few:
+                world.upload(member, world.train(member), time=60.0 * minute)
+        for member in few:
+            assert 4 <= member.outcomes[-59:].count("applied") <= 12
 
     def test_an_absurd_change_is_shortened(self):
         world = self.world()

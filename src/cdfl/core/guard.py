@@ -23,10 +23,11 @@ way. So a step shrinks with the blame of its client, from the whole step up to a
 *Level.* No cluster may rise above its recent level by more than `RISE` times the usual change of its loss. A step that
 would do so is halved for that cluster, then not taken.
 
-*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up. An upload of
-which a part f is taken counts as 1 / f uploads, at most `SHARE`: it makes those of others as stale as a whole one. If
-clients with fewer than `KNOWN` accepted uploads send more than `NEW_SHARE` of all uploads, their blame is at least the
-harm of the upload: otherwise an attacker could use a new name for every upload.
+*Share.* A client that uploads more than `SHARE` times as often as others is rejected until they catch up; one upload in
+`ANYWAY` seconds is always allowed, since the others may be away. An upload of which a part f is taken counts as 1 / f
+uploads, at most `SHARE`: it makes those of others as stale as a whole one. If clients with fewer than `KNOWN` accepted
+uploads send more than `NEW_SHARE` of all uploads, their blame is at least the harm of the upload: otherwise an attacker
+could use a new name for every upload.
 
 *Idle.* An upload that hardly changes anything is rejected. It would only increase the staleness of others, and lower
 the usual norm.
@@ -67,10 +68,11 @@ KNOWN = 3  # accepted uploads after which a client is no newcomer
 NEW_SHARE, NEW_BURST = 0.2, 50.0  # uploads of all newcomers together: of all uploads, and how many at once
 TRIAL_SAMPLES = 100  # of each proxy set: enough to try steps on; with 32, chance hides who does harm
 ACTIVE = 24 * 3600.0  # seconds after its last upload that a client counts as one of those that share
+ANYWAY = 600.0  # seconds in which every client may upload once, although the others do not
 
 UNMOVED = "the upload moved no cluster, and you keep the model that you were sent"
 OFTEN = (
-    "you upload more often than others, or uploads that count as several since they make models worse; wait for them"
+    "you upload more often than others (one that makes models worse counts as several); wait for them or ten minutes"
 )
 NO_CHANGE = "it hardly differs from the model that you were sent; train longer, or upload when your data have changed"
 MANY_NEW = "many uploads of new clients have come, and this one makes models worse; upload again later"
@@ -86,6 +88,7 @@ class _Client(NamedTuple):
 
     uploads: float = 0.0  # accepted ones
     epoch: float = 0.0  # of the last accepted one; names its row in the server's memory
+    time: float = 0.0  # of that one
     credit: float = BURST  # uploads that it may make at once
     sent_blame: float = 0.0  # for what its steps do to the models that it was sent
     moved_blame: float = 0.0  # for what they do to the clusters that they move
@@ -231,7 +234,7 @@ class Guard:
         )
         seen = (known.epoch, *row, *changes.tolist(), *losses.tolist())
         credit = max(0.0, _credit(epoch, upload.time, known, memory) - min(SHARE, 1 / factor))
-        after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), credit=credit)
+        after = known._replace(uploads=known.uploads + 1, epoch=float(epoch), time=upload.time, credit=credit)
         return Limited(allowed, losses, Verdict(True, seen, after, bounds=upload.bounds))
 
     def remember(self, memory: Tensor, verdict: Verdict) -> Tensor:
@@ -292,10 +295,12 @@ def is_healthy(state: ServerState, best: ServerState, usual: ServerState) -> boo
 def _credit(epoch: int, time: float, known: _Client, memory: _Memory) -> float:
     """Return how many uploads a client may make now. Each upload of any client earns it `SHARE` times its share.
 
-    New clients share, too: when the first clients are known, most others are still new.
+    New clients share, too: when the first clients are known, most others are still new. Where many clients are away,
+    those that remain earn less than they use, so time earns them something, too.
     """
     num_active = int((memory.rows[:, COLUMNS["time"]] > time - ACTIVE).sum())
-    return min(BURST, known.credit + SHARE * (epoch - known.epoch) / max(1, num_active))
+    earned = SHARE * (epoch - known.epoch) / max(1, num_active) + max(0.0, time - known.time) / ANYWAY
+    return min(BURST, known.credit + earned)
 
 
 # -- bound
