@@ -70,7 +70,7 @@ def test_everything_of_a_client_is_removed(where, keep_uploads, snapshot_first):
 def test_what_harm_it_did_is_forgotten(store):
     toy = Toy(store)
     reject(toy, NAME)
-    assert store.client(NAME).memory.defence[3] > 0
+    assert max(store.client(NAME).memory.defence[-2:]) > 0  # its blames
     store.forget(NAME, toy.state)
     forgotten = [entry for entry in store.entries(after=0) if entry.client_id == ""]
     assert {(entry.verdict, entry.last_mixture, entry.last_defence) for entry in forgotten} <= {(Verdict(), None, ())}

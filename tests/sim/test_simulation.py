@@ -122,7 +122,8 @@ def test_a_mixture_that_is_not_sent_serves_the_client_alone():
 
 @pytest.mark.parametrize("send_mixture", [True, False])
 def test_the_guard_judges_uploads_that_bring_their_mixture(send_mixture, monkeypatch):
-    monkeypatch.setattr(guard, "SPAN", 1e-9)  # so that it rejects some
+    monkeypatch.setattr(guard, "TOLERATED", 0.0)  # so that it rejects some
+    monkeypatch.setattr(guard, "REFUSED", 1e-9)
     settings = ROUTED.replace(guard=True, shared_step=0.25, send_mixture=send_mixture)
     instance = make_instance(settings)
     run = run_fast(instance)
