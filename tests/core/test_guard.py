@@ -137,6 +137,19 @@ class TestBlame:
         assert guard._factor(guard.MOST_HARM / 2) > 0
 
 
+def test_a_variance_that_doubles_is_no_reason_to_refuse():
+    """Its opposite would be negative, and the loss NaN."""
+
+    def evaluate(models, clusters):
+        return models[:, 0] ** 2 + models[:, 1].sqrt()
+
+    state = initial_state(torch.tensor([[4.0, 1.0], [4.0, 1.0]]), evaluate, num_parameters=1)
+    upload = Upload(torch.tensor([3.0, 9.0]), 0, base_model=torch.tensor([4.0, 1.0]))
+    after, reply = server_update(state, upload, ALONG, evaluate)
+    assert reply.outcome == "applied"
+    assert bool(after.cluster_losses.isfinite().all())
+
+
 class TestRefusals:
     def world(self):
         return run(0, uploads=40)

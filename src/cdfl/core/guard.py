@@ -9,6 +9,7 @@ otherwise a few absurd changes would make all others look like none.
 whole change on u, that is v and 2u - v; and the step beta_0 (v - u) on the average of these clusters. The effect of a
 step is half of the loss after it minus the loss after its opposite. The first one shows best whether a client has
 trained at all. The second one shows what is good for u, but not for the clusters: copies of clusters, or other labels.
+Statistics take no part: the opposite of a variance may be negative.
 The opposites are needed because late in training honest steps raise the loss, too: they are long. Their opposites raise
 it more.
 
@@ -261,17 +262,20 @@ class Guard:
         shares, models = rates[moved] / rates.sum(), state.cluster_models
         average = shares.to(models) @ models[moved.to(models.device)]
         step = self.base_rate * (upload.local_model.to(models) - upload.base_model.to(models))
-        tried = torch.cat([self.tried_on_base(upload).to(models), torch.stack([average + step, average - step])])
+        step[_count(state) :] = 0
+        on_base = tried_on_base(upload, _count(state)).to(models)
+        tried = torch.cat([on_base, torch.stack([average + step, average - step])])  # (4, P)
         losses = (self.trial or evaluate)(tried.repeat_interleave(len(moved), dim=0), moved.repeat(4)).double().cpu()
         trained, opposite, after, opposite_after = (losses.reshape(4, len(moved)) @ shares.cpu()).tolist()
         return _Effects((trained - opposite) / 2, (after - opposite_after) / 2)  # NaN if a loss is
 
-    @staticmethod
-    def tried_on_base(upload: Upload) -> Tensor:
-        """Return the upload v and its opposite, 2u - v (2, P)."""
-        assert upload.base_model is not None  # noqa: S101  `needs_base`
-        base_model = upload.base_model.to(upload.local_model)
-        return torch.stack([upload.local_model, base_model - (upload.local_model - base_model)])
+
+def tried_on_base(upload: Upload, num_parameters: int) -> Tensor:
+    """Return the upload v, and its opposite 2u - v with the statistics of v (2, P)."""
+    assert upload.base_model is not None  # noqa: S101  `needs_base`
+    opposite, base_model = upload.local_model.clone(), upload.base_model.to(upload.local_model)[:num_parameters]
+    opposite[:num_parameters] = base_model - (upload.local_model[:num_parameters] - base_model)
+    return torch.stack([upload.local_model, opposite])
 
 
 def defence_of(settings: Settings, trial: Evaluate | None = None) -> Defence:
@@ -311,7 +315,7 @@ def _bounded(state: ServerState, upload: Upload, memory: _Memory) -> Upload:
 
     Before there is a usual norm, to that of the longest cluster.
     """
-    count = state.cluster_models.shape[1] if state.num_parameters is None else state.num_parameters
+    count = _count(state)
     if len(memory.usual) >= ENOUGH:
         longest = [LONGEST * _median(memory.column(name)) for name in ("norm", "statistics")]
     else:
@@ -322,6 +326,11 @@ def _bounded(state: ServerState, upload: Upload, memory: _Memory) -> Upload:
     norms = _norms(upload, count)
     factors = [most / norm if norm > most else 1.0 for norm, most in zip(norms, longest, strict=True)]
     return bounded(upload, count, factors)
+
+
+def _count(state: ServerState) -> int:
+    """Return the number of parameters; statistics follow them."""
+    return state.cluster_models.shape[1] if state.num_parameters is None else state.num_parameters
 
 
 def _is_idle(norm: float, memory: _Memory) -> bool:

@@ -258,7 +258,7 @@ class Engine:
         self.evaluation.run(batch, self.state)
         if self.store.is_owner:
             self._fetch_bases(batch)
-            self.evaluation.try_steps(batch)
+            self.evaluation.try_steps(batch, self.stepper.layout.num_parameters)
 
     def _fetch_bases(self, batch: Sequence[Submission]) -> None:
         for submission in batch:

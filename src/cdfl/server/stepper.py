@@ -28,6 +28,7 @@ from cdfl.core import (
     server_update,
 )
 from cdfl.core.estimate import with_losses
+from cdfl.core.guard import tried_on_base
 from cdfl.server.metrics import Metrics
 from cdfl.server.recorded_losses import Recording
 from cdfl.server.replies import Replies
@@ -129,7 +130,7 @@ class Stepper:
         guard = defence_of(self.settings)
         if submission.tried is None or submission.base_model is None or not isinstance(guard, Guard):
             return self.trial
-        return Foreseen(self.trial, guard.tried_on_base(as_upload(submission)), submission.tried)
+        return Foreseen(self.trial, tried_on_base(as_upload(submission), self.layout.num_parameters), submission.tried)
 
     def _step(self, state: ServerState, submission: Submission) -> tuple[ServerState, Step]:
         begun, tape = time.perf_counter(), Recording(self.cores)

@@ -35,7 +35,7 @@ class Submission:
     received: float = field(default_factory=time.time)
     is_offered: bool = False  # another front end took it
     losses: Tensor | None = None  # (K,) once they are known
-    tried: Tensor | None = None  # (2, K) losses that the guard needs, if known: `Guard.tried_on_base`
+    tried: Tensor | None = None  # (2, K) losses that the guard needs, if known: `tried_on_base`
     base: str | None = None  # blob of the model it was trained from, once it is kept
     base_model: Tensor | None = None  # (P,) that model
     answer: "Future[Answer]" = field(default_factory=Future)

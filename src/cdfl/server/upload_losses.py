@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cdfl.core import Defence, Evaluate, Guard, ServerState, Settings, Upload, is_too_stale
+from cdfl.core.guard import tried_on_base
 from cdfl.core.proxy_sets import repeated
 from cdfl.server.metrics import Metrics
 from cdfl.server.store import Store
@@ -75,7 +76,7 @@ class Evaluation:
             with self.metrics.timed("evaluate"):
                 self._compute_losses(fresh, state)
 
-    def try_steps(self, batch: Sequence[Submission]) -> None:
+    def try_steps(self, batch: Sequence[Submission], num_parameters: int) -> None:
         """Try the steps of uploads on the models they were trained from, for the guard: its turn is then shorter."""
         if self.trial is None or not isinstance(self._defence, Guard):
             return
@@ -83,7 +84,7 @@ class Evaluation:
             is_evaluated = submission.losses is not None or submission.mixture is not None
             if is_evaluated and submission.base_model is not None and not submission.answer.done():
                 with self.metrics.timed("evaluate"), suppress(Exception):  # the guard tries again, and reports errors
-                    models = self._defence.tried_on_base(as_upload(submission))
+                    models = tried_on_base(as_upload(submission), num_parameters)
                     submission.tried = self.trial.of_each(list(models))
 
     def _is_refused(self, submission: Submission, state: ServerState) -> bool:
